@@ -1,0 +1,288 @@
+"""Prove that a runner's graphs read what was declared, and nothing else.
+
+Static checks read the op logs: who owns each address, who writes it, how far a read reaches. Dynamic checks run
+samples: poisoned slots, stale tails, replay against replay, replay against eager, capture against capture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from playhead.graph.backends.base import Outputs, Recording
+from playhead.graph.backends.cuda import CudaRecording
+from playhead.graph.backends.cuda_nodes import kernel_nodes
+from playhead.graph.backends.eager import EagerBackend
+from playhead.graph.capture import map_tensors
+from playhead.graph.oplog import Access, OpRecord, byte_span, tensors_in
+from playhead.graph.registry import CudaGraphBufferRegistry
+from playhead.graph.report import Check, Finding, GraphFacts, Report
+from playhead.graph.runner import GraphRunner, LivePlan
+from playhead.graph.slots import Batch, FillContext, GraphSlot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledStep:
+    """A valid step to audit with."""
+
+    batch: Batch
+    raw_bs: int
+    raw_num_tokens: int
+
+
+# Makes a step of this many rows along the runner's axis. Another seed gives other values and, over tokens, another
+# number of requests.
+Sample = Callable[[int, int], SampledStep]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """An address range somebody declared."""
+
+    owner: str
+    start: int
+    stop: int
+    writable: bool
+    slot: GraphSlot | None = None
+
+    def holds(self, start: int, stop: int) -> bool:
+        return self.start <= start and stop <= self.stop
+
+
+def audit(runner: GraphRunner, sample: Sample, *, raws: Sequence[int] | None = None) -> Report:
+    """Every captured bucket of `runner` against every promise. `raws` limits the sizes tried in each bucket.
+
+    `sample(raw, seed)` makes the steps. The memory the runner declares writable is put back as it was.
+    """
+    report = Report(name=runner.step.name)
+    for bucket in sorted(runner.captured):
+        captured = runner.captured[bucket]
+        for recording in captured.recordings:
+            audit_recording(runner, bucket, recording, report)
+        report.graphs.append(
+            GraphFacts(
+                bucket=bucket,
+                num_recordings=len(captured.recordings),
+                num_nodes=sum(recording.num_nodes for recording in captured.recordings),
+                num_bytes=sum(recording.num_bytes for recording in captured.recordings),
+            )
+        )
+        with restored_memory(runner):
+            audit_two_captures(runner, bucket, sample, report)
+        for raw in (raw for raw in (raws or sizes_to_try(bucket)) if raw <= bucket):
+            audit_sample(runner, bucket, raw, sample, report)
+    return report
+
+
+def sizes_to_try(bucket: int) -> list[int]:
+    """Full, one short of full, half and one row."""
+    return sorted({bucket, max(1, bucket - 1), max(1, bucket // 2), 1})
+
+
+# --- static -----------------------------------------------------------------------------------------------------------
+
+
+def declared_spans(runner: GraphRunner) -> list[Span]:
+    """Every address range captured work may touch."""
+    spans = []
+    for slot in runner.registry.slots.values():
+        assert slot.buffer is not None
+        start, stop = byte_span(slot.buffer)
+        writable = slot.graph_writes is not None
+        spans.append(Span(owner=f"slot {slot.name}", start=start, stop=stop, writable=writable, slot=slot))
+    for memory in runner.step.owned:
+        for tensor in memory.tensors:
+            start, stop = byte_span(tensor)
+            spans.append(Span(owner=memory.name, start=start, stop=stop, writable=memory.writable))
+    bridges = runner.capture.bridges
+    for buffer in () if bridges is None else bridges.buffers:
+        start, stop = byte_span(buffer)
+        spans.append(Span(owner="bridge", start=start, stop=stop, writable=True))
+    return spans
+
+
+def audit_recording(runner: GraphRunner, bucket: int, recording: Recording, report: Report) -> None:
+    """Ownership, writes and extents of one recording, from its log; addresses of its kernels, where they show."""
+    spans = declared_spans(runner)
+    ctx = runner.placeholder_context(bucket)
+    for op in recording.log.ops:
+        for access in op.reads:
+            audit_access(op, access, spans, ctx, report, bucket=bucket, is_write=False)
+        for access in op.writes:
+            audit_access(op, access, spans, ctx, report, bucket=bucket, is_write=True)
+    if isinstance(recording, CudaRecording):
+        audit_pointers(recording, spans, bucket, report)
+
+
+def audit_access(
+    op: OpRecord,
+    access: Access,
+    spans: Sequence[Span],
+    ctx: FillContext,
+    report: Report,
+    *,
+    bucket: int,
+    is_write: bool,
+) -> None:
+    """One read or write of memory that existed before the recording."""
+    if access.internal or access.start == access.stop:
+        return
+    where = f"{op.name} at {op.where}"
+    what = f"{'writes' if is_write else 'reads'} {access.dtype} {access.shape}"
+    span = next((span for span in spans if span.holds(access.start, access.stop)), None)
+    report.checked[Check.OWNERSHIP] += 1
+    if span is None:
+        message = f"{what} that is no slot, bridge or owned memory. Declare it, or compute it inside the graph."
+        report.findings.append(Finding(check=Check.OWNERSHIP, bucket=bucket, where=where, message=message))
+        return
+    if is_write:
+        report.checked[Check.WRITES] += 1
+        if not span.writable:
+            message = f"{what} of {span.owner}, which is read-only. Declare the write and why."
+            report.findings.append(Finding(check=Check.WRITES, bucket=bucket, where=where, message=message))
+    if span.slot is not None:
+        report.checked[Check.EXTENT] += 1
+        start, stop = byte_span(span.slot.slice_for(ctx.padded_bs, ctx.padded_num_tokens))
+        if access.start < start or access.stop > stop:
+            message = f"{what} of {span.owner} outside the rows a fill of this bucket writes. Use slice_for()."
+            report.findings.append(Finding(check=Check.EXTENT, bucket=bucket, where=where, message=message))
+
+
+def audit_pointers(recording: CudaRecording, spans: Sequence[Span], bucket: int, report: Report) -> None:
+    """Addresses in kernel parameters: the graph's own pool, or declared."""
+    pool = tuple(recording.pool)
+    own = [
+        Span(owner="graph pool", start=s["address"], stop=s["address"] + s["total_size"], writable=True)
+        for s in torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+        if tuple(s["segment_pool_id"]) == pool
+    ]
+    for node in kernel_nodes(recording.graph):
+        for address in node.addresses:
+            report.checked[Check.POINTERS] += 1
+            if not any(span.start <= address < span.stop for span in (*own, *spans)):
+                message = f"was given {address:#x}, which nobody declared."
+                report.findings.append(
+                    Finding(check=Check.POINTERS, bucket=bucket, where=f"kernel {node.name}", message=message)
+                )
+
+
+# --- dynamic ----------------------------------------------------------------------------------------------------------
+
+
+def writable_tensors(runner: GraphRunner) -> list[torch.Tensor]:
+    return [tensor for memory in runner.step.owned if memory.writable for tensor in memory.tensors]
+
+
+@contextmanager
+def restored_memory(runner: GraphRunner) -> Iterator[None]:
+    """Whatever runs in here, writable memory is afterwards what it was before."""
+    tensors = writable_tensors(runner)
+    saved = [tensor.clone() for tensor in tensors]
+    try:
+        yield
+    finally:
+        for tensor, before in zip(tensors, saved, strict=True):
+            tensor.copy_(before)
+
+
+def live_state(runner: GraphRunner, output: Outputs, raw: int) -> list[torch.Tensor]:
+    """What a step must get right: live output rows and owned memory without its sink, copied."""
+    state = [tensor[:raw].clone() for tensor in tensors_in(output)]
+    for memory in runner.step.owned:
+        if memory.writable:
+            state += [tensor[memory.sink_rows :].clone() for tensor in memory.tensors]
+    return state
+
+
+def audit_two_captures(runner: GraphRunner, bucket: int, sample: Sample, report: Report) -> None:
+    """Capture again on sampled values and requests: the ops, shapes and constants must not have changed."""
+    if isinstance(runner.backend, EagerBackend):
+        return
+    for seed in (1, 2):
+        step = sample(bucket, seed)
+        ctx = runner.context(raw_bs=step.raw_bs, raw_num_tokens=step.raw_num_tokens, bucket=bucket)
+        live = runner.prepare(step.batch, ctx)
+        again = runner.capture.capture(runner.backend, runner.step.fn, runner.graph_inputs(ctx), live)
+        first = [op for r in runner.captured[bucket].recordings for op in r.log.ops]
+        second = [op for r in again.recordings for op in r.log.ops]
+        report.checked[Check.TWO_CAPTURES] += 1
+        differing = next(
+            (op for op, other in zip(first, second, strict=False) if op.signature != other.signature), None
+        )
+        if differing is None and len(first) != len(second):
+            differing = (first + second)[min(len(first), len(second))]
+        if differing is not None:
+            message = "differs between captures: a value or the number of requests was baked in. Make it a slot."
+            where = f"{differing.name} at {differing.where}"
+            report.findings.append(Finding(check=Check.TWO_CAPTURES, bucket=bucket, where=where, message=message))
+
+
+def audit_sample(runner: GraphRunner, bucket: int, raw: int, sample: Sample, report: Report) -> None:
+    """One raw size in one bucket: poison, fill, replay; the same again; eager; stale tails."""
+    step = sample(raw, 3)
+    batch = step.batch
+    ctx = runner.context(raw_bs=step.raw_bs, raw_num_tokens=step.raw_num_tokens, bucket=bucket)
+
+    def run(how: Callable[[LivePlan | None], Outputs], *, stale_tails: bool = False) -> list[torch.Tensor]:
+        with restored_memory(runner):
+            runner.registry.poison()
+            live = runner.prepare(batch, ctx)
+            if stale_tails:
+                spread_live_rows(runner.registry, ctx)
+            return live_state(runner, map_tensors(torch.clone, how(live)), raw)
+
+    replayed = run(lambda live: runner.replay(bucket, live))
+    runner.registry.poison()
+    runner.registry.fill_from(batch, ctx)
+    for message in unwritten_tails(runner.registry, ctx):
+        report.findings.append(Finding(check=Check.TAILS, bucket=bucket, where=f"raw {raw}", message=message))
+    report.checked[Check.TAILS] += len(runner.registry.slots)
+    for check, other in (
+        (Check.REPLAY_TWICE, run(lambda live: runner.replay(bucket, live))),
+        (Check.REPLAY_VS_EAGER, run(lambda live: runner.run_eager(ctx, live, prepared=True))),
+        (Check.UNREAD_TAILS, run(lambda live: runner.replay(bucket, live), stale_tails=True)),
+    ):
+        report.checked[check] += 1
+        if not same_bits(replayed, other):
+            message = f"live rows or owned memory differ by up to {largest_difference(replayed, other)}."
+            report.findings.append(Finding(check=check, bucket=bucket, where=f"raw {raw}", message=message))
+
+
+def unwritten_tails(registry: CudaGraphBufferRegistry, ctx: FillContext) -> Iterator[str]:
+    """Slots whose rows after the raw size are not their padding, though their policy says so."""
+    for slot in registry.slots.values():
+        if slot.axis == "none" or slot.leaves_tail or slot.post_fill is not None:
+            continue
+        tail = slot.rows(ctx.raw(slot.axis), ctx.padded(slot.axis))
+        if bool((tail != slot.pad_value).any()):
+            yield f"slot {slot.name!r} holds {tail.flatten()[:4].tolist()} in its padding, wanted {slot.pad_value}."
+
+
+def spread_live_rows(registry: CudaGraphBufferRegistry, ctx: FillContext) -> None:
+    """Put plausible values into every tail that is claimed to be unread: NaN, or the values of live rows."""
+    for slot in registry.slots.values():
+        raw, padded = ctx.raw(slot.axis), ctx.padded(slot.axis)
+        if not slot.leaves_tail or raw == padded:
+            continue
+        if slot.dtype.is_floating_point:
+            slot.rows(raw, padded).fill_(float("nan"))
+        else:
+            for row in range(raw, padded):
+                slot.rows(row, row + 1).copy_(slot.rows(row % raw, row % raw + 1))
+
+
+def same_bits(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
+    """Bit equality: NaN equals the same NaN, and 0.0 does not equal -0.0."""
+    return all(torch.equal(as_bytes(x), as_bytes(y)) for x, y in zip(a, b, strict=True))
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(torch.uint8) if tensor.dim() else tensor.reshape(1).view(torch.uint8)
+
+
+def largest_difference(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> float:
+    """The largest absolute difference, NaN if one side has NaN where the other has a number."""
+    return max(float((x.double() - y.double()).abs().max()) for x, y in zip(a, b, strict=True) if x.numel())

@@ -1,0 +1,58 @@
+"""What every backend gives: record some work once, do it again later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from playhead.graph.oplog import OpLog
+
+Outputs = Any  # a tensor, or a tuple, list or dict of them
+
+
+class Recording(Protocol):
+    """Work that can be done again on the same memory. Python of the recorded callable does not run again."""
+
+    @property
+    def log(self) -> OpLog: ...
+
+    @property
+    def num_nodes(self) -> int: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def replay(self) -> None: ...
+
+
+class OpenRecording(Protocol):
+    """A recording under way: everything issued until `close` belongs to it."""
+
+    def close(self) -> Recording: ...
+
+    def abandon(self) -> None: ...
+
+
+class Backend(Protocol):
+    """Where recordings are made. One per device; recordings of one backend share its memory pool."""
+
+    @property
+    def name(self) -> str: ...
+
+    def warm_up(self, work: Callable[[], Outputs]) -> None:
+        """Run once outside any recording, so that first-call costs and choices are not recorded."""
+
+    def open(self, after: Recording | None = None) -> OpenRecording:
+        """Start recording now. `after` is the part before this one, when one callable makes several."""
+
+
+def record(backend: Backend, work: Callable[[], Outputs]) -> tuple[Recording, Outputs]:
+    """Warm up, then record `work` whole."""
+    backend.warm_up(work)
+    opened = backend.open()
+    try:
+        outputs = work()
+    except BaseException:
+        opened.abandon()
+        raise
+    return opened.close(), outputs

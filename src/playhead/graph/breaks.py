@@ -1,0 +1,133 @@
+"""Places where captured work stops, something runs live, and captured work goes on.
+
+A break is declared: its inputs and outputs are tensors with one row per token, kept in bridge buffers that are sized
+for the largest bucket and shared by all. Captured work writes the inputs and reads the outputs; the live part reads
+and writes the same addresses. Nothing refers into a graph's private memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+
+from playhead.errors import CaptureError
+from playhead.graph.oplog import user_line
+
+Tensors = tuple[torch.Tensor, ...]
+Direction = Literal["in", "out"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """Shape and dtype of a break's output; the first dimension is the rows."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def like(cls, tensor: torch.Tensor) -> TensorSpec:
+        return cls(shape=tuple(tensor.shape), dtype=tensor.dtype)
+
+
+RunBreak = Callable[[Any, Tensors, Tensors, str], None]
+OutputSpecs = Callable[[Tensors], Sequence[TensorSpec]]
+
+
+class BreakOp:
+    """A declared break: `run(live, inputs, outputs, site)` writes all rows of its outputs that the step uses.
+
+    `live` is what this step alone knows (an attention plan, say); `site` tells the calls of one forward apart. `name`
+    is a torch op name, 'library::op': piecewise capture finds the break in a traced graph by it.
+    """
+
+    def __init__(self, name: str, *, run: RunBreak, outputs: OutputSpecs) -> None:
+        self.name, self.run, self.output_specs = name, run, outputs
+
+        @torch.library.custom_op(name, mutates_args=())
+        def traced(inputs: list[torch.Tensor], site: str) -> list[torch.Tensor]:
+            raise CaptureError(name, site, "a traced break was run", "Run it through a scope.")
+
+        def traced_fake(inputs: list[torch.Tensor], site: str) -> list[torch.Tensor]:
+            return [inputs[0].new_empty(spec.shape, dtype=spec.dtype) for spec in outputs(tuple(inputs))]
+
+        traced.register_fake(traced_fake)
+        self.traced: Callable[[list[torch.Tensor], str], list[torch.Tensor]] = traced
+        self.traced_target = traced._opoverload
+
+
+class Scope(Protocol):
+    """How a callable reaches its breaks, whichever way it is being run."""
+
+    def call(self, op: BreakOp, *inputs: torch.Tensor, site: str) -> Tensors: ...
+
+
+class InlineScope:
+    """Breaks run in place: eager work, warm-up, and full captures, whose graphs then contain them."""
+
+    def __init__(self, live: Any) -> None:
+        self._live = live
+
+    def call(self, op: BreakOp, *inputs: torch.Tensor, site: str) -> Tensors:
+        specs = op.output_specs(inputs)
+        outputs = tuple(torch.empty(spec.shape, dtype=spec.dtype, device=inputs[0].device) for spec in specs)
+        op.run(self._live, inputs, outputs, site)
+        return outputs
+
+
+class WarmUpScope(InlineScope):
+    """Breaks run in place, and their bridges are made: the capture that follows finds them."""
+
+    def __init__(self, live: Any, bridges: BridgePool) -> None:
+        super().__init__(live)
+        self._bridges = bridges
+
+    def call(self, op: BreakOp, *inputs: torch.Tensor, site: str) -> Tensors:
+        outputs = super().call(op, *inputs, site=site)
+        directions: tuple[tuple[Direction, Tensors], ...] = (("in", inputs), ("out", outputs))
+        for direction, tensors in directions:
+            for i, tensor in enumerate(tensors):
+                self._bridges.view(op, direction, i, TensorSpec.like(tensor))
+        return outputs
+
+
+class BridgePool:
+    """The buffers of all breaks, one per (break, direction, position, row shape, dtype), each `max_rows` long.
+
+    Breaks of one forward follow one another, so all sites share them. A callable that needs a break's output after the
+    next call of the same break must copy it; the audit's replay-against-eager check finds the one that does not.
+    """
+
+    def __init__(self, *, max_rows: int, device: torch.device | str) -> None:
+        self._max_rows, self._device = max_rows, torch.device(device)
+        self._buffers: dict[tuple[str, str, int, tuple[int, ...], torch.dtype], torch.Tensor] = {}
+
+    def view(self, op: BreakOp, direction: Direction, position: int, spec: TensorSpec) -> torch.Tensor:
+        """The first rows of the buffer, as many as `spec` has. The address is the same for every size.
+
+        The first call allocates, so it must come from a warm-up: inside a capture the memory would be the graph's.
+        """
+        num_rows, row_shape = spec.shape[0], spec.shape[1:]
+        if num_rows > self._max_rows:
+            raise CaptureError(
+                op.name,
+                user_line(),
+                f"{num_rows} rows cross a break with bridges of {self._max_rows}",
+                "Breaks carry one row per token; size the bridges for the largest bucket.",
+            )
+        key = (op.name, direction, position, row_shape, spec.dtype)
+        if key not in self._buffers:
+            shape = (self._max_rows, *row_shape)
+            self._buffers[key] = torch.zeros(shape, dtype=spec.dtype, device=self._device)
+        return self._buffers[key][:num_rows]
+
+    @property
+    def buffers(self) -> Tensors:
+        return tuple(self._buffers.values())
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(math.prod(buffer.shape) * buffer.element_size() for buffer in self.buffers)

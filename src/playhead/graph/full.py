@@ -1,0 +1,37 @@
+"""One graph for the whole callable, breaks included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from playhead.graph.backends.base import Backend, Outputs, Recording, record
+from playhead.graph.backends.eager import EagerBackend
+from playhead.graph.breaks import InlineScope
+from playhead.graph.capture import CapturedStep, EagerStep, Inputs, StepFn
+from playhead.graph.shapes import Mode
+
+
+class FullStep:
+    """One recording. It reads the `live` tensors of its capture: their addresses must be the same at every replay."""
+
+    def __init__(self, recording: Recording, output: Outputs) -> None:
+        self._recording, self.output = recording, output
+        self.recordings: tuple[Recording, ...] = (recording,)
+
+    def replay(self, live: Any) -> None:
+        self._recording.replay()
+
+
+class FullCapture:
+    """Captures everything, so nothing of a replay runs in Python."""
+
+    mode = Mode.FULL
+    bridges = None
+
+    def prepare(self, fn: StepFn, inputs: Inputs) -> StepFn:
+        return fn
+
+    def capture(self, backend: Backend | EagerBackend, fn: StepFn, inputs: Inputs, live: Any) -> CapturedStep:
+        if isinstance(backend, EagerBackend):
+            return EagerStep(fn, inputs, live)
+        return FullStep(*record(backend, lambda: fn(inputs, InlineScope(live))))

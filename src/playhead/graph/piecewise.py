@@ -1,0 +1,179 @@
+"""A traced graph, split at the breaks, each piece compiled, then captured like any breakable step.
+
+The callable is traced once with symbolic row counts, so one compilation serves every bucket. Weights become inputs of
+the pieces that use them. On CUDA a piece is compiled by Inductor; on the CPU it stays the traced ops, which is enough
+to prove that splitting and replaying change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Interpreter, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.passes.split_module import split_module
+
+from playhead.graph.backends.base import Backend, Outputs
+from playhead.graph.backends.eager import EagerBackend
+from playhead.graph.breakable import BreakableCapture
+from playhead.graph.breaks import BreakOp, BridgePool, Scope, Tensors
+from playhead.graph.capture import CapturedStep, Inputs, StepFn
+from playhead.graph.oplog import current_observer
+from playhead.graph.shapes import Mode
+
+Piece = Callable[..., Any]
+CompilePiece = Callable[[GraphModule, Sequence[Any]], Piece]
+
+
+def as_traced(piece: GraphModule, examples: Sequence[Any]) -> Piece:
+    """The light compiler: the traced ops as they are."""
+    return piece
+
+
+def with_inductor(piece: GraphModule, examples: Sequence[Any]) -> Piece:
+    """One compiled artefact per piece, for any row count."""
+    from torch._inductor import standalone_compile
+
+    return standalone_compile(piece, list(examples), dynamic_shapes="from_graph")
+
+
+def compiler_for(device: torch.device) -> CompilePiece:
+    return with_inductor if device.type == "cuda" else as_traced
+
+
+class TraceScope:
+    """Leaves each break in the traced graph as one node, and remembers which op it stands for."""
+
+    def __init__(self) -> None:
+        self.ops: dict[Any, BreakOp] = {}
+
+    def call(self, op: BreakOp, *inputs: torch.Tensor, site: str) -> Tensors:
+        self.ops[op.traced_target] = op
+        return tuple(op.traced(list(inputs), site))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakSite:
+    """A break of the split graph: which op, where, and the order of its inputs among the submodule's arguments."""
+
+    op: BreakOp
+    site: str
+    order: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitProgram:
+    """The traced callable in pieces, ready to run under any scope."""
+
+    module: GraphModule
+    input_names: tuple[str, ...]
+    pieces: Mapping[str, tuple[Piece, tuple[int, ...]]]
+    breaks: Mapping[str, BreakSite]
+
+    def __call__(self, inputs: Inputs, scope: Scope) -> Outputs:
+        with torch.no_grad():
+            return SplitInterpreter(self, scope).run(*(inputs[name] for name in self.input_names))
+
+
+class SplitInterpreter(Interpreter):
+    """Walks the split graph: pieces run compiled, breaks go to the scope."""
+
+    def __init__(self, program: SplitProgram, scope: Scope) -> None:
+        super().__init__(program.module)
+        self._program, self._scope = program, scope
+
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        site = self._program.breaks.get(target)
+        if site is not None:
+            return self._scope.call(site.op, *(args[i] for i in site.order), site=site.site)
+        piece, mutated = self._program.pieces[target]
+        observer = current_observer()
+        if isinstance(piece, GraphModule) or observer is None:
+            return piece(*args)
+        return observer.run_opaque(f"inductor::{target}", piece, args, mutated)
+
+
+def split_at_breaks(fn: StepFn, inputs: Inputs, compile_piece: CompilePiece) -> SplitProgram:
+    """Trace `fn` with symbolic rows, cut before and after every break, compile what lies between."""
+    names, scope = tuple(inputs), TraceScope()
+
+    def positional(*tensors: torch.Tensor) -> Outputs:
+        return fn(dict(zip(names, tensors, strict=True)), scope)
+
+    with torch.no_grad():
+        # Weights are real tensors inside a trace of symbolic ones: they become attributes, then piece inputs.
+        trace = make_fx(positional, tracing_mode="symbolic", _allow_non_fake_inputs=True)
+        traced = trace(*(inputs[name] for name in names))
+    part_of = number_parts(traced, scope.ops)
+    # split_module is given the parts in graph order and must keep it: in-place ops have no data edge to their readers.
+    module = split_module(traced, traced, part_of.__getitem__, keep_original_order=True)
+    pieces: dict[str, tuple[Piece, tuple[int, ...]]] = {}
+    breaks: dict[str, BreakSite] = {}
+    for node in module.graph.nodes:
+        if node.op == "call_module":
+            part = module.get_submodule(node.target)
+            assert isinstance(part, GraphModule)
+            site = break_site(part, scope.ops)
+            if site is not None:
+                breaks[node.target] = site
+            else:
+                examples = [p.meta.get("val") for p in part.graph.nodes if p.op == "placeholder"]
+                pieces[node.target] = (compile_piece(part, examples), mutated_inputs(part))
+    return SplitProgram(module=module, input_names=names, pieces=pieces, breaks=breaks)
+
+
+def number_parts(traced: GraphModule, ops: Mapping[Any, BreakOp]) -> dict[Node, int]:
+    """Every node's part: pieces even, breaks odd, in graph order."""
+    part_of, part = {}, 0
+    for node in traced.graph.nodes:
+        is_break = node.op == "call_function" and node.target in ops
+        part_of[node] = part + is_break
+        part += 2 * is_break
+    return part_of
+
+
+def break_site(part: GraphModule, ops: Mapping[Any, BreakOp]) -> BreakSite | None:
+    """What a part that is one break calls, or None for a piece."""
+    placeholders = [node for node in part.graph.nodes if node.op == "placeholder"]
+    for node in part.graph.nodes:
+        if node.op == "call_function" and node.target in ops:
+            inputs, site = node.args
+            return BreakSite(op=ops[node.target], site=site, order=tuple(placeholders.index(i) for i in inputs))
+    return None
+
+
+def mutated_inputs(part: GraphModule) -> tuple[int, ...]:
+    """Positions of the piece's inputs that its ops declare as written."""
+    placeholders = [node for node in part.graph.nodes if node.op == "placeholder"]
+    mutated: set[int] = set()
+    for node in part.graph.nodes:
+        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write and value in placeholders:
+                mutated.add(placeholders.index(value))
+    return tuple(sorted(mutated))
+
+
+class PiecewiseCapture:
+    """Traces and compiles a callable once, then captures it per bucket as segments between breaks."""
+
+    mode = Mode.PIECEWISE
+
+    def __init__(self, bridges: BridgePool, compile_piece: CompilePiece) -> None:
+        self.bridges = bridges
+        self._compile_piece = compile_piece
+        self._breakable = BreakableCapture(bridges)
+        self._programs: dict[StepFn, SplitProgram] = {}
+
+    def prepare(self, fn: StepFn, inputs: Inputs) -> StepFn:
+        """The split form of `fn`, made at the first (largest) size and used for all."""
+        if fn not in self._programs:
+            self._programs[fn] = split_at_breaks(fn, inputs, self._compile_piece)
+        return self._programs[fn]
+
+    def capture(self, backend: Backend | EagerBackend, fn: StepFn, inputs: Inputs, live: Any) -> CapturedStep:
+        return self._breakable.capture(backend, self.prepare(fn, inputs), inputs, live)

@@ -1,0 +1,319 @@
+"""Every input of captured graphs in one list, and the one way to write it.
+
+`fill_from` writes all slots or raises before any device memory changes: first the padding, then the values (one packed
+copy for what comes from the host, one grouped copy per dtype for what is on the device), then the hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from playhead.errors import SlotError
+from playhead.graph.copies import grouped_foreach_copy_
+from playhead.graph.sharing import InputBufferPool, SharedBuffer
+from playhead.graph.slots import Batch, FillContext, GraphSlot, PaddingPolicy, leading_rows
+from playhead.graph.staging import CopyPort, Stage, StagingRing, field_view, lay_out, port_for
+
+NUM_STAGES = 2  # the host may prepare one step while another step's copy is under way
+
+# A pattern no test and no sentinel uses; floats get NaN, which no arithmetic hides.
+POISON_BYTE = 0x5A
+
+
+@dataclass(slots=True, kw_only=True)  # mutable: `dirty_rows` follows the fills
+class DeviceEntry:
+    """A slot whose values are on the device already, with the leading rows that may hold something but padding."""
+
+    slot: GraphSlot
+    num_rows: int
+    shared: SharedBuffer | None
+    dirty_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedEntry:
+    """A slot whose values come from the host, with what the fill needs to know, looked up once."""
+
+    slot: GraphSlot
+    name: str
+    on_bs: bool
+    numpy_dtype: np.dtype[Any]
+
+
+class CudaGraphBufferRegistry:
+    """Declared inputs with fixed addresses.
+
+    Register slots, `freeze()`, then `fill_from` once per step. After `freeze()` nothing can be added: a graph captured
+    before could not know of it. Registries given the same `pool` share the memory of equal device-sourced slots.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_bs: int,
+        max_num_tokens: int,
+        device: torch.device | str,
+        pool: InputBufferPool | None = None,
+        port: CopyPort | None = None,
+    ) -> None:
+        self.max_bs, self.max_num_tokens = max_bs, max_num_tokens
+        self.device = torch.device(device)
+        self._pool, self._port = pool, port
+        self._slots: dict[str, GraphSlot] = {}
+        self._device: list[DeviceEntry] = []
+        self._staged: list[StagedEntry] = []
+        self._ring: StagingRing | None = None
+        self._sources: frozenset[str] = frozenset()
+        self._frozen = False
+
+    @property
+    def slots(self) -> Mapping[str, GraphSlot]:
+        return self._slots
+
+    @property
+    def frozen(self) -> bool:
+        return self._frozen
+
+    def get_slot(self, name: str) -> GraphSlot:
+        """The slot with its buffer. Unknown names list what there is."""
+        slot = self._slots.get(name)
+        if slot is None:
+            raise SlotError(name, "not registered", f"one of {sorted(self._slots)}", "Register it before freeze().")
+        return slot
+
+    def max_rows(self, slot: GraphSlot) -> int:
+        return self.max_bs if slot.axis == "bs" else self.max_num_tokens
+
+    def register_slot(self, slot: GraphSlot, bind: torch.Tensor | None = None) -> GraphSlot:
+        """Add a slot, on memory of its own, on shared memory, or on `bind`. A staged slot gets its memory at freeze."""
+        if self._frozen:
+            raise SlotError(slot.name, "registered after freeze()", "registration before it", "Captured graphs exist.")
+        if slot.name in self._slots:
+            raise SlotError(slot.name, "registered twice", "one declaration", "Rename one, or drop it.")
+        if slot.staged:
+            if bind is not None:
+                raise SlotError(slot.name, "bind with staged=True", "one of them", "The arena gives staged memory.")
+            self._staged.append(self._staged_entry(slot))
+            self._slots[slot.name] = slot
+            return slot
+        shape = slot.shape_fn(self.max_bs, self.max_num_tokens)
+        device = slot.device or self.device
+        shared = None
+        if bind is not None:
+            check_bind(slot, bind, shape, device)
+            buffer = bind
+        elif self._pool is not None:
+            buffer, shared = self._pool.share_input_buffer(slot.name, shape, dtype=slot.dtype, device=device)
+        else:
+            buffer = torch.empty(shape, dtype=slot.dtype, device=device)
+        if bind is None or slot.axis != "none":
+            buffer.fill_(slot.pad_value)
+        bound = replace(slot, buffer=buffer)
+        self._check_rows(bound)
+        self._device.append(DeviceEntry(slot=bound, num_rows=self.max_rows(slot), shared=shared))
+        self._slots[slot.name] = bound
+        return bound
+
+    def freeze(self) -> None:
+        """End registration, lay out the arena and fix every address."""
+        if self._frozen:
+            return
+        if self._staged:
+            slots = [entry.slot for entry in self._staged]
+            specs = [(s.shape_fn(self.max_bs, self.max_num_tokens), s.dtype, s.pad_value) for s in slots]
+            fields, num_bytes = lay_out(specs)
+            arena = torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
+            for i, (entry, place) in enumerate(zip(self._staged, fields, strict=True)):
+                bound = replace(entry.slot, buffer=field_view(arena, place).fill_(place.pad_value))
+                self._check_rows(bound)
+                self._staged[i] = replace(entry, slot=bound)
+                self._slots[bound.name] = bound
+            self._ring = StagingRing(fields, arena, self._port or port_for(self.device), NUM_STAGES)
+        self._sources = frozenset(name for slot in self._slots.values() for name in slot.takes)
+        self._frozen = True
+
+    def fill_from(self, batch: Batch, ctx: FillContext) -> None:
+        """Write every slot for this step: padding, values, hooks. Raises before any device memory changes."""
+        self._check_fill(batch, ctx)
+        copies = [(entry, self._device_source(entry, batch, ctx)) for entry in self._device if entry.slot.copy_from_fb]
+        if self._ring is not None:
+            stage = self._ring.acquire()
+            self._write_stage(stage, batch, ctx)
+            self._ring.submit(stage)
+        for entry in self._device:
+            self._reset_tail(entry, ctx)
+        grouped_foreach_copy_([live for _, (live, _) in copies], [source for _, (_, source) in copies])
+        for slot in self._slots.values():
+            if slot.post_fill is not None and slot.buffer is not None:
+                slot.post_fill(slot.buffer, batch, ctx)
+
+    def extract_buffer(self, ctx: FillContext) -> dict[str, torch.Tensor]:
+        """The views a graph of this padded size reads, by name."""
+        return {name: slot.slice_for(ctx.padded_bs, ctx.padded_num_tokens) for name, slot in self._slots.items()}
+
+    def null_batch(self, ctx: FillContext) -> dict[str, Any]:
+        """Padding as values: a batch of null requests, for capture. Slots with a `source_fn` are the caller's part."""
+        values: dict[str, Any] = {}
+        for name, slot in self._slots.items():
+            if name in slot.takes:
+                rows = slot.rows(0, ctx.raw(slot.axis))
+                pad = slot.pad_value
+                values[name] = (
+                    np.full(rows.shape, pad, as_numpy_dtype(slot)) if slot.staged else rows.clone().fill_(pad)
+                )
+        return values
+
+    def poison(self) -> None:
+        """Overwrite every slot, on both sides of the copy, so that whatever a fill does not write shows."""
+        for slot in self._slots.values():
+            if slot.buffer is not None:
+                slot.buffer.fill_(poison_value(slot.dtype))
+        for entry in self._device:
+            entry.dirty_rows = entry.num_rows
+        for stage in self._ring.stages if self._ring is not None else ():
+            stage.dirty.update(bs=self.max_bs, tokens=self.max_num_tokens)
+            for staged, values in zip(self._staged, stage.fields, strict=True):
+                values[...] = poison_value(staged.slot.dtype)
+
+    def _check_fill(self, batch: Batch, ctx: FillContext) -> None:
+        if not self._frozen:
+            raise SlotError("(all)", "fill_from before freeze()", "a frozen registry", "Call registry.freeze() first.")
+        if batch.keys() != self._sources:
+            missing, unknown = sorted(self._sources - batch.keys()), sorted(batch.keys() - self._sources)
+            raise SlotError(
+                ", ".join(missing + unknown),
+                f"missing sources {missing}, unknown sources {unknown}",
+                f"exactly {sorted(self._sources)}",
+                "A value nobody wrote would be the last step's.",
+            )
+        if ctx.padded_bs > self.max_bs or ctx.padded_num_tokens > self.max_num_tokens:
+            raise SlotError(
+                "(all)",
+                f"padded {ctx.padded_bs} rows, {ctx.padded_num_tokens} tokens",
+                f"at most {self.max_bs} rows, {self.max_num_tokens} tokens",
+                "Split the step, or build the registry larger.",
+            )
+
+    def _device_source(self, entry: DeviceEntry, batch: Batch, ctx: FillContext) -> tuple[torch.Tensor, torch.Tensor]:
+        """The live view and its source, checked: same dtype, same shape."""
+        slot = entry.slot
+        source = batch[slot.name] if slot.source_fn is None else slot.source_fn(batch, ctx)
+        live = slot.rows(0, ctx.raw(slot.axis))
+        if not isinstance(source, torch.Tensor):
+            raise SlotError(slot.name, f"source of type {type(source).__name__}", "a tensor", "Or declare it staged.")
+        if source.dtype is not slot.dtype or source.shape != live.shape:
+            raise source_mismatch(slot, source.dtype, tuple(source.shape), tuple(live.shape))
+        return live, source
+
+    def _write_stage(self, stage: Stage, batch: Batch, ctx: FillContext) -> None:
+        """Host values and host padding into one stage. Rows an older fill of this stage left behind are reset."""
+        left_bs, left_tokens = stage.dirty["bs"], stage.dirty["tokens"]
+        # Marked before the first write: an error half-way must not hide rows from the next fill.
+        stage.dirty["bs"], stage.dirty["tokens"] = max(left_bs, ctx.raw_bs), max(left_tokens, ctx.raw_num_tokens)
+        for entry, values in zip(self._staged, stage.fields, strict=True):
+            slot = entry.slot
+            raw, left = (ctx.raw_bs, left_bs) if entry.on_bs else (ctx.raw_num_tokens, left_tokens)
+            source = batch[entry.name] if slot.source_fn is None else slot.source_fn(batch, ctx)
+            if type(source) is not np.ndarray:
+                source = as_host_array(slot, entry.numpy_dtype, source)
+            take = slot.slice_fn or leading_rows
+            live = values if slot.axis == "none" else take(values, 0, raw)
+            if source.dtype != entry.numpy_dtype or source.shape != live.shape:
+                raise source_mismatch(slot, source.dtype, source.shape, live.shape)
+            live[...] = source
+            if raw < left:
+                self._reset_staged_tail(slot, values, raw, left)
+        stage.dirty["bs"], stage.dirty["tokens"] = ctx.raw_bs, ctx.raw_num_tokens
+
+    def _reset_staged_tail(self, slot: GraphSlot, values: np.ndarray[Any, Any], raw: int, left: int) -> None:
+        if slot.axis != "none" and not slot.leaves_tail:
+            (slot.slice_fn or leading_rows)(values, raw, left)[...] = slot.pad_value
+
+    def _reset_tail(self, entry: DeviceEntry, ctx: FillContext) -> None:
+        """Padding of one device-sourced slot. FILL_ONCE writes only what a larger fill, or another filler, left."""
+        slot = entry.slot
+        if slot.axis == "none":
+            return
+        raw, padded = ctx.raw(slot.axis), ctx.padded(slot.axis)
+        if entry.shared is not None and entry.shared.filled_by is not self:
+            entry.dirty_rows, entry.shared.filled_by = entry.num_rows, self
+        if slot.padding_policy is PaddingPolicy.FILL_ONCE:
+            if raw < entry.dirty_rows:
+                slot.rows(raw, entry.dirty_rows).fill_(slot.pad_value)
+            entry.dirty_rows = raw
+        elif not slot.leaves_tail and raw < padded:
+            slot.rows(raw, padded).fill_(slot.pad_value)
+
+    def _staged_entry(self, slot: GraphSlot) -> StagedEntry:
+        return StagedEntry(slot=slot, name=slot.name, on_bs=slot.axis == "bs", numpy_dtype=as_numpy_dtype(slot))
+
+    def _check_rows(self, slot: GraphSlot) -> None:
+        """The shape must have exactly one row per request or token, or padding would miss some."""
+        assert slot.buffer is not None
+        found = slot.rows(0, self.max_rows(slot)).shape
+        beyond = slot.rows(0, self.max_rows(slot) + 1).shape
+        if (
+            found != slot.buffer.shape
+            or beyond != found
+            or (slot.axis != "none" and slot.rows(0, self.max_rows(slot) - 1).shape == found)
+        ):
+            raise SlotError(
+                slot.name,
+                f"shape {tuple(slot.buffer.shape)}",
+                f"{self.max_rows(slot)} rows along axis {slot.axis!r}",
+                "Fix shape_fn, or give a slice_fn for the dimension that grows.",
+            )
+
+
+def check_bind(slot: GraphSlot, bind: torch.Tensor, shape: Sequence[int], device: torch.device) -> None:
+    """Refuse an adopted tensor that is not exactly what would have been allocated."""
+    found = (tuple(bind.shape), bind.dtype, bind.device.type, bind.device.index or 0)
+    wanted = (tuple(shape), slot.dtype, device.type, device.index or 0)
+    if found != wanted:
+        raise SlotError(slot.name, f"bind of {found}", f"{wanted}", "Bind what the declaration says, or change it.")
+
+
+def source_mismatch(slot: GraphSlot, dtype: object, found: Sequence[int], wanted: Sequence[int]) -> SlotError:
+    return SlotError(
+        slot.name,
+        f"source of {dtype} {tuple(found)}",
+        f"{slot.dtype} {tuple(wanted)}",
+        "Fills never convert, cut or stretch: produce the slot's dtype and the raw size.",
+    )
+
+
+def as_numpy_dtype(slot: GraphSlot) -> np.dtype[Any]:
+    """The host dtype of a staged slot. bfloat16 has none."""
+    if slot.dtype is torch.bfloat16:
+        raise SlotError(slot.name, "staged bfloat16", "a dtype numpy has", "Source it from the device.")
+    return torch.empty(0, dtype=slot.dtype).numpy().dtype
+
+
+def as_host_array(slot: GraphSlot, dtype: np.dtype[Any], source: object) -> np.ndarray[Any, Any]:
+    """A host tensor or a sequence of Python numbers as an array; numbers must fit, tensors must match already."""
+    if isinstance(source, torch.Tensor):
+        if source.device.type != "cpu":
+            raise SlotError(slot.name, f"source on {source.device}", "host memory", "Declare it without staged=True.")
+        return source.numpy()
+    try:
+        array = np.asarray(source)
+        converted = array.astype(dtype, casting="unsafe")
+    except (TypeError, ValueError, OverflowError) as error:
+        raise SlotError(slot.name, f"source {type(source).__name__}", f"numbers of {dtype}", str(error)) from error
+    if not np.array_equal(converted, array):
+        raise SlotError(
+            slot.name, f"values from {array.min()} to {array.max()}", f"values that fit {dtype}", "They would wrap."
+        )
+    return converted
+
+
+def poison_value(dtype: torch.dtype) -> float:
+    """A value that is neither padding nor data: NaN, or the poison byte repeated."""
+    if dtype.is_floating_point:
+        return float("nan")
+    return True if dtype is torch.bool else int.from_bytes(bytes([POISON_BYTE]) * dtype.itemsize, "little")

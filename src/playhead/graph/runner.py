@@ -1,0 +1,239 @@
+"""A registry, a capture, a backend and buckets: everything a step needs, whichever axis it pads.
+
+A decode runner pads requests, a prefill runner pads tokens; nothing else differs. One function prepares a step (fill,
+then plan) for capture, for replay and for eager runs, so the three cannot disagree about what a step reads.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+import torch
+
+from playhead.errors import GraphError
+from playhead.graph.backends.base import Backend, Outputs
+from playhead.graph.backends.eager import EagerBackend
+from playhead.graph.breaks import InlineScope
+from playhead.graph.capture import Capture, CapturedStep, Inputs, StepFn, map_tensors
+from playhead.graph.registry import CudaGraphBufferRegistry
+from playhead.graph.shapes import Decision, Dispatcher, Mode, Reason
+from playhead.graph.slots import Batch, FillContext
+
+RunAxis = Literal["bs", "tokens"]
+
+
+class LivePlan(Protocol):
+    """What one step knows beyond its slots. A full graph reads these tensors, so their addresses may not change."""
+
+    def tensors(self) -> tuple[torch.Tensor, ...]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnedMemory:
+    """Memory captured work may read, and write if `writable`: weights, KV pools, declared workspaces.
+
+    Padded rows write into the first `sink_rows` rows; comparisons leave them out.
+    """
+
+    name: str
+    tensors: tuple[torch.Tensor, ...]
+    writable: bool = False
+    sink_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSpec:
+    """What a runner runs.
+
+    `plan` makes the live values from the batch, after the fill, for every capture, replay and eager run alike.
+    `placeholder` is the batch a capture runs on: well-formed requests whose every index is the sink.
+    """
+
+    name: str
+    axis: RunAxis
+    fn: StepFn
+    plan: Callable[[Batch, FillContext, Inputs], LivePlan | None]
+    placeholder: Callable[[FillContext], Batch]
+    owned: tuple[OwnedMemory, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureReport:
+    """One captured size, as told to the progress callback."""
+
+    size: int
+    seconds: float
+    num_bytes: int
+    num_nodes: int
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """The live rows of a step's output, and how it ran. The memory belongs to the graph: the next replay reuses it."""
+
+    output: Outputs
+    decision: Decision
+
+
+PlanKey = tuple[type, tuple[tuple[int, tuple[int, ...], torch.dtype], ...]]
+
+
+def plan_key(live: LivePlan | None) -> PlanKey:
+    """Type, addresses, shapes and dtypes of a plan: what a full graph has baked in."""
+    tensors = () if live is None else live.tensors()
+    return type(live), tuple((tensor.data_ptr(), tuple(tensor.shape), tensor.dtype) for tensor in tensors)
+
+
+class GraphRunner:
+    """Runs steps through captured graphs, or eagerly over the same buffers, and says which and why."""
+
+    def __init__(
+        self,
+        step: StepSpec,
+        *,
+        registry: CudaGraphBufferRegistry,
+        capture: Capture,
+        backend: Backend | EagerBackend,
+        dispatcher: Dispatcher,
+    ) -> None:
+        registry.freeze()
+        self.step, self.registry, self.capture, self.backend = step, registry, capture, backend
+        self.dispatcher = dispatcher
+        self._captured: dict[int, CapturedStep] = {}
+        self._views: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
+        self._plan_keys: dict[int, PlanKey] = {}
+
+    @property
+    def captured(self) -> Mapping[int, CapturedStep]:
+        return self._captured
+
+    def context(self, *, raw_bs: int, raw_num_tokens: int, bucket: int) -> FillContext:
+        """The fill context of a step in a bucket. A graph over tokens has no batch size, so requests are not padded."""
+        if self.step.axis == "bs":
+            return FillContext(raw_bs=raw_bs, padded_bs=bucket, raw_num_tokens=raw_num_tokens, padded_num_tokens=bucket)
+        return FillContext(raw_bs=raw_bs, padded_bs=raw_bs, raw_num_tokens=raw_num_tokens, padded_num_tokens=bucket)
+
+    def placeholder_context(self, bucket: int) -> FillContext:
+        """The context a bucket is captured in: full, and one request where the axis is tokens."""
+        num_requests = bucket if self.step.axis == "bs" else 1
+        return self.context(raw_bs=num_requests, raw_num_tokens=bucket, bucket=bucket)
+
+    def capture_all(self, progress: Callable[[CaptureReport], None] | None = None) -> None:
+        """Capture every bucket, largest first: the smaller ones then fit into memory the largest made."""
+        sizes = sorted(set(self.dispatcher.buckets) - self._captured.keys(), reverse=True)
+        with quiet_gc():
+            for done, size in enumerate(sizes, start=1):
+                if not self.dispatcher.within_budget():
+                    break
+                report = self.capture_bucket(size, done=done, total=len(sizes))
+                if progress is not None:
+                    progress(report)
+
+    def capture_bucket(self, bucket: int, *, done: int = 1, total: int = 1) -> CaptureReport:
+        """Capture one size on placeholder requests."""
+        started = time.perf_counter()
+        ctx = self.placeholder_context(bucket)
+        live = self.prepare(self.step.placeholder(ctx), ctx)
+        self._refuse_live_rows(ctx)
+        captured = self.capture.capture(self.backend, self.step.fn, self.graph_inputs(ctx), live)
+        self._captured[bucket], self._plan_keys[bucket] = captured, plan_key(live)
+        num_bytes = sum(recording.num_bytes for recording in captured.recordings)
+        self.dispatcher.mark_captured(bucket, num_bytes)
+        return CaptureReport(
+            size=bucket,
+            seconds=time.perf_counter() - started,
+            num_bytes=num_bytes,
+            num_nodes=sum(recording.num_nodes for recording in captured.recordings),
+            done=done,
+            total=total,
+        )
+
+    def run(
+        self,
+        batch: Batch,
+        *,
+        raw_bs: int,
+        raw_num_tokens: int,
+        pp_proxy_tensors: Mapping[str, torch.Tensor] | None = None,
+    ) -> StepResult:
+        """Run one step the way the dispatcher decides. The output's rows are the live ones."""
+        raw = raw_bs if self.step.axis == "bs" else raw_num_tokens
+        decision = self.dispatcher.decide(raw)
+        if decision.reason is Reason.CAPTURE_NOW:
+            self.capture_bucket(decision.bucket)
+        ctx = self.context(raw_bs=raw_bs, raw_num_tokens=raw_num_tokens, bucket=decision.bucket)
+        if pp_proxy_tensors is not None:
+            ctx = replace(ctx, pp_proxy_tensors=pp_proxy_tensors)
+        live = self.prepare(batch, ctx)
+        output = self.run_eager(ctx, live) if decision.mode is Mode.EAGER else self.replay(decision.bucket, live)
+        return StepResult(output=map_tensors(lambda tensor: tensor[:raw], output), decision=decision)
+
+    def prepare(self, batch: Batch, ctx: FillContext) -> LivePlan | None:
+        """Fill the slots and plan the step: the one way to get ready, for capture, replay and eager runs."""
+        self.registry.fill_from(batch, ctx)
+        return self.step.plan(batch, ctx, self.views(ctx))
+
+    def replay(self, bucket: int, live: LivePlan | None) -> Outputs:
+        """Replay a bucket that `prepare` has just filled. Gives the whole padded output."""
+        captured = self._captured[bucket]
+        if self.capture.mode is Mode.FULL and plan_key(live) != self._plan_keys[bucket]:
+            raise GraphError(
+                f"{self.step.name} bucket {bucket}: the plan has other tensors than at capture; "
+                f"wanted {self._plan_keys[bucket]}, found {plan_key(live)}. Keep plan tensors in slots."
+            )
+        captured.replay(live)
+        return captured.output
+
+    def run_eager(self, ctx: FillContext, live: LivePlan | None, *, prepared: bool = False) -> Outputs:
+        """Run the callable itself over the filled slots; with `prepared`, the form of it that is captured."""
+        inputs = self.graph_inputs(ctx)
+        fn = self.capture.prepare(self.step.fn, inputs) if prepared else self.step.fn
+        with torch.no_grad():
+            return fn(inputs, InlineScope(live))
+
+    def views(self, ctx: FillContext) -> Mapping[str, torch.Tensor]:
+        """Every slot at the padded size. Making views costs more than replaying, so captured sizes keep theirs."""
+        key = (ctx.padded_bs, ctx.padded_num_tokens)
+        views = self._views.get(key)
+        if views is None:
+            views = self.registry.extract_buffer(ctx)
+            if (ctx.padded_bs if self.step.axis == "bs" else ctx.padded_num_tokens) in self.dispatcher.buckets:
+                self._views[key] = views
+        return views
+
+    def graph_inputs(self, ctx: FillContext) -> Inputs:
+        """What captured work may read. Over tokens, slots with one row per request are for the plan alone."""
+        views = self.views(ctx)
+        if self.step.axis == "bs":
+            return views
+        slots = self.registry.slots
+        return {name: view for name, view in views.items() if slots[name].axis != "bs"}
+
+    def _refuse_live_rows(self, ctx: FillContext) -> None:
+        """A capture runs the step for real: its writes must end in the sink."""
+        for name, slot in self.registry.slots.items():
+            if slot.index is not None and bool((slot.rows(0, ctx.padded(slot.axis)) != slot.index.sink).any()):
+                raise GraphError(
+                    f"{self.step.name}: the placeholder batch points {name!r} at live {slot.index.name}; "
+                    f"wanted the sink {slot.index.sink} in every row. Build it from registry.null_batch()."
+                )
+
+
+@contextmanager
+def quiet_gc() -> Iterator[None]:
+    """No collection in here: one that frees device memory during a capture would invalidate it."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,223 @@
+"""What a captured graph may read from the step: the declaration of one input.
+
+A graph reads addresses. `GraphSlot` says which address, how many of its rows a step writes, and what stands in the
+rows it does not write. Nothing here allocates or copies: see `registry.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Literal
+
+import torch
+
+from playhead.errors import SlotError
+
+Axis = Literal["bs", "tokens", "none"]
+AXES: tuple[Axis, ...] = ("bs", "tokens", "none")
+
+# A step's values by name. Host-sourced slots take numpy arrays or sequences, device-sourced ones tensors.
+Batch = Mapping[str, Any]
+
+
+class PaddingPolicy(Enum):
+    """What the rows between the raw size and the padded size hold when a graph replays."""
+
+    KEEP_PAD = "keep_pad"
+    """Whatever stood there before. Needs a `tail_unread` claim, except on axis `none`, which has no tail."""
+    FILL_SENTINEL = "fill_sentinel"
+    """`pad_value`, written at every fill."""
+    ZERO = "zero"
+    """Zero, written at every fill."""
+    FOREACH_COPY = "foreach_copy"
+    """Whatever stood there before; the live rows arrive by the grouped copy. Needs a `tail_unread` claim."""
+    FILL_ONCE = "fill_once"
+    """`pad_value`, written at registration and again only where a larger fill left values behind."""
+
+
+LEAVES_TAIL = frozenset({PaddingPolicy.KEEP_PAD, PaddingPolicy.FOREACH_COPY})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexSpace:
+    """What the numbers of an index slot point into, with the one dtype they have everywhere.
+
+    `sink` is the place padded rows point at: it exists, nobody owns it, and no live row reads it.
+    """
+
+    name: str
+    dtype: torch.dtype
+    sink: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FillContext:
+    """How large a step is, and how large the graph it runs in was captured."""
+
+    raw_bs: int
+    padded_bs: int
+    raw_num_tokens: int
+    padded_num_tokens: int
+    pp_proxy_tensors: Mapping[str, torch.Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        for axis, raw, padded in (
+            ("bs", self.raw_bs, self.padded_bs),
+            ("tokens", self.raw_num_tokens, self.padded_num_tokens),
+        ):
+            if not 0 <= raw <= padded:
+                raise SlotError(
+                    f"axis {axis}", f"raw {raw}, padded {padded}", "0 <= raw <= padded", "Choose a larger bucket."
+                )
+
+    def raw(self, axis: Axis) -> int:
+        return self.raw_bs if axis == "bs" else self.raw_num_tokens
+
+    def padded(self, axis: Axis) -> int:
+        return self.padded_bs if axis == "bs" else self.padded_num_tokens
+
+
+ShapeFn = Callable[[int, int], tuple[int, ...]]
+SliceFn = Callable[[Any, int, int], Any]
+SourceFn = Callable[[Batch, FillContext], Any]
+PostFill = Callable[[torch.Tensor, Batch, FillContext], None]
+
+
+def leading_rows(buffer: Any, start: int, stop: int) -> Any:
+    """Rows `start..stop` of a tensor or array whose first dimension is the axis."""
+    return buffer[start:stop]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphSlot:
+    """One input of captured graphs: a fixed address with one row per request or token.
+
+    `padding_policy` has no default: whoever adds a slot must know what the kernels do with an empty row. A slot has
+    one writer: the batch value of its name, `source_fn`, `post_fill` (with `copy_from_fb=False`), or the graph itself.
+
+    With `axis="bs"`, room for 8 rows, ZERO, and a fill of 3 rows into a graph of 4:
+
+        buffer   [a b c 0 . . . .]      slice_for(4, 4) is the first four
+    """
+
+    name: str
+    shape_fn: ShapeFn
+    dtype: torch.dtype
+    axis: Axis
+    padding_policy: PaddingPolicy
+    pad_value: float = 0
+    device: torch.device | None = None
+    staged: bool = False
+    """The values come from the host and travel in the registry's one packed copy."""
+    index: IndexSpace | None = None
+    tail_unread: str | None = None
+    """Why nobody reads the rows a tail-leaving policy does not write. The audit poisons them to prove it."""
+    graph_writes: str | None = None
+    """Why captured work may write this slot. Without it a write is a finding of the audit."""
+    slice_fn: SliceFn | None = None
+    source_fn: SourceFn | None = None
+    reads: tuple[str, ...] = ()
+    """Names of the batch that `source_fn` or `post_fill` takes, if it takes any."""
+    copy_from_fb: bool = True
+    post_fill: PostFill | None = None
+    buffer: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self._check_axis_and_policy()
+        self._check_writer()
+        if self.index is not None:
+            self._check_index(self.index)
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """Names this slot needs in a batch."""
+        own = (self.name,) if self.copy_from_fb and self.source_fn is None else ()
+        return own + self.reads
+
+    @property
+    def leaves_tail(self) -> bool:
+        """True if a fill does not write the rows after the raw size."""
+        return self.axis != "none" and self.padding_policy in LEAVES_TAIL
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        """The view of rows `start..stop`, along this slot's axis."""
+        if self.buffer is None:
+            raise SlotError(self.name, "no buffer yet", "a frozen registry", "Call registry.freeze() first.")
+        if self.axis == "none":
+            return self.buffer
+        view: torch.Tensor = (self.slice_fn or leading_rows)(self.buffer, start, stop)
+        return view
+
+    def slice_for(self, bs: int, num_tokens: int) -> torch.Tensor:
+        """The view a graph captured at this size reads, and a fill of this size writes. Always from row 0."""
+        return self.rows(0, bs if self.axis == "bs" else num_tokens)
+
+    def _check_axis_and_policy(self) -> None:
+        if self.axis not in AXES:
+            raise SlotError(self.name, f"axis {self.axis!r}", f"one of {AXES}", "Name the dimension that grows.")
+        if self.padding_policy not in tuple(PaddingPolicy):  # a string from a config file, or None
+            policies = ", ".join(p.name for p in PaddingPolicy)
+            raise SlotError(
+                self.name, f"padding_policy {self.padding_policy!r}", policies, "Say what an empty row must hold."
+            )
+        if self.axis == "none" and self.padding_policy is not PaddingPolicy.KEEP_PAD:
+            raise SlotError(
+                self.name, f"axis 'none' with {self.padding_policy.name}", "KEEP_PAD", "It has no rows to pad."
+            )
+        if self.leaves_tail and not self.tail_unread:
+            raise SlotError(
+                self.name,
+                f"{self.padding_policy.name} without a claim",
+                "tail_unread='why nobody reads the tail'",
+                "Or use ZERO, FILL_SENTINEL or FILL_ONCE.",
+            )
+        if self.tail_unread and not self.leaves_tail:
+            raise SlotError(
+                self.name, f"tail_unread with {self.padding_policy.name}", "no claim", "This tail is written."
+            )
+        if self.padding_policy is PaddingPolicy.ZERO and self.pad_value != 0:
+            raise SlotError(self.name, f"ZERO with pad_value {self.pad_value}", "0", "Use FILL_SENTINEL.")
+        if not self.dtype.is_floating_point and self.dtype is not torch.bool:
+            limits = torch.iinfo(self.dtype)
+            if not limits.min <= self.pad_value <= limits.max or int(self.pad_value) != self.pad_value:
+                raise SlotError(
+                    self.name,
+                    f"pad_value {self.pad_value}",
+                    f"an integer that fits {self.dtype}",
+                    "A value that wraps points somewhere else.",
+                )
+
+    def _check_writer(self) -> None:
+        if self.source_fn is not None and not self.copy_from_fb:
+            raise SlotError(
+                self.name, "source_fn with copy_from_fb=False", "one writer", "Drop the source or copy from it."
+            )
+        if not self.copy_from_fb and self.post_fill is None and self.graph_writes is None:
+            raise SlotError(
+                self.name, "copy_from_fb=False alone", "a writer", "Give post_fill or graph_writes, or copy."
+            )
+        if self.staged and (self.device is not None or not self.copy_from_fb):
+            raise SlotError(
+                self.name,
+                "staged with its own device or without a copy",
+                "a plain host-sourced slot",
+                "Staged slots live on the registry's device and are written by the packed copy.",
+            )
+
+    def _check_index(self, index: IndexSpace) -> None:
+        if self.dtype is not index.dtype:
+            raise SlotError(
+                self.name,
+                f"{self.dtype} into space {index.name!r}",
+                f"{index.dtype}",
+                "One index space has one dtype everywhere.",
+            )
+        if self.leaves_tail or self.pad_value != index.sink:
+            raise SlotError(
+                self.name,
+                f"{self.padding_policy.name} with pad_value {self.pad_value}",
+                f"a written tail of {index.sink}, the sink of {index.name!r}",
+                "A padded row must not point at anybody's memory.",
+            )

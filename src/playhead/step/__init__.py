@@ -1,0 +1,1 @@
+"""One forward: from planned integers to sampled tokens."""

@@ -1,0 +1,173 @@
+"""The inputs of decode and prefill graphs, declared once.
+
+A new batch field is one more `GraphSlot` here (or in the component that needs it, through `extra`); no runner changes.
+Requests and tokens that do not exist look like one null request: position 0, the sink location, length 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from playhead.graph.registry import CudaGraphBufferRegistry
+from playhead.graph.sharing import InputBufferPool
+from playhead.graph.slots import Axis, Batch, FillContext, GraphSlot, IndexSpace, PaddingPolicy, SourceFn
+
+# 2^31 locations of the smallest layer geometry in use are more memory than any device has.
+FULL_LOCS = IndexSpace(name="full locations", dtype=torch.int32)
+ROWS = IndexSpace(name="request rows", dtype=torch.int32)
+POSITIONS = IndexSpace(name="positions", dtype=torch.int32)
+MAMBA_SLOTS = IndexSpace(name="mamba state slots", dtype=torch.int32)
+
+SHORTEST_LENGTH = 1  # with length 0 a softmax has no terms, and its NaN would reach live rows through a reduction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputFeatures:
+    """Inputs that only some models have. What a model lacks has no slot."""
+
+    encoder: bool = False
+    mamba_tracking: bool = False
+    mrope: bool = False
+    pp_proxies: Mapping[str, tuple[int, torch.dtype]] = field(default_factory=dict)
+    """Width and dtype of each tensor the previous pipeline stage hands over, by name."""
+
+
+def build_decode_registry(
+    *,
+    max_bs: int,
+    device: torch.device | str,
+    features: InputFeatures | None = None,
+    extra: Sequence[GraphSlot] = (),
+    pool: InputBufferPool | None = None,
+) -> CudaGraphBufferRegistry:
+    """Inputs of a step with one token per request: everything has `max_bs` rows."""
+    registry = CudaGraphBufferRegistry(max_bs=max_bs, max_num_tokens=max_bs, device=device, pool=pool)
+    return register_inputs(registry, features or InputFeatures(), extra)
+
+
+def build_prefill_registry(
+    *,
+    max_bs: int,
+    max_num_tokens: int,
+    device: torch.device | str,
+    features: InputFeatures | None = None,
+    extra: Sequence[GraphSlot] = (),
+    pool: InputBufferPool | None = None,
+) -> CudaGraphBufferRegistry:
+    """Inputs of a step over tokens. What has a row per request is for the attention plan, never for the graph."""
+    registry = CudaGraphBufferRegistry(max_bs=max_bs, max_num_tokens=max_num_tokens, device=device, pool=pool)
+    return register_inputs(registry, features or InputFeatures(), extra)
+
+
+def register_inputs(
+    registry: CudaGraphBufferRegistry, features: InputFeatures, extra: Sequence[GraphSlot]
+) -> CudaGraphBufferRegistry:
+    """All declarations, then freeze."""
+    for slot in (*usual_slots(), *optional_slots(features), *extra):
+        registry.register_slot(slot)
+    registry.freeze()
+    return registry
+
+
+def usual_slots() -> tuple[GraphSlot, ...]:
+    """What every model reads."""
+    return (
+        host_vector("input_ids", "tokens", torch.int32),
+        host_vector("positions", "tokens", POSITIONS.dtype, index=POSITIONS),
+        host_vector("out_cache_loc", "tokens", FULL_LOCS.dtype, index=FULL_LOCS),
+        host_vector("req_pool_indices", "bs", ROWS.dtype, index=ROWS),
+        host_vector("seq_lens", "bs", torch.int32, pad_value=SHORTEST_LENGTH),
+        GraphSlot(
+            name="seq_lens_cpu",
+            shape_fn=lambda bs, tokens: (bs,),
+            dtype=torch.int32,
+            axis="bs",
+            device=torch.device("cpu"),
+            padding_policy=PaddingPolicy.FILL_SENTINEL,
+            pad_value=SHORTEST_LENGTH,
+        ),
+        host_scalar("num_token_non_padded", lambda batch, ctx: np.array([ctx.raw_num_tokens], dtype=np.int32)),
+    )
+
+
+def optional_slots(features: InputFeatures) -> list[GraphSlot]:
+    """What the model's features add."""
+    slots = []
+    if features.encoder:
+        slots.append(host_vector("encoder_lens", "bs", torch.int32, pad_value=SHORTEST_LENGTH, fill_once=True))
+    if features.mamba_tracking:
+        slots.append(host_vector("mamba_track_indices", "bs", MAMBA_SLOTS.dtype, index=MAMBA_SLOTS))
+        slots.append(host_vector("mamba_track_mask", "bs", torch.bool))
+    if features.mrope:
+        slots.append(
+            GraphSlot(
+                name="mrope_positions",
+                shape_fn=lambda bs, tokens: (3, tokens),
+                dtype=POSITIONS.dtype,
+                axis="tokens",
+                padding_policy=PaddingPolicy.ZERO,
+                index=POSITIONS,
+                staged=True,
+                slice_fn=lambda buffer, start, stop: buffer[:, start:stop],
+            )
+        )
+    slots += [proxy_slot(name, width, dtype) for name, (width, dtype) in features.pp_proxies.items()]
+    return slots
+
+
+def host_vector(
+    name: str,
+    axis: Axis,
+    dtype: torch.dtype,
+    *,
+    index: IndexSpace | None = None,
+    pad_value: int = 0,
+    fill_once: bool = False,
+) -> GraphSlot:
+    """One host value per request or token, padded with zero, a sentinel, or a sentinel written once."""
+    policy = PaddingPolicy.ZERO if pad_value == 0 else PaddingPolicy.FILL_SENTINEL
+    return GraphSlot(
+        name=name,
+        shape_fn=lambda bs, tokens: (bs if axis == "bs" else tokens,),
+        dtype=dtype,
+        axis=axis,
+        padding_policy=PaddingPolicy.FILL_ONCE if fill_once else policy,
+        pad_value=pad_value,
+        index=index,
+        staged=True,
+    )
+
+
+def host_scalar(name: str, source_fn: SourceFn) -> GraphSlot:
+    """One number per step, computed from the step's sizes."""
+    return GraphSlot(
+        name=name,
+        shape_fn=lambda bs, tokens: (1,),
+        dtype=torch.int32,
+        axis="none",
+        padding_policy=PaddingPolicy.KEEP_PAD,
+        source_fn=source_fn,
+        staged=True,
+    )
+
+
+def proxy_slot(name: str, width: int, dtype: torch.dtype) -> GraphSlot:
+    """Hidden states from the previous pipeline stage: on the device already, so copied there."""
+
+    def from_previous_stage(batch: Batch, ctx: FillContext) -> Any:
+        proxies = ctx.pp_proxy_tensors or {}
+        return proxies.get(name)  # None is refused by the registry, which names the slot
+
+    return GraphSlot(
+        name=f"pp_proxy.{name}",
+        shape_fn=lambda bs, tokens: (tokens, width),
+        dtype=dtype,
+        axis="tokens",
+        padding_policy=PaddingPolicy.ZERO,
+        source_fn=from_previous_stage,
+    )
