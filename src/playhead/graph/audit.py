@@ -60,8 +60,11 @@ def audit(runner: GraphRunner, sample: Sample, *, raws: Sequence[int] | None = N
     report = Report(name=runner.step.name)
     for bucket in sorted(runner.captured):
         captured = runner.captured[bucket]
+        static = RecordingAudit(
+            bucket=bucket, ctx=runner.placeholder_context(bucket), spans=declared_spans(runner), report=report
+        )
         for recording in captured.recordings:
-            audit_recording(runner, bucket, recording, report)
+            static.run(recording)
         report.graphs.append(
             GraphFacts(
                 bucket=bucket,
@@ -104,69 +107,64 @@ def declared_spans(runner: GraphRunner) -> list[Span]:
     return spans
 
 
-def audit_recording(runner: GraphRunner, bucket: int, recording: Recording, report: Report) -> None:
-    """Ownership, writes and extents of one recording, from its log; addresses of its kernels, where they show."""
-    spans = declared_spans(runner)
-    ctx = runner.placeholder_context(bucket)
-    for op in recording.log.ops:
-        for access in op.reads:
-            audit_access(op, access, spans, ctx, report, bucket=bucket, is_write=False)
-        for access in op.writes:
-            audit_access(op, access, spans, ctx, report, bucket=bucket, is_write=True)
-    if isinstance(recording, CudaRecording):
-        audit_pointers(recording, spans, bucket, report)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingAudit:
+    """The static checks of one recording."""
 
+    bucket: int
+    ctx: FillContext
+    spans: Sequence[Span]
+    report: Report
 
-def audit_access(
-    op: OpRecord,
-    access: Access,
-    spans: Sequence[Span],
-    ctx: FillContext,
-    report: Report,
-    *,
-    bucket: int,
-    is_write: bool,
-) -> None:
-    """One read or write of memory that existed before the recording."""
-    if access.internal or access.start == access.stop:
-        return
-    where = f"{op.name} at {op.where}"
-    what = f"{'writes' if is_write else 'reads'} {access.dtype} {access.shape}"
-    span = next((span for span in spans if span.holds(access.start, access.stop)), None)
-    report.checked[Check.OWNERSHIP] += 1
-    if span is None:
-        message = f"{what} that is no slot, bridge or owned memory. Declare it, or compute it inside the graph."
-        report.findings.append(Finding(check=Check.OWNERSHIP, bucket=bucket, where=where, message=message))
-        return
-    if is_write:
-        report.checked[Check.WRITES] += 1
-        if not span.writable:
-            message = f"{what} of {span.owner}, which is read-only. Declare the write and why."
-            report.findings.append(Finding(check=Check.WRITES, bucket=bucket, where=where, message=message))
-    if span.slot is not None:
-        report.checked[Check.EXTENT] += 1
-        start, stop = byte_span(span.slot.slice_for(ctx.padded_bs, ctx.padded_num_tokens))
-        if access.start < start or access.stop > stop:
-            message = f"{what} of {span.owner} outside the rows a fill of this bucket writes. Use slice_for()."
-            report.findings.append(Finding(check=Check.EXTENT, bucket=bucket, where=where, message=message))
+    def run(self, recording: Recording) -> None:
+        """Ownership, writes and extents from the op log; addresses of the kernels, where the driver shows them."""
+        for op in recording.log.ops:
+            for access in op.reads:
+                self.check_access(op, access, "reads")
+            for access in op.writes:
+                self.check_access(op, access, "writes")
+        if isinstance(recording, CudaRecording):
+            self.check_pointers(recording)
 
+    def check_access(self, op: OpRecord, access: Access, verb: str) -> None:
+        """One read or write of memory that existed before the recording."""
+        if access.internal or access.start == access.stop:
+            return
+        where, what = f"{op.name} at {op.where}", f"{verb} {access.dtype} {access.shape}"
+        span = next((span for span in self.spans if span.holds(access.start, access.stop)), None)
+        self.report.checked[Check.OWNERSHIP] += 1
+        if span is None:
+            fix = "Declare it, or compute it inside the graph."
+            self._found(Check.OWNERSHIP, where, f"{what} that is no slot, bridge or owned memory. {fix}")
+            return
+        if verb == "writes":
+            self.report.checked[Check.WRITES] += 1
+            if not span.writable:
+                self._found(Check.WRITES, where, f"{what} of {span.owner}, which is read-only. Declare it, and why.")
+        if span.slot is not None:
+            self.report.checked[Check.EXTENT] += 1
+            start, stop = byte_span(span.slot.rows(0, self.ctx.padded(span.slot.axis)))
+            if access.start < start or access.stop > stop:
+                fix = "Use slice_for()."
+                self._found(Check.EXTENT, where, f"{what} of {span.owner} outside the rows a fill writes. {fix}")
 
-def audit_pointers(recording: CudaRecording, spans: Sequence[Span], bucket: int, report: Report) -> None:
-    """Addresses in kernel parameters: the graph's own pool, or declared."""
-    pool = tuple(recording.pool)
-    own = [
-        Span(owner="graph pool", start=s["address"], stop=s["address"] + s["total_size"], writable=True)
-        for s in torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
-        if tuple(s["segment_pool_id"]) == pool
-    ]
-    for node in kernel_nodes(recording.graph):
-        for address in node.addresses:
-            report.checked[Check.POINTERS] += 1
-            if not any(span.start <= address < span.stop for span in (*own, *spans)):
-                message = f"was given {address:#x}, which nobody declared."
-                report.findings.append(
-                    Finding(check=Check.POINTERS, bucket=bucket, where=f"kernel {node.name}", message=message)
-                )
+    def check_pointers(self, recording: CudaRecording) -> None:
+        """Addresses in kernel parameters: the graph's own pool, or declared."""
+        segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+        own = [
+            Span(owner="graph pool", start=s["address"], stop=s["address"] + s["total_size"], writable=True)
+            for s in segments
+            if tuple(s["segment_pool_id"]) == tuple(recording.pool)
+        ]
+        for node in kernel_nodes(recording.graph):
+            for address in node.addresses:
+                self.report.checked[Check.POINTERS] += 1
+                if not any(span.start <= address < span.stop for span in (*own, *self.spans)):
+                    message = f"was given {address:#x}, which nobody declared."
+                    self._found(Check.POINTERS, f"kernel {node.name}", message)
+
+    def _found(self, check: Check, where: str, message: str) -> None:
+        self.report.findings.append(Finding(check=check, bucket=self.bucket, where=where, message=message))
 
 
 # --- dynamic ----------------------------------------------------------------------------------------------------------

@@ -41,13 +41,14 @@ class BreakOp:
     """A declared break: `run(live, inputs, outputs, site)` writes all rows of its outputs that the step uses.
 
     `live` is what this step alone knows (an attention plan, say); `site` tells the calls of one forward apart. `name`
-    is a torch op name, 'library::op': piecewise capture finds the break in a traced graph by it.
+    is a torch op name, 'library::op': piecewise capture leaves the break in a traced graph under it.
     """
 
     def __init__(self, name: str, *, run: RunBreak, outputs: OutputSpecs) -> None:
         self.name, self.run, self.output_specs = name, run, outputs
 
-        @torch.library.custom_op(name, mutates_args=())
+        # Two models of one process may each have a break of this name; torch's list of ops is global.
+        @torch.library.custom_op(f"{name}_{id(self):x}", mutates_args=())
         def traced(inputs: list[torch.Tensor], site: str) -> list[torch.Tensor]:
             raise CaptureError(name, site, "a traced break was run", "Run it through a scope.")
 

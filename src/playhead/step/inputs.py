@@ -1,12 +1,13 @@
 """The inputs of decode and prefill graphs, declared once.
 
-A new batch field is one more `GraphSlot` here (or in the component that needs it, through `extra`); no runner changes.
-Requests and tokens that do not exist look like one null request: position 0, the sink location, length 1.
+A new batch field is one more `GraphSlot` here, or in the component that needs it, through `InputFeatures.extra`; no
+runner changes. Requests and tokens that do not exist look like one null request: position 0, the sink location,
+length 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +36,8 @@ class InputFeatures:
     mrope: bool = False
     pp_proxies: Mapping[str, tuple[int, torch.dtype]] = field(default_factory=dict)
     """Width and dtype of each tensor the previous pipeline stage hands over, by name."""
+    extra: tuple[GraphSlot, ...] = ()
+    """Slots that other components declare: attention, sampling, adapters."""
 
 
 def build_decode_registry(
@@ -42,12 +45,11 @@ def build_decode_registry(
     max_bs: int,
     device: torch.device | str,
     features: InputFeatures | None = None,
-    extra: Sequence[GraphSlot] = (),
     pool: InputBufferPool | None = None,
 ) -> CudaGraphBufferRegistry:
     """Inputs of a step with one token per request: everything has `max_bs` rows."""
     registry = CudaGraphBufferRegistry(max_bs=max_bs, max_num_tokens=max_bs, device=device, pool=pool)
-    return register_inputs(registry, features or InputFeatures(), extra)
+    return register_inputs(registry, features or InputFeatures())
 
 
 def build_prefill_registry(
@@ -56,19 +58,16 @@ def build_prefill_registry(
     max_num_tokens: int,
     device: torch.device | str,
     features: InputFeatures | None = None,
-    extra: Sequence[GraphSlot] = (),
     pool: InputBufferPool | None = None,
 ) -> CudaGraphBufferRegistry:
     """Inputs of a step over tokens. What has a row per request is for the attention plan, never for the graph."""
     registry = CudaGraphBufferRegistry(max_bs=max_bs, max_num_tokens=max_num_tokens, device=device, pool=pool)
-    return register_inputs(registry, features or InputFeatures(), extra)
+    return register_inputs(registry, features or InputFeatures())
 
 
-def register_inputs(
-    registry: CudaGraphBufferRegistry, features: InputFeatures, extra: Sequence[GraphSlot]
-) -> CudaGraphBufferRegistry:
+def register_inputs(registry: CudaGraphBufferRegistry, features: InputFeatures) -> CudaGraphBufferRegistry:
     """All declarations, then freeze."""
-    for slot in (*usual_slots(), *optional_slots(features), *extra):
+    for slot in (*usual_slots(), *optional_slots(features), *features.extra):
         registry.register_slot(slot)
     registry.freeze()
     return registry

@@ -1,0 +1,197 @@
+"""Checks of captured execution that are silent on sound code. Each runs in well under two seconds, on the tape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from playhead.errors import CaptureError, SlotError
+from playhead.graph.audit import audit, unwritten_tails
+from playhead.graph.backends.base import record
+from playhead.graph.backends.tape import TapeBackend
+from playhead.graph.registry import CudaGraphBufferRegistry
+from playhead.graph.shapes import DispatchLimits
+from playhead.graph.sharing import InputBufferPool
+from playhead.graph.slots import Axis, FillContext, GraphSlot, PaddingPolicy
+from playhead.graph.staging import CopyPort
+from playhead.testing.fake_stream import LaggingPort
+from playhead.testing.mutant import Checker
+from playhead.testing.toy import KV_LOCS, POSITIONS, ROWS, ToyRequest
+from playhead.testing.toy_runners import Kind, toy_rig
+
+ANY_PADDING = DispatchLimits(max_padding_ratio=100)
+MAX_BS = 6
+
+
+def policy_slots() -> list[GraphSlot]:
+    """One slot per policy and kind of source, and the index slots a decode step has."""
+
+    def slot(name: str, policy: PaddingPolicy, *, axis: Axis = "bs", **changes: Any) -> GraphSlot:
+        return GraphSlot(
+            name=name,
+            shape_fn=lambda bs, tokens: (bs if axis == "bs" else tokens, 2),
+            dtype=changes.pop("dtype", torch.int32),
+            axis=axis,
+            padding_policy=policy,
+            **changes,
+        )
+
+    claim = "the kernels stop at the live rows"
+    return [
+        slot("zero", PaddingPolicy.ZERO),
+        slot("zero_staged", PaddingPolicy.ZERO, staged=True),
+        slot("sentinel", PaddingPolicy.FILL_SENTINEL, pad_value=-1),
+        slot("sentinel_staged", PaddingPolicy.FILL_SENTINEL, pad_value=-1, staged=True),
+        slot("once", PaddingPolicy.FILL_ONCE, pad_value=9),
+        slot("once_staged", PaddingPolicy.FILL_ONCE, pad_value=9, staged=True),
+        slot("copied", PaddingPolicy.FOREACH_COPY, tail_unread=claim),
+        slot("kept", PaddingPolicy.KEEP_PAD, tail_unread=claim),
+        slot("floats", PaddingPolicy.ZERO, dtype=torch.float32, axis="tokens"),
+        slot("out_cache_loc", PaddingPolicy.ZERO, axis="tokens", index=KV_LOCS, staged=True),
+        slot("positions", PaddingPolicy.ZERO, axis="tokens", dtype=torch.int64, index=POSITIONS, staged=True),
+        slot("req_pool_indices", PaddingPolicy.ZERO, index=ROWS, staged=True),
+    ]
+
+
+def policy_registry(pool: InputBufferPool | None = None, port: CopyPort | None = None) -> CudaGraphBufferRegistry:
+    registry = CudaGraphBufferRegistry(max_bs=MAX_BS, max_num_tokens=MAX_BS, device="cpu", pool=pool, port=port)
+    for slot in policy_slots():
+        registry.register_slot(slot)
+    registry.freeze()
+    return registry
+
+
+def policy_batch(registry: CudaGraphBufferRegistry, raw: int, value: int) -> dict[str, Any]:
+    """`raw` rows of `value` for every slot."""
+    batch: dict[str, Any] = {}
+    for name, slot in registry.slots.items():
+        rows = torch.full_like(slot.rows(0, raw), value)
+        batch[name] = rows.numpy() if slot.staged else rows
+    return batch
+
+
+def square(raw: int, padded: int) -> FillContext:
+    return FillContext(raw_bs=raw, padded_bs=padded, raw_num_tokens=raw, padded_num_tokens=padded)
+
+
+def poisoned_fills() -> list[str]:
+    """K1: after poison, every fill leaves its values in the live rows and its padding behind them."""
+    registry, found = policy_registry(), []
+    for padded in range(1, MAX_BS + 1):
+        for raw in range(padded + 1):
+            registry.poison()
+            registry.fill_from(policy_batch(registry, raw, 100 + raw), square(raw, padded))
+            found += [f"({raw} of {padded}) {message}" for message in unwritten_tails(registry, square(raw, padded))]
+            for name, slot in registry.slots.items():
+                if bool((slot.rows(0, raw) != 100 + raw).any()):
+                    found.append(f"({raw} of {padded}) live rows of {name!r} are not what was filled")
+    return found
+
+
+def shrinking_fills() -> list[str]:
+    """Large, small, larger: only fills, no poison, so that marks of what was left behind are what is tested."""
+    registry, found = policy_registry(), []
+    for raw in (MAX_BS, MAX_BS, 1, 4, 2, 2, 0, 5, 1):
+        registry.fill_from(policy_batch(registry, raw, 100 + raw), square(raw, MAX_BS))
+        found += [f"raw {raw}: {message}" for message in unwritten_tails(registry, square(raw, MAX_BS))]
+    return found
+
+
+def shared_fills() -> list[str]:
+    """Two registries on one pool, filled in turn."""
+    pool = InputBufferPool()
+    one, other, found = policy_registry(pool), policy_registry(pool), []
+    for registry, raw in ((one, 2), (other, MAX_BS), (one, 2), (other, 1), (one, 0)):
+        registry.fill_from(policy_batch(registry, raw, 100 + raw), square(raw, MAX_BS))
+        found += [f"raw {raw}: {message}" for message in unwritten_tails(registry, square(raw, MAX_BS))]
+    return found
+
+
+def lagging_device() -> list[str]:
+    """K7: a device that copies as late as it may, and a host that runs ahead."""
+    port = LaggingPort()
+    registry = policy_registry(port=port)
+    for step in range(8):
+        registry.fill_from(policy_batch(registry, 1 + step % MAX_BS, step), square(1 + step % MAX_BS, MAX_BS))
+    port.drain()
+    return port.violations
+
+
+def missing_source() -> list[str]:
+    registry = policy_registry()
+    batch = policy_batch(registry, 2, 1)
+    registry.fill_from(dict(batch), square(2, 4))
+    del batch["positions"]
+    return refusal("a batch without positions", SlotError, lambda: registry.fill_from(batch, square(2, 4)))
+
+
+def wrapped_value() -> list[str]:
+    registry = policy_registry()
+    batch = policy_batch(registry, 1, 1) | {"out_cache_loc": [[1, 2**32 + 7]]}
+    return refusal("location 2^32 + 7 in int32", SlotError, lambda: registry.fill_from(batch, square(1, 4)))
+
+
+def host_value() -> list[str]:
+    length = torch.tensor([3.0])
+    return refusal(
+        "a length read on the host", CaptureError, lambda: record(TapeBackend(), lambda: length * length.item())
+    )
+
+
+def refusal(what: str, error: type[Exception], act: Callable[[], object]) -> list[str]:
+    """Silent if `act` is refused with `error`."""
+    try:
+        act()
+    except error:
+        return []
+    return [f"{what} was accepted"]
+
+
+def audited(kind: Kind) -> Callable[[], list[str]]:
+    """The whole audit of a toy runner with two buckets."""
+
+    def run() -> list[str]:
+        rig = toy_rig(kind, limits=ANY_PADDING)
+        rig.runner.capture_all()
+        report = audit(rig.runner, rig.model.sample(rig.axis), raws=(1, 3, 4, 7))
+        return [f"{finding.check.value}: {finding.message}" for finding in report.findings]
+
+    return run
+
+
+def late_capture() -> list[str]:
+    """A bucket captured between two steps changes nobody's KV."""
+    rig = toy_rig("full", limits=DispatchLimits(lazy=True))
+    rig.model.k_cache.fill_(5)
+    rig.runner.capture_bucket(8)
+    return [] if bool((rig.model.k_cache[:, 1:] == 5).all()) else ["a capture wrote into live KV locations"]
+
+
+def shrinking_batch() -> list[str]:
+    """S2.1: four requests, then one; the memory of the other three now belongs to somebody else."""
+    rig = toy_rig("full", limits=ANY_PADDING)
+    rig.runner.capture_all()
+    others = rig.model.table_RL[2:5, 0].long()
+    for num_requests in (4, 4, 1):
+        rig.model.k_cache[:, others] = 77
+        requests = [ToyRequest(row=1 + i, num_cached=0, tokens=[3]) for i in range(num_requests)]
+        rig.runner.run(rig.model.batch(requests, axis="bs"), raw_bs=num_requests, raw_num_tokens=num_requests)
+    return [] if bool((rig.model.k_cache[:, others] == 77).all()) else ["padded rows wrote into live KV locations"]
+
+
+GRAPH_CHECKERS: tuple[Checker, ...] = (
+    Checker(name="shrinking batch", run=shrinking_batch),
+    Checker(name="K1 poison", run=poisoned_fills),
+    Checker(name="K1 shrinking fills", run=shrinking_fills),
+    Checker(name="K1 shared buffers", run=shared_fills),
+    Checker(name="K7 lagging device", run=lagging_device),
+    Checker(name="missing source refused", run=missing_source),
+    Checker(name="wrapped value refused", run=wrapped_value),
+    Checker(name="host value refused", run=host_value),
+    Checker(name="late capture", run=late_capture),
+    Checker(name="audit, full", run=audited("full")),
+    Checker(name="audit, breakable", run=audited("breakable")),
+    Checker(name="audit, piecewise", run=audited("piecewise")),
+)
