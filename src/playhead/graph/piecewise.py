@@ -7,6 +7,7 @@ to prove that splitting and replaying change nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -99,6 +100,7 @@ class SplitInterpreter(Interpreter):
 def split_at_breaks(fn: StepFn, inputs: Inputs, compile_piece: CompilePiece) -> SplitProgram:
     """Trace `fn` with symbolic rows, cut before and after every break, compile what lies between."""
     names, scope = tuple(inputs), TraceScope()
+    examples = with_prime_rows(inputs)
 
     def positional(*tensors: torch.Tensor) -> Outputs:
         return fn(dict(zip(names, tensors, strict=True)), scope)
@@ -106,7 +108,7 @@ def split_at_breaks(fn: StepFn, inputs: Inputs, compile_piece: CompilePiece) -> 
     with torch.no_grad():
         # Weights are real tensors inside a trace of symbolic ones: they become attributes, then piece inputs.
         trace = make_fx(positional, tracing_mode="symbolic", _allow_non_fake_inputs=True)
-        traced = trace(*(inputs[name] for name in names))
+        traced = trace(*(examples[name] for name in names))
     part_of = number_parts(traced, scope.ops)
     # split_module is given the parts in graph order and must keep it: in-place ops have no data edge to their readers.
     module = split_module(traced, traced, part_of.__getitem__, keep_original_order=True)
@@ -120,9 +122,25 @@ def split_at_breaks(fn: StepFn, inputs: Inputs, compile_piece: CompilePiece) -> 
             if site is not None:
                 breaks[node.target] = site
             else:
-                examples = [p.meta.get("val") for p in part.graph.nodes if p.op == "placeholder"]
-                pieces[node.target] = (compile_piece(part, examples), mutated_inputs(part))
+                fakes = [p.meta.get("val") for p in part.graph.nodes if p.op == "placeholder"]
+                pieces[node.target] = (compile_piece(part, fakes), mutated_inputs(part))
     return SplitProgram(module=module, input_names=names, pieces=pieces, breaks=breaks)
+
+
+def with_prime_rows(inputs: Inputs) -> Inputs:
+    """The inputs cut to a prime number of rows, rows being the size most of them share (the first, if none is).
+
+    Symbolic tracing treats two equal sizes as one: 16 rows of a model that is 16 wide would become 16 rows for ever.
+    No layer is a prime wide. Sixteen rows become thirteen; two, the fewest that stay symbolic, remain two.
+    """
+    sizes = Counter(size for tensor in inputs.values() for size in tensor.shape)
+    num_rows = sizes.most_common(1)[0][0]
+    prime = next(n for n in range(num_rows, 0, -1) if n <= 2 or all(n % d for d in range(2, int(n**0.5) + 1)))
+    cut: dict[str, torch.Tensor] = {}
+    for name, tensor in inputs.items():
+        at = tuple(tensor.shape).index(num_rows) if num_rows in tensor.shape else None
+        cut[name] = tensor if at is None else tensor.narrow(at, 0, prime)
+    return cut
 
 
 def number_parts(traced: GraphModule, ops: Mapping[Any, BreakOp]) -> dict[Node, int]:

@@ -7,7 +7,7 @@ copy for what comes from the host, one grouped copy per dtype for what is on the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,21 +27,35 @@ POISON_BYTE = 0x5A
 
 @dataclass(slots=True, kw_only=True)  # mutable: `dirty_rows` follows the fills
 class DeviceEntry:
-    """A slot whose values are on the device already, with the leading rows that may hold something but padding."""
+    """A slot whose values are on the device already, with the leading rows that may hold something but padding.
+
+    `live` keeps the view of each raw size seen: making one costs as much as copying it.
+    """
 
     slot: GraphSlot
     num_rows: int
     shared: SharedBuffer | None
     dirty_rows: int = 0
+    live: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def live_rows(self, raw: int) -> torch.Tensor:
+        view = self.live.get(raw)
+        if view is None:
+            view = self.live[raw] = self.slot.rows(0, raw)
+        return view
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedEntry:
-    """A slot whose values come from the host, with what the fill needs to know, looked up once."""
+    """A slot whose values come from the host, with what the fill needs to know, looked up once.
+
+    `plain` slots take the batch value of their name into leading rows: the short way through the fill.
+    """
 
     slot: GraphSlot
     name: str
     on_bs: bool
+    plain: bool
     numpy_dtype: np.dtype[Any]
 
 
@@ -69,6 +83,7 @@ class CudaGraphBufferRegistry:
         self._staged: list[StagedEntry] = []
         self._ring: StagingRing | None = None
         self._sources: frozenset[str] = frozenset()
+        self._hooked: tuple[GraphSlot, ...] = ()
         self._frozen = False
 
     @property
@@ -134,6 +149,7 @@ class CudaGraphBufferRegistry:
                 self._staged[i] = replace(entry, slot=bound)
                 self._slots[bound.name] = bound
             self._ring = StagingRing(fields, arena, self._port or port_for(self.device), NUM_STAGES)
+        self._hooked = tuple(slot for slot in self._slots.values() if slot.post_fill is not None)
         self._sources = frozenset(name for slot in self._slots.values() for name in slot.takes)
         self._frozen = True
 
@@ -148,9 +164,10 @@ class CudaGraphBufferRegistry:
         for entry in self._device:
             self._reset_tail(entry, ctx)
         grouped_foreach_copy_([live for _, (live, _) in copies], [source for _, (_, source) in copies])
-        for slot in self._slots.values():
-            if slot.post_fill is not None and slot.buffer is not None:
-                slot.post_fill(slot.buffer, batch, ctx)
+        for slot in self._hooked:
+            assert slot.buffer is not None
+            assert slot.post_fill is not None
+            slot.post_fill(slot.buffer, batch, ctx)
 
     def extract_buffer(self, ctx: FillContext) -> dict[str, torch.Tensor]:
         """The views a graph of this padded size reads, by name."""
@@ -203,7 +220,7 @@ class CudaGraphBufferRegistry:
         """The live view and its source, checked: same dtype, same shape."""
         slot = entry.slot
         source = batch[slot.name] if slot.source_fn is None else slot.source_fn(batch, ctx)
-        live = slot.rows(0, ctx.raw(slot.axis))
+        live = entry.live_rows(ctx.raw(slot.axis))
         if not isinstance(source, torch.Tensor):
             raise SlotError(slot.name, f"source of type {type(source).__name__}", "a tensor", "Or declare it staged.")
         if source.dtype is not slot.dtype or source.shape != live.shape:
@@ -216,19 +233,27 @@ class CudaGraphBufferRegistry:
         # Marked before the first write: an error half-way must not hide rows from the next fill.
         stage.dirty["bs"], stage.dirty["tokens"] = max(left_bs, ctx.raw_bs), max(left_tokens, ctx.raw_num_tokens)
         for entry, values in zip(self._staged, stage.fields, strict=True):
-            slot = entry.slot
             raw, left = (ctx.raw_bs, left_bs) if entry.on_bs else (ctx.raw_num_tokens, left_tokens)
-            source = batch[entry.name] if slot.source_fn is None else slot.source_fn(batch, ctx)
+            if entry.plain:
+                source, live = batch[entry.name], values[:raw]
+            else:
+                source, live = self._unusual_source(entry.slot, values, batch, ctx)
             if type(source) is not np.ndarray:
-                source = as_host_array(slot, entry.numpy_dtype, source)
-            take = slot.slice_fn or leading_rows
-            live = values if slot.axis == "none" else take(values, 0, raw)
+                source = as_host_array(entry.slot, entry.numpy_dtype, source)
             if source.dtype != entry.numpy_dtype or source.shape != live.shape:
-                raise source_mismatch(slot, source.dtype, source.shape, live.shape)
+                raise source_mismatch(entry.slot, source.dtype, source.shape, live.shape)
             live[...] = source
             if raw < left:
-                self._reset_staged_tail(slot, values, raw, left)
+                self._reset_staged_tail(entry.slot, values, raw, left)
         stage.dirty["bs"], stage.dirty["tokens"] = ctx.raw_bs, ctx.raw_num_tokens
+
+    def _unusual_source(
+        self, slot: GraphSlot, values: np.ndarray[Any, Any], batch: Batch, ctx: FillContext
+    ) -> tuple[Any, np.ndarray[Any, Any]]:
+        """Source and live rows of a slot with a `source_fn`, a `slice_fn`, or no axis."""
+        source = batch[slot.name] if slot.source_fn is None else slot.source_fn(batch, ctx)
+        take = slot.slice_fn or leading_rows
+        return source, values if slot.axis == "none" else take(values, 0, ctx.raw(slot.axis))
 
     def _reset_staged_tail(self, slot: GraphSlot, values: np.ndarray[Any, Any], raw: int, left: int) -> None:
         if slot.axis != "none" and not slot.leaves_tail:
@@ -250,7 +275,13 @@ class CudaGraphBufferRegistry:
             slot.rows(raw, padded).fill_(slot.pad_value)
 
     def _staged_entry(self, slot: GraphSlot) -> StagedEntry:
-        return StagedEntry(slot=slot, name=slot.name, on_bs=slot.axis == "bs", numpy_dtype=as_numpy_dtype(slot))
+        return StagedEntry(
+            slot=slot,
+            name=slot.name,
+            on_bs=slot.axis == "bs",
+            plain=slot.axis != "none" and slot.source_fn is None and slot.slice_fn is None,
+            numpy_dtype=as_numpy_dtype(slot),
+        )
 
     def _check_rows(self, slot: GraphSlot) -> None:
         """The shape must have exactly one row per request or token, or padding would miss some."""

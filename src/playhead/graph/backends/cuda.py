@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 import torch
 
@@ -67,7 +68,15 @@ class CudaBackend:
     def __init__(self, device: torch.device | str = "cuda") -> None:
         self.device = torch.device(device)
         self.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        self.pool = torch.cuda.graph_pool_handle()
+        # A pool lives as long as some graph uses it, and its handle is useless afterwards: this one is never dropped.
+        self._anchor = torch.cuda.CUDAGraph()
+        ticks = torch.zeros(1, device=self.device)
+        with torch.cuda.graph(self._anchor, stream=self.stream):
+            ticks.add_(1)
+
+    @property
+    def pool(self) -> Any:
+        return self._anchor.pool()
 
     def warm_up(self, work: Callable[[], Outputs]) -> None:
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
