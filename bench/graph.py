@@ -1,6 +1,6 @@
 """What captured execution costs: `python -m bench.graph [--device cuda] [--layers 26] [--tokens 2048] [--hidden 1152]`.
 
-Shapes: T tokens, M hidden size.
+Shapes: T tokens, M hidden size, N = 3M.
 """
 
 from __future__ import annotations
@@ -84,6 +84,10 @@ def bench_replay(backend: Backend, device: torch.device) -> None:
         )
 
 
+def third_of(qkv_TN: torch.Tensor) -> TensorSpec:
+    return TensorSpec(shape=(qkv_TN.shape[0], qkv_TN.shape[1] // 3), dtype=qkv_TN.dtype)
+
+
 class Stack:
     """Layers of projections around a break that is one launch, or around causal attention."""
 
@@ -95,21 +99,24 @@ class Stack:
             for _ in range(num_layers)
         ]
         run = self._attend if attention else self._multiply
-        self.op = BreakOp("bench::break", run=run, outputs=lambda inputs: [TensorSpec.like(inputs[0])])
+        self.op = BreakOp("bench::break", run=run, outputs=lambda inputs: [third_of(inputs[0])])
 
     def _multiply(self, live: Any, inputs: Any, outputs: Any, site: str) -> None:
-        torch.mul(inputs[0], inputs[1], out=outputs[0])
+        q_TM, k_TM, _ = inputs[0].chunk(3, dim=-1)
+        torch.mul(q_TM, k_TM, out=outputs[0])
 
     def _attend(self, live: Any, inputs: Any, outputs: Any, site: str) -> None:
-        q, k, v = (t.view(1, t.shape[0], self.num_heads, -1).transpose(1, 2) for t in inputs)
+        heads = (t.unflatten(-1, (self.num_heads, -1)).unsqueeze(0) for t in inputs[0].chunk(3, dim=-1))
+        q, k, v = (t.transpose(1, 2) for t in heads)
         out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         outputs[0].view(1, out.shape[2], self.num_heads, -1).copy_(out.transpose(1, 2))
 
     def forward(self, inputs: Inputs, scope: Scope) -> torch.Tensor:
         h_TM: torch.Tensor = inputs["h"]
         for i, (qkv, up, down) in enumerate(self.layers):
-            q_TM, k_TM, v_TM = (h_TM @ qkv).chunk(3, dim=-1)
-            (a_TM,) = scope.call(self.op, q_TM, k_TM, v_TM, site=str(i))
+            spec = TensorSpec(shape=(h_TM.shape[0], qkv.shape[1]), dtype=h_TM.dtype)
+            qkv_TN = torch.mm(h_TM, qkv, out=scope.bridge(self.op, 0, spec, h_TM))
+            (a_TM,) = scope.call(self.op, qkv_TN, site=str(i))
             h_TM = h_TM + a_TM
             h_TM = h_TM + torch.relu(h_TM @ up) @ down
         return h_TM

@@ -21,12 +21,12 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def host_us(work: Callable[[], object], device: torch.device, *, calls: int = 50, rounds: int = 9) -> float:
+def host_us(work: Callable[[], object], device: torch.device, *, calls: int = 50, rounds: int = 15) -> float:
     """Microseconds the host spends in one call: median over rounds, the device drained between rounds.
 
     A round is short enough for the launch queue not to fill up: otherwise this would measure the device.
     """
-    for _ in range(calls):
+    for _ in range(4 * calls):
         work()
     times = []
     for _ in range(rounds):

@@ -39,6 +39,7 @@ class SegmentScope:
         self._backend, self._bridges = backend, bridges
         self._open: OpenRecording | None = None
         self._last: Recording | None = None
+        self._given: dict[int, torch.Tensor] = {}
         self.parts: list[Recording | BoundBreak] = []
 
     def record(self, work: Callable[[], Outputs]) -> Outputs:
@@ -60,11 +61,16 @@ class SegmentScope:
         self._open = self._backend.open(after=self._last)
         return outputs
 
+    def bridge(self, op: BreakOp, position: int, spec: TensorSpec, like: torch.Tensor) -> torch.Tensor:
+        self._given[position] = self._bridges.view(op, "in", position, spec)
+        return self._given[position]
+
     def _bridge_in(self, op: BreakOp, position: int, tensor: torch.Tensor) -> torch.Tensor:
-        """The input in its bridge, copied there by the segment that made it."""
+        """The input in its bridge: computed there, or copied there by the segment that made it."""
+        if tensor is self._given.pop(position, None):
+            return tensor
         bridge = self._bridges.view(op, "in", position, TensorSpec.like(tensor))
-        bridge.copy_(tensor)
-        return bridge
+        return bridge.copy_(tensor)
 
     def _close(self) -> None:
         assert self._open is not None

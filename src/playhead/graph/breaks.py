@@ -65,6 +65,9 @@ class Scope(Protocol):
 
     def call(self, op: BreakOp, *inputs: torch.Tensor, site: str) -> Tensors: ...
 
+    def bridge(self, op: BreakOp, position: int, spec: TensorSpec, like: torch.Tensor) -> torch.Tensor:
+        """Memory for an input of the next `call`, on the device of `like`. An input computed into it is not copied."""
+
 
 class InlineScope:
     """Breaks run in place: eager work, warm-up, and full captures, whose graphs then contain them."""
@@ -77,6 +80,9 @@ class InlineScope:
         outputs = tuple(torch.empty(spec.shape, dtype=spec.dtype, device=inputs[0].device) for spec in specs)
         op.run(self._live, inputs, outputs, site)
         return outputs
+
+    def bridge(self, op: BreakOp, position: int, spec: TensorSpec, like: torch.Tensor) -> torch.Tensor:
+        return like.new_empty(spec.shape, dtype=spec.dtype)
 
 
 class WarmUpScope(InlineScope):

@@ -20,7 +20,7 @@ from torch.fx.passes.split_module import split_module
 from playhead.graph.backends.base import Backend, Outputs
 from playhead.graph.backends.eager import EagerBackend
 from playhead.graph.breakable import BreakableCapture
-from playhead.graph.breaks import BreakOp, BridgePool, Scope, Tensors
+from playhead.graph.breaks import BreakOp, BridgePool, Scope, Tensors, TensorSpec
 from playhead.graph.capture import CapturedStep, Inputs, StepFn
 from playhead.graph.oplog import current_observer
 from playhead.graph.shapes import Mode
@@ -36,9 +36,12 @@ def as_traced(piece: GraphModule, examples: Sequence[Any]) -> Piece:
 
 def with_inductor(piece: GraphModule, examples: Sequence[Any]) -> Piece:
     """One compiled artefact per piece, for any row count."""
-    from torch._inductor import standalone_compile
+    # Imported here: Inductor takes seconds to import and is only wanted on CUDA.
+    from torch._inductor import config, standalone_compile
 
-    return standalone_compile(piece, list(examples), dynamic_shapes="from_graph")
+    # The harness runs a piece on invented sizes, and cannot invent one for a row count that comes in as an argument.
+    with config.patch(benchmark_harness=False):
+        return standalone_compile(piece, list(examples), dynamic_shapes="from_graph")
 
 
 def compiler_for(device: torch.device) -> CompilePiece:
@@ -54,6 +57,9 @@ class TraceScope:
     def call(self, op: BreakOp, *inputs: torch.Tensor, site: str) -> Tensors:
         self.ops[op.traced_target] = op
         return tuple(op.traced(list(inputs), site))
+
+    def bridge(self, op: BreakOp, position: int, spec: TensorSpec, like: torch.Tensor) -> torch.Tensor:
+        return like.new_empty(spec.shape, dtype=spec.dtype)  # a compiled piece makes its own memory; the break copies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

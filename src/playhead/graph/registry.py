@@ -19,7 +19,7 @@ from playhead.graph.sharing import InputBufferPool, SharedBuffer
 from playhead.graph.slots import Batch, FillContext, GraphSlot, PaddingPolicy, leading_rows
 from playhead.graph.staging import CopyPort, Stage, StagingRing, field_view, lay_out, port_for
 
-NUM_STAGES = 2  # the host may prepare one step while another step's copy is under way
+NUM_STAGES = 4  # the host may be this many steps ahead of the device's copies before it waits
 
 # A pattern no test and no sentinel uses; floats get NaN, which no arithmetic hides.
 POISON_BYTE = 0x5A
@@ -47,16 +47,17 @@ class DeviceEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedEntry:
-    """A slot whose values come from the host, with what the fill needs to know, looked up once.
-
-    `plain` slots take the batch value of their name into leading rows: the short way through the fill.
-    """
+    """A slot whose values come from the host."""
 
     slot: GraphSlot
-    name: str
-    on_bs: bool
-    plain: bool
     numpy_dtype: np.dtype[Any]
+
+    @property
+    def is_vector(self) -> bool:
+        """One number per row, straight from the batch: the short way through the fill."""
+        slot = self.slot
+        unusual = slot.axis == "none" or slot.source_fn is not None or slot.slice_fn is not None
+        return not unusual and len(slot.shape_fn(1, 1)) == 1
 
 
 class CudaGraphBufferRegistry:
@@ -81,6 +82,8 @@ class CudaGraphBufferRegistry:
         self._slots: dict[str, GraphSlot] = {}
         self._device: list[DeviceEntry] = []
         self._staged: list[StagedEntry] = []
+        self._vectors: list[tuple[int, str, np.dtype[Any], bool]] = []
+        self._others: list[int] = []
         self._ring: StagingRing | None = None
         self._sources: frozenset[str] = frozenset()
         self._hooked: tuple[GraphSlot, ...] = ()
@@ -113,7 +116,7 @@ class CudaGraphBufferRegistry:
         if slot.staged:
             if bind is not None:
                 raise SlotError(slot.name, "bind with staged=True", "one of them", "The arena gives staged memory.")
-            self._staged.append(self._staged_entry(slot))
+            self._staged.append(StagedEntry(slot=slot, numpy_dtype=as_numpy_dtype(slot)))
             self._slots[slot.name] = slot
             return slot
         shape = slot.shape_fn(self.max_bs, self.max_num_tokens)
@@ -147,6 +150,10 @@ class CudaGraphBufferRegistry:
                 bound = replace(entry.slot, buffer=field_view(arena, place).fill_(place.pad_value))
                 self._check_rows(bound)
                 self._staged[i] = replace(entry, slot=bound)
+                if entry.is_vector:
+                    self._vectors.append((i, bound.name, entry.numpy_dtype, bound.axis == "bs"))
+                else:
+                    self._others.append(i)
                 self._slots[bound.name] = bound
             self._ring = StagingRing(fields, arena, self._port or port_for(self.device), NUM_STAGES)
         self._hooked = tuple(slot for slot in self._slots.values() if slot.post_fill is not None)
@@ -229,34 +236,38 @@ class CudaGraphBufferRegistry:
 
     def _write_stage(self, stage: Stage, batch: Batch, ctx: FillContext) -> None:
         """Host values and host padding into one stage. Rows an older fill of this stage left behind are reset."""
-        left_bs, left_tokens = stage.dirty["bs"], stage.dirty["tokens"]
+        left = dict(stage.dirty)
         # Marked before the first write: an error half-way must not hide rows from the next fill.
-        stage.dirty["bs"], stage.dirty["tokens"] = max(left_bs, ctx.raw_bs), max(left_tokens, ctx.raw_num_tokens)
-        for entry, values in zip(self._staged, stage.fields, strict=True):
-            raw, left = (ctx.raw_bs, left_bs) if entry.on_bs else (ctx.raw_num_tokens, left_tokens)
-            if entry.plain:
-                source, live = batch[entry.name], values[:raw]
+        stage.dirty.update(bs=max(left["bs"], ctx.raw_bs), tokens=max(left["tokens"], ctx.raw_num_tokens))
+        rows = (slice(0, ctx.raw_num_tokens), (ctx.raw_num_tokens,)), (slice(0, ctx.raw_bs), (ctx.raw_bs,))
+        fields = stage.fields
+        for at, name, dtype, on_bs in self._vectors:
+            source = batch[name]
+            live, shape = rows[on_bs]
+            if type(source) is np.ndarray and source.dtype is dtype and source.shape == shape:
+                fields[at][live] = source
             else:
-                source, live = self._unusual_source(entry.slot, values, batch, ctx)
-            if type(source) is not np.ndarray:
-                source = as_host_array(entry.slot, entry.numpy_dtype, source)
-            if source.dtype != entry.numpy_dtype or source.shape != live.shape:
-                raise source_mismatch(entry.slot, source.dtype, source.shape, live.shape)
-            live[...] = source
-            if raw < left:
-                self._reset_staged_tail(entry.slot, values, raw, left)
-        stage.dirty["bs"], stage.dirty["tokens"] = ctx.raw_bs, ctx.raw_num_tokens
+                self._write_checked(at, fields[at], batch, ctx)
+        for at in self._others:
+            self._write_checked(at, fields[at], batch, ctx)
+        if ctx.raw_bs < left["bs"] or ctx.raw_num_tokens < left["tokens"]:
+            for entry, values in zip(self._staged, fields, strict=True):
+                self._reset_staged_tail(entry.slot, values, ctx.raw(entry.slot.axis), left.get(entry.slot.axis, 0))
+        stage.dirty.update(bs=ctx.raw_bs, tokens=ctx.raw_num_tokens)
 
-    def _unusual_source(
-        self, slot: GraphSlot, values: np.ndarray[Any, Any], batch: Batch, ctx: FillContext
-    ) -> tuple[Any, np.ndarray[Any, Any]]:
-        """Source and live rows of a slot with a `source_fn`, a `slice_fn`, or no axis."""
+    def _write_checked(self, at: int, values: np.ndarray[Any, Any], batch: Batch, ctx: FillContext) -> None:
+        """One slot's live rows, from whatever its source is; refused if it does not fit."""
+        entry = self._staged[at]
+        slot = entry.slot
         source = batch[slot.name] if slot.source_fn is None else slot.source_fn(batch, ctx)
-        take = slot.slice_fn or leading_rows
-        return source, values if slot.axis == "none" else take(values, 0, ctx.raw(slot.axis))
+        live = values if slot.axis == "none" else (slot.slice_fn or leading_rows)(values, 0, ctx.raw(slot.axis))
+        array = source if isinstance(source, np.ndarray) else as_host_array(slot, entry.numpy_dtype, source)
+        if array.dtype != entry.numpy_dtype or array.shape != live.shape:
+            raise source_mismatch(slot, array.dtype, array.shape, live.shape)
+        live[...] = array
 
     def _reset_staged_tail(self, slot: GraphSlot, values: np.ndarray[Any, Any], raw: int, left: int) -> None:
-        if slot.axis != "none" and not slot.leaves_tail:
+        if raw < left and not slot.leaves_tail:
             (slot.slice_fn or leading_rows)(values, raw, left)[...] = slot.pad_value
 
     def _reset_tail(self, entry: DeviceEntry, ctx: FillContext) -> None:
@@ -273,15 +284,6 @@ class CudaGraphBufferRegistry:
             entry.dirty_rows = raw
         elif not slot.leaves_tail and raw < padded:
             slot.rows(raw, padded).fill_(slot.pad_value)
-
-    def _staged_entry(self, slot: GraphSlot) -> StagedEntry:
-        return StagedEntry(
-            slot=slot,
-            name=slot.name,
-            on_bs=slot.axis == "bs",
-            plain=slot.axis != "none" and slot.source_fn is None and slot.slice_fn is None,
-            numpy_dtype=as_numpy_dtype(slot),
-        )
 
     def _check_rows(self, slot: GraphSlot) -> None:
         """The shape must have exactly one row per request or token, or padding would miss some."""
