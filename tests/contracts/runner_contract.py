@@ -12,6 +12,7 @@ from playhead.errors import GraphError
 from playhead.graph import EagerBackend, Mode, Reason
 from playhead.graph.audit import audit, same_bits
 from playhead.graph.capture import map_tensors
+from playhead.graph.registry import NUM_STAGES
 from playhead.graph.shapes import DispatchLimits
 from playhead.testing.graph_mutants import STALE_LOC_TAIL
 from playhead.testing.toy import ToyRequest
@@ -70,10 +71,10 @@ def test_stale_location_tail_corrupts_a_live_request_and_the_fill_prevents_it(ba
     def another_request_is_intact() -> bool:
         rig = toy_rig("full", backend=backend, limits=ANY_PADDING)
         rig.runner.capture_all()
-        for requests in (requests_of([1] * 4), requests_of([1] * 4), requests_of([1])):
+        for num_requests in (*[4] * NUM_STAGES, 1):  # every stage of the ring has held four rows
             theirs = rig.model.k_cache[:, int(rig.model.table_RL[3, 0])]
             theirs.fill_(77)
-            run(rig, requests)
+            run(rig, requests_of([1] * num_requests))
         return bool((theirs == 77).all())
 
     with STALE_LOC_TAIL.apply():

@@ -228,8 +228,7 @@ def audit_sample(runner: GraphRunner, bucket: int, raw: int, sample: Sample, rep
         with restored_memory(runner):
             runner.registry.poison()
             live = runner.prepare(batch, ctx)
-            if stale_tails:
-                spread_live_rows(runner.registry, ctx)
+            write_unread_tails(runner.registry, ctx, stale=stale_tails)
             return live_state(runner, map_tensors(torch.clone, how(live)), raw)
 
     replayed = run(lambda live: runner.replay(bucket, live))
@@ -259,13 +258,18 @@ def unwritten_tails(registry: CudaGraphBufferRegistry, ctx: FillContext) -> Iter
             yield f"slot {slot.name!r} holds {tail.flatten()[:4].tolist()} in its padding, wanted {slot.pad_value}."
 
 
-def spread_live_rows(registry: CudaGraphBufferRegistry, ctx: FillContext) -> None:
-    """Put plausible values into every tail that is claimed to be unread: NaN, or the values of live rows."""
+def write_unread_tails(registry: CudaGraphBufferRegistry, ctx: FillContext, *, stale: bool) -> None:
+    """Every tail that is claimed to be unread: padding, or what a step might have left (NaN, or a live row's values).
+
+    Written in both cases: two runs over the same poison would agree whether or not they read it.
+    """
     for slot in registry.slots.values():
         raw, padded = ctx.raw(slot.axis), ctx.padded(slot.axis)
         if not slot.leaves_tail or raw == padded:
             continue
-        if slot.dtype.is_floating_point:
+        if not stale:
+            slot.rows(raw, padded).fill_(slot.pad_value)
+        elif slot.dtype.is_floating_point:
             slot.rows(raw, padded).fill_(float("nan"))
         else:
             for row in range(raw, padded):

@@ -11,7 +11,7 @@ from playhead.errors import CaptureError, SlotError
 from playhead.graph.audit import audit, unwritten_tails
 from playhead.graph.backends.base import record
 from playhead.graph.backends.tape import TapeBackend
-from playhead.graph.registry import CudaGraphBufferRegistry
+from playhead.graph.registry import NUM_STAGES, CudaGraphBufferRegistry
 from playhead.graph.shapes import DispatchLimits
 from playhead.graph.sharing import InputBufferPool
 from playhead.graph.slots import Axis, FillContext, GraphSlot, PaddingPolicy
@@ -93,7 +93,7 @@ def poisoned_fills() -> list[str]:
 def shrinking_fills() -> list[str]:
     """Large, small, larger: only fills, no poison, so that marks of what was left behind are what is tested."""
     registry, found = policy_registry(), []
-    for raw in (MAX_BS, MAX_BS, 1, 4, 2, 2, 0, 5, 1):
+    for raw in (*[MAX_BS] * NUM_STAGES, 1, 4, 2, 2, 0, 5, 1):
         registry.fill_from(policy_batch(registry, raw, 100 + raw), square(raw, MAX_BS))
         found += [f"raw {raw}: {message}" for message in unwritten_tails(registry, square(raw, MAX_BS))]
     return found
@@ -174,7 +174,7 @@ def shrinking_batch() -> list[str]:
     rig = toy_rig("full", limits=ANY_PADDING)
     rig.runner.capture_all()
     others = rig.model.table_RL[2:5, 0].long()
-    for num_requests in (4, 4, 1):
+    for num_requests in (*[4] * NUM_STAGES, 1):  # every stage of the ring has held four rows
         rig.model.k_cache[:, others] = 77
         requests = [ToyRequest(row=1 + i, num_cached=0, tokens=[3]) for i in range(num_requests)]
         rig.runner.run(rig.model.batch(requests, axis="bs"), raw_bs=num_requests, raw_num_tokens=num_requests)

@@ -1,0 +1,127 @@
+"""Breaks, bridges and the split of traced callables."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from playhead.errors import CaptureError
+from playhead.graph import BreakableCapture, BreakOp, BridgePool, PiecewiseCapture, TapeBackend, TensorSpec, as_traced
+from playhead.graph.breaks import InlineScope
+from playhead.graph.piecewise import split_at_breaks, with_prime_rows
+
+
+def add_live(live, inputs, outputs, site):
+    outputs[0].copy_(inputs[0] + inputs[1] * live)
+
+
+def live_add() -> BreakOp:
+    return BreakOp("playhead_test::live_add", run=add_live, outputs=lambda inputs: [TensorSpec.like(inputs[0])])
+
+
+def two_breaks(op: BreakOp, weight: torch.Tensor):
+    def fn(inputs, scope):
+        h = inputs["x"]
+        for i in range(2):
+            (a,) = scope.call(op, h @ weight, h, site=str(i))
+            h = h + torch.relu(a)
+        return h
+
+    return fn
+
+
+CAPTURES = [BreakableCapture, lambda bridges: PiecewiseCapture(bridges, as_traced)]
+
+
+@pytest.fixture(params=CAPTURES)
+def capture(request):
+    return request.param(BridgePool(max_rows=8, device="cpu"))
+
+
+def test_live_values_are_those_of_the_replay(capture):
+    fn, x = two_breaks(live_add(), torch.randn(4, 4)), torch.randn(8, 4)
+    step = capture.capture(TapeBackend(), fn, {"x": x}, 1.0)
+    for live in (1.0, -2.5):
+        x.copy_(torch.randn(8, 4))
+        step.replay(live)
+        assert torch.equal(step.output, fn({"x": x}, InlineScope(live)))
+
+
+def test_a_bucket_captured_later_does_not_disturb_an_earlier_one(capture):
+    fn, x = two_breaks(live_add(), torch.randn(4, 4)), torch.randn(8, 4)
+    large = capture.capture(TapeBackend(), fn, {"x": x}, 1.0)
+    small = capture.capture(TapeBackend(), fn, {"x": x[:3]}, 1.0)
+    for step, rows in ((large, 8), (small, 3), (large, 8)):
+        x.copy_(torch.randn(8, 4))
+        step.replay(2.0)
+        assert torch.equal(step.output, fn({"x": x[:rows]}, InlineScope(2.0)))
+
+
+def test_all_sizes_share_the_bridges():
+    bridges = BridgePool(max_rows=8, device="cpu")
+    fn = two_breaks(live_add(), torch.randn(4, 4))
+    for rows in (8, 3, 5):
+        BreakableCapture(bridges).capture(TapeBackend(), fn, {"x": torch.randn(rows, 4)}, 1.0)
+    assert len(bridges.buffers) == 3  # two inputs, one output
+    assert bridges.num_bytes == 3 * 8 * 4 * 4
+
+
+def test_segments_are_one_more_than_breaks():
+    step = BreakableCapture(BridgePool(max_rows=8, device="cpu")).capture(
+        TapeBackend(), two_breaks(live_add(), torch.randn(4, 4)), {"x": torch.randn(8, 4)}, 1.0
+    )
+    assert len(step.recordings) == 3
+    assert [bound.site for bound in step.breaks] == ["0", "1"]
+
+
+def test_an_input_computed_into_its_bridge_is_not_copied():
+    op, weight, x = live_add(), torch.randn(4, 4), torch.randn(8, 4)
+
+    def fn(inputs, scope):
+        h = inputs["x"]
+        product = torch.mm(h, weight, out=scope.bridge(op, 0, TensorSpec.like(h), h))
+        return scope.call(op, product, h, site="0")[0] + 1
+
+    step = BreakableCapture(BridgePool(max_rows=8, device="cpu")).capture(TapeBackend(), fn, {"x": x}, 1.0)
+    assert step.recordings[0].log.count("aten::copy_") == 1  # the other input
+    x.copy_(torch.randn(8, 4))
+    step.replay(0.5)
+    assert torch.equal(step.output, fn({"x": x}, InlineScope(0.5)))
+
+
+def test_more_rows_than_the_bridges_hold_are_refused():
+    capture = BreakableCapture(BridgePool(max_rows=4, device="cpu"))
+    with pytest.raises(CaptureError, match="8 rows cross a break with bridges of 4"):
+        capture.capture(TapeBackend(), two_breaks(live_add(), torch.randn(4, 4)), {"x": torch.randn(8, 4)}, 1.0)
+
+
+def test_a_split_program_has_pieces_between_breaks_and_weights_as_inputs():
+    weight = torch.randn(4, 4)
+    program = split_at_breaks(two_breaks(live_add(), weight), {"x": torch.randn(8, 4)}, as_traced)
+    assert len(program.pieces) == 3
+    assert [site.site for site in program.breaks.values()] == ["0", "1"]
+    for rows in (2, 7, 8):
+        x = torch.randn(rows, 4)
+        expected = two_breaks(live_add(), weight)({"x": x}, InlineScope(3.0))
+        assert torch.equal(program({"x": x}, InlineScope(3.0)), expected)
+
+
+def test_rows_as_many_as_the_model_is_wide_stay_rows():
+    """16 rows of a 16-wide model: traced as they are, the two sizes would become one."""
+    weight = torch.randn(16, 16)
+    program = split_at_breaks(two_breaks(live_add(), weight), {"x": torch.randn(16, 16)}, as_traced)
+    x = torch.randn(5, 16)
+    expected = two_breaks(live_add(), weight)({"x": x}, InlineScope(1.0))
+    assert torch.equal(program({"x": x}, InlineScope(1.0)), expected)
+
+
+@pytest.mark.parametrize(("rows", "cut"), [(16, 13), (13, 13), (2, 2), (2048, 2039)])
+def test_rows_are_cut_to_a_prime(rows, cut):
+    inputs = {"ids": torch.zeros(rows), "mrope": torch.zeros(3, rows), "one": torch.zeros(1)}
+    shapes = [tuple(tensor.shape) for tensor in with_prime_rows(inputs).values()]
+    assert shapes == [(cut,), (3, cut), (1,)]
+
+
+def test_a_traced_break_never_runs_by_itself():
+    with pytest.raises(CaptureError, match="a traced break was run"):
+        live_add().traced([torch.ones(2), torch.ones(2)], "0")

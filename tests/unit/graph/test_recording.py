@@ -1,0 +1,153 @@
+"""Recordings on the tape: what they redo, and what cannot be recorded."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from playhead.errors import CaptureError
+from playhead.graph import TapeBackend, record
+
+
+@torch.library.custom_op("playhead_test::scale_into", mutates_args=("out",))
+def scale_into(x: torch.Tensor, factor: float, out: torch.Tensor) -> None:
+    out.copy_(torch.from_numpy(x.numpy() * factor))  # leaves the dispatcher, as a kernel does
+
+
+def taped(work):
+    return record(TapeBackend(), work)
+
+
+def test_replay_reads_the_inputs_of_now():
+    x, w = torch.randn(4, 8), torch.randn(8, 8)
+    recording, out = taped(lambda: torch.relu(x @ w) + 1)
+    x.copy_(torch.randn(4, 8))
+    recording.replay()
+    assert torch.equal(out, torch.relu(x @ w) + 1)
+
+
+def test_replay_writes_memory_in_place():
+    cache, locs, values = torch.zeros(6, 2), torch.tensor([1, 2]), torch.ones(2, 2)
+
+    def write():
+        cache[locs] = values
+        cache.mul_(2)
+
+    recording, _ = taped(write)
+    cache.zero_()
+    locs.copy_(torch.tensor([4, 5]))
+    recording.replay()
+    assert cache[:, 0].tolist() == [0, 0, 0, 0, 2, 2]
+
+
+def test_views_alias_and_are_no_work():
+    x = torch.randn(2, 6)
+    recording, (left, right) = taped(lambda: x.view(6, 2).split(3))
+    assert recording.num_nodes == 0
+    x.fill_(3)
+    assert left.eq(3).all()
+    assert right.eq(3).all()
+
+
+def test_several_outputs_are_all_refreshed():
+    x = torch.randn(3, 5)
+    recording, (values, indices) = taped(lambda: torch.topk(x, 2))
+    x.copy_(torch.randn(3, 5))
+    recording.replay()
+    again = torch.topk(x, 2)
+    assert torch.equal(values, again.values)
+    assert torch.equal(indices, again.indices)
+
+
+def test_uninitialised_memory_keeps_what_was_written():
+    """A replay must not put new garbage where the recording had computed values."""
+    x = torch.ones(4)
+
+    def work():
+        out = torch.empty(4)
+        out[:2] = x[:2]
+        return out
+
+    recording, out = taped(work)
+    out[2:] = 7
+    recording.replay()
+    assert out.tolist() == [1, 1, 7, 7]
+
+
+def test_custom_ops_are_recorded_with_their_mutations():
+    x, out = torch.ones(3), torch.zeros(3)
+    recording, _ = taped(lambda: scale_into(x, 2.0, out))
+    (op,) = recording.log.ops
+    assert op.name == "playhead_test::scale_into.default"
+    assert [access.start for access in op.writes] == [out.data_ptr()]
+    x.fill_(5)
+    recording.replay()
+    assert out.tolist() == [10, 10, 10]
+
+
+def test_no_gradients_are_recorded():
+    w = torch.randn(3, 3, requires_grad=True)
+    _, out = taped(lambda: torch.randn(2, 3) @ w)
+    assert not out.requires_grad
+
+
+def test_a_failed_recording_leaves_no_mode_behind():
+    x = torch.ones(2)
+    with pytest.raises(CaptureError):
+        taped(lambda: x * x.sum().item())
+    assert x.sum().item() == 2
+
+
+@pytest.mark.parametrize(
+    ("work", "op"),
+    [
+        (lambda x: x.sum().item(), "aten::_local_scalar_dense"),
+        (lambda x: float(x[0]), "aten::_local_scalar_dense"),
+        (lambda x: x if x[0] > 0 else -x, "aten::"),
+        (lambda x: x.nonzero(), "aten::nonzero"),
+        (lambda x: x[x > 0], "aten::index.Tensor"),
+        (lambda x: torch.masked_select(x, x > 0), "aten::masked_select"),
+        (lambda x: torch.unique(x), "aten::_unique2"),
+        (lambda x: torch.equal(x, x), "aten::equal"),
+        (lambda x: x.index_put_((x > 0,), torch.ones(())), "aten::index_put_"),
+        (lambda x: x.tolist(), "Tensor.tolist"),
+        (lambda x: x.numpy(), "Tensor.numpy"),
+        (lambda x: x.cpu(), "Tensor.cpu"),
+        (lambda x: x + torch.tensor([1.0]), "aten::lift_fresh"),
+        (lambda x: x.data_ptr(), "Tensor.data_ptr"),
+        (lambda x: x.to("meta"), "aten::_to_copy"),
+    ],
+)
+def test_what_a_replay_cannot_redo_is_refused_with_op_and_line(work, op):
+    x = torch.rand(4)
+    with pytest.raises(CaptureError, match=re.escape(op)) as refused:
+        taped(lambda: work(x))
+    assert "test_recording.py:" in refused.value.where
+
+
+def test_an_unregistered_kernel_is_refused_where_it_is_launched():
+    """A kernel called directly takes addresses; inside a registered op it may."""
+    x, out = torch.ones(3), torch.zeros(3)
+
+    def launch():
+        scale_into._init_fn(x, 2.0, out)
+
+    with pytest.raises(CaptureError, match=r"Tensor\.numpy"):
+        taped(launch)
+
+
+def test_signatures_tell_constants_apart():
+    x = torch.ones(3)
+    logs = [taped(lambda factor=factor: x * factor)[0].log for factor in (2.0, 2.0, 3.0)]
+    same, also, other = ([op.signature for op in log.ops] for log in logs)
+    assert same == also != other
+
+
+def test_log_counts_ops_by_name():
+    x = torch.ones(3, 3)
+    recording, _ = taped(lambda: (x @ x @ x).relu())
+    assert recording.log.count("aten::mm") == 2
+    assert recording.log.count("aten::mm.default") == 2
+    assert recording.log.num_nodes == recording.num_nodes == 3

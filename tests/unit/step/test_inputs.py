@@ -1,0 +1,111 @@
+"""The two registries every model starts from."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from playhead.errors import SlotError
+from playhead.graph import FillContext, GraphSlot, InputBufferPool, PaddingPolicy
+from playhead.graph.audit import unwritten_tails
+from playhead.step.inputs import FULL_LOCS, InputFeatures, build_decode_registry, build_prefill_registry
+
+USUAL = {
+    "input_ids",
+    "positions",
+    "out_cache_loc",
+    "req_pool_indices",
+    "seq_lens",
+    "seq_lens_cpu",
+    "num_token_non_padded",
+}
+EVERYTHING = InputFeatures(encoder=True, mamba_tracking=True, mrope=True, pp_proxies={"hidden": (4, torch.float32)})
+DECODE = FillContext(raw_bs=2, padded_bs=4, raw_num_tokens=2, padded_num_tokens=4)
+
+
+def filled(registry, ctx):
+    registry.poison()
+    proxies = {"hidden": torch.ones(ctx.raw_num_tokens, 4)}
+    batch = {
+        name: np.ones_like(v) if isinstance(v, np.ndarray) else torch.ones_like(v)
+        for name, v in registry.null_batch(ctx).items()
+    }
+    full = FillContext(
+        raw_bs=ctx.raw_bs,
+        padded_bs=ctx.padded_bs,
+        raw_num_tokens=ctx.raw_num_tokens,
+        padded_num_tokens=ctx.padded_num_tokens,
+        pp_proxy_tensors=proxies,
+    )
+    registry.fill_from(batch, full)
+    return registry
+
+
+def test_a_plain_model_has_the_usual_inputs_and_no_others():
+    assert set(build_decode_registry(max_bs=4, device="cpu").slots) == USUAL
+    assert set(build_prefill_registry(max_bs=4, max_num_tokens=8, device="cpu").slots) == USUAL
+
+
+def test_features_add_their_inputs():
+    registry = build_decode_registry(max_bs=4, device="cpu", features=EVERYTHING)
+    added = {"encoder_lens", "mamba_track_indices", "mamba_track_mask", "mrope_positions", "pp_proxy.hidden"}
+    assert set(registry.slots) == USUAL | added
+
+
+@pytest.mark.parametrize("raw", [0, 1, 3, 4])
+def test_a_padded_row_is_a_null_request(raw):
+    ctx = FillContext(raw_bs=raw, padded_bs=4, raw_num_tokens=raw, padded_num_tokens=4)
+    registry = filled(build_decode_registry(max_bs=4, device="cpu", features=EVERYTHING), ctx)
+    assert list(unwritten_tails(registry, ctx)) == []
+    null = {name: slot.rows(raw, 4).tolist() for name, slot in registry.slots.items() if slot.axis != "none"}
+    rows = 4 - raw
+    assert null["positions"] == null["out_cache_loc"] == null["req_pool_indices"] == [0] * rows
+    assert null["seq_lens"] == null["seq_lens_cpu"] == null["encoder_lens"] == [1] * rows
+    assert null["mamba_track_mask"] == [False] * rows
+    assert registry.get_slot("num_token_non_padded").buffer.tolist() == [raw]
+
+
+def test_prefill_pads_tokens_and_not_requests():
+    ctx = FillContext(raw_bs=2, padded_bs=2, raw_num_tokens=5, padded_num_tokens=8)
+    registry = filled(build_prefill_registry(max_bs=4, max_num_tokens=8, device="cpu", features=EVERYTHING), ctx)
+    views = registry.extract_buffer(ctx)
+    assert views["input_ids"].tolist() == [1] * 5 + [0] * 3
+    assert views["mrope_positions"].shape == (3, 8)
+    assert views["seq_lens"].shape == (2,)
+    assert views["pp_proxy.hidden"][5:].eq(0).all()
+
+
+def test_locations_have_one_dtype():
+    registry = build_decode_registry(max_bs=4, device="cpu")
+    assert registry.get_slot("out_cache_loc").dtype is FULL_LOCS.dtype is torch.int32
+
+
+def test_a_new_field_is_one_declaration():
+    extra = GraphSlot(
+        name="lora_ids",
+        shape_fn=lambda bs, tokens: (bs,),
+        dtype=torch.int32,
+        axis="bs",
+        padding_policy=PaddingPolicy.ZERO,
+        staged=True,
+    )
+    registry = build_decode_registry(max_bs=4, device="cpu", features=InputFeatures(extra=(extra,)))
+    assert filled(registry, DECODE).get_slot("lora_ids").rows(0, 4).tolist() == [1, 1, 0, 0]
+
+
+def test_a_missing_pipeline_tensor_is_refused():
+    registry = build_decode_registry(
+        max_bs=4, device="cpu", features=InputFeatures(pp_proxies={"hidden": (4, torch.float32)})
+    )
+    with pytest.raises(SlotError, match=r"pp_proxy\.hidden"):
+        registry.fill_from(registry.null_batch(DECODE), DECODE)
+
+
+def test_decode_and_prefill_may_share_device_memory():
+    pool = InputBufferPool()
+    features = InputFeatures(pp_proxies={"hidden": (4, torch.float32)})
+    decode = build_decode_registry(max_bs=8, device="cpu", features=features, pool=pool)
+    prefill = build_prefill_registry(max_bs=8, max_num_tokens=8, device="cpu", features=features, pool=pool)
+    name = "pp_proxy.hidden"
+    assert decode.get_slot(name).buffer.data_ptr() == prefill.get_slot(name).buffer.data_ptr()
