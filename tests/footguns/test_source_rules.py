@@ -12,8 +12,8 @@ FILES = sorted(SRC.rglob("*.py"))
 
 FORBIDDEN_IMPORTS = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 FORBIDDEN_CALLS = {"eval", "exec", "torch.load", "yaml.load", "hasattr", "setattr", "inspect.signature"}
-# Reading a foreign config is the one place where an attribute has no declaration.
-STRING_GETATTR_ALLOWED: set[str] = set()
+# torch hands out registered ops by attribute, and nothing else.
+STRING_GETATTR_ALLOWED = {"op.py"}
 
 
 def dotted(node: ast.expr) -> str:
