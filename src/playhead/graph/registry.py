@@ -163,14 +163,15 @@ class CudaGraphBufferRegistry:
     def fill_from(self, batch: Batch, ctx: FillContext) -> None:
         """Write every slot for this step: padding, values, hooks. Raises before any device memory changes."""
         self._check_fill(batch, ctx)
-        copies = [(entry, self._device_source(entry, batch, ctx)) for entry in self._device if entry.slot.copy_from_fb]
+        copies = [self._device_source(entry, batch, ctx) for entry in self._device if entry.slot.copy_from_fb]
         if self._ring is not None:
             stage = self._ring.acquire()
             self._write_stage(stage, batch, ctx)
             self._ring.submit(stage)
         for entry in self._device:
             self._reset_tail(entry, ctx)
-        grouped_foreach_copy_([live for _, (live, _) in copies], [source for _, (_, source) in copies])
+        if copies:
+            grouped_foreach_copy_([live for live, _ in copies], [source for _, source in copies])
         for slot in self._hooked:
             assert slot.buffer is not None
             assert slot.post_fill is not None
@@ -200,7 +201,7 @@ class CudaGraphBufferRegistry:
         for entry in self._device:
             entry.dirty_rows = entry.num_rows
         for stage in self._ring.stages if self._ring is not None else ():
-            stage.dirty.update(bs=self.max_bs, tokens=self.max_num_tokens)
+            stage.dirty_bs, stage.dirty_tokens = self.max_bs, self.max_num_tokens
             for staged, values in zip(self._staged, stage.fields, strict=True):
                 values[...] = poison_value(staged.slot.dtype)
 
@@ -236,10 +237,10 @@ class CudaGraphBufferRegistry:
 
     def _write_stage(self, stage: Stage, batch: Batch, ctx: FillContext) -> None:
         """Host values and host padding into one stage. Rows an older fill of this stage left behind are reset."""
-        left = dict(stage.dirty)
+        raw_bs, raw_tokens, left_bs, left_tokens = ctx.raw_bs, ctx.raw_num_tokens, stage.dirty_bs, stage.dirty_tokens
         # Marked before the first write: an error half-way must not hide rows from the next fill.
-        stage.dirty.update(bs=max(left["bs"], ctx.raw_bs), tokens=max(left["tokens"], ctx.raw_num_tokens))
-        rows = (slice(0, ctx.raw_num_tokens), (ctx.raw_num_tokens,)), (slice(0, ctx.raw_bs), (ctx.raw_bs,))
+        stage.dirty_bs, stage.dirty_tokens = max(left_bs, raw_bs), max(left_tokens, raw_tokens)
+        rows = (slice(0, raw_tokens), (raw_tokens,)), (slice(0, raw_bs), (raw_bs,))
         fields = stage.fields
         for at, name, dtype, on_bs in self._vectors:
             source = batch[name]
@@ -250,10 +251,11 @@ class CudaGraphBufferRegistry:
                 self._write_checked(at, fields[at], batch, ctx)
         for at in self._others:
             self._write_checked(at, fields[at], batch, ctx)
-        if ctx.raw_bs < left["bs"] or ctx.raw_num_tokens < left["tokens"]:
+        if raw_bs < left_bs or raw_tokens < left_tokens:
+            left = {"bs": left_bs, "tokens": left_tokens, "none": 0}
             for entry, values in zip(self._staged, fields, strict=True):
-                self._reset_staged_tail(entry.slot, values, ctx.raw(entry.slot.axis), left.get(entry.slot.axis, 0))
-        stage.dirty.update(bs=ctx.raw_bs, tokens=ctx.raw_num_tokens)
+                self._reset_staged_tail(entry.slot, values, ctx.raw(entry.slot.axis), left[entry.slot.axis])
+        stage.dirty_bs, stage.dirty_tokens = raw_bs, raw_tokens
 
     def _write_checked(self, at: int, values: np.ndarray[Any, Any], batch: Batch, ctx: FillContext) -> None:
         """One slot's live rows, from whatever its source is; refused if it does not fit."""

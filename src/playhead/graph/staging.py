@@ -1,13 +1,13 @@
 """Host values on their way to the device: one pinned arena, one copy per fill.
 
 The host writes a stage while the copy of an earlier one may still run. A stage is written again only after its own
-copy has finished; `CopyPort.wait` is where that is enforced, and the fakes in `playhead.testing` prove it.
+copy has finished; `Channel.wait` is where that is enforced, and the fakes in `playhead.testing` prove it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,73 +23,92 @@ except ImportError:
 ALIGNMENT_BYTES = 128  # one slot per cache line pair: vector loads of any slot stay aligned
 
 
+class Channel(Protocol):
+    """The way from one host buffer to one device buffer."""
+
+    def send(self) -> None:
+        """Start the copy, in stream order."""
+
+    def wait(self) -> None:
+        """Block the host until the last copy has read the host buffer."""
+
+
 class CopyPort(Protocol):
-    """How bytes get from a host buffer to a device buffer, and how to know that they have left the host."""
+    """Where host buffers come from, and how their bytes get to a device."""
 
     def host_bytes(self, num_bytes: int) -> torch.Tensor: ...
 
-    def new_event(self) -> Any: ...
+    def channel(self, dst: torch.Tensor, src: torch.Tensor) -> Channel: ...
 
-    def copy(self, dst: torch.Tensor, src: torch.Tensor, event: Any) -> None:
-        """Start the copy in stream order; `event` is done when `src` may be written again."""
 
-    def wait(self, event: Any) -> None:
-        """Block the host until `event` is done."""
+@dataclass(frozen=True, slots=True)
+class HostChannel:
+    """Host to host: the copy is done when it returns."""
+
+    dst: torch.Tensor
+    src: torch.Tensor
+
+    def send(self) -> None:
+        self.dst.copy_(self.src)
+
+    def wait(self) -> None:
+        return None
 
 
 class HostPort:
-    """Host to host: the copy is done when it returns."""
+    """For devices whose memory is the host's."""
 
     def host_bytes(self, num_bytes: int) -> torch.Tensor:
         return torch.zeros(num_bytes, dtype=torch.uint8)
 
-    def new_event(self) -> None:
-        return None
-
-    def copy(self, dst: torch.Tensor, src: torch.Tensor, event: None) -> None:
-        dst.copy_(src)
-
-    def wait(self, event: None) -> None:
-        return None
+    def channel(self, dst: torch.Tensor, src: torch.Tensor) -> HostChannel:
+        return HostChannel(dst, src)
 
 
-class CudaPort:
+class CudaChannel:
     """Pinned host memory to a CUDA device, on the current stream.
 
     Copy and event go straight to the runtime: through torch they cost twice as much host time, every step. Without
     `cuda-bindings` (CUDA builds of torch bring it) torch does both.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device_index = device.index if device.index is not None else torch.cuda.current_device()
+    def __init__(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        self._dst, self._src, self._device_index = dst, src, dst.device.index
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._event.record()  # an event has no handle before its first record
+        self._handle = self._event.cuda_event
+        if runtime is not None:
+            kind = runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
+            self._copy = (dst.data_ptr(), src.data_ptr(), src.nbytes, kind)
+
+    def send(self) -> None:
+        if runtime is None:
+            self._dst.copy_(self._src, non_blocking=True)
+            self._event.record(torch.cuda.current_stream(self._device_index))
+            return
+        stream = torch._C._cuda_getCurrentRawStream(self._device_index)
+        (copied,) = runtime.cudaMemcpyAsync(*self._copy, stream)
+        (recorded,) = runtime.cudaEventRecord(self._handle, stream)
+        if copied or recorded:
+            raise GraphError(f"staging copy of {self._src.nbytes} bytes: CUDA said {copied!r}, {recorded!r}.")
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+
+class CudaPort:
+    """For CUDA devices."""
 
     def host_bytes(self, num_bytes: int) -> torch.Tensor:
         return torch.zeros(num_bytes, dtype=torch.uint8).pin_memory()
 
-    def new_event(self) -> torch.cuda.Event:
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()  # an event has no handle before its first record
-        return event
-
-    def copy(self, dst: torch.Tensor, src: torch.Tensor, event: torch.cuda.Event) -> None:
-        if runtime is None:
-            dst.copy_(src, non_blocking=True)
-            event.record(torch.cuda.current_stream(self._device_index))
-            return
-        stream = torch._C._cuda_getCurrentRawStream(self._device_index)
-        kind = runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
-        (copied,) = runtime.cudaMemcpyAsync(dst.data_ptr(), src.data_ptr(), src.nbytes, kind, stream)
-        (recorded,) = runtime.cudaEventRecord(event.cuda_event, stream)
-        if copied or recorded:
-            raise GraphError(f"staging copy of {src.nbytes} bytes: CUDA said {copied!r}, {recorded!r}; wanted success.")
-
-    def wait(self, event: torch.cuda.Event) -> None:
-        event.synchronize()
+    def channel(self, dst: torch.Tensor, src: torch.Tensor) -> CudaChannel:
+        return CudaChannel(dst, src)
 
 
 def port_for(device: torch.device) -> CopyPort:
     """The port that reaches `device` from the host."""
-    return CudaPort(device) if device.type == "cuda" else HostPort()
+    return CudaPort() if device.type == "cuda" else HostPort()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,13 +124,13 @@ class StagedField:
 
 @dataclass(slots=True, kw_only=True)  # mutable: the marks follow what was written
 class Stage:
-    """One host copy of the arena. `dirty` counts, per axis, the leading rows that may hold values of an old fill."""
+    """One host copy of the arena. The marks count the leading rows that may hold values of an older fill."""
 
-    host: torch.Tensor
     fields: list[np.ndarray[Any, Any]]
-    event: Any
+    channel: Channel
     in_flight: bool = False
-    dirty: dict[str, int] = field(default_factory=lambda: {"bs": 0, "tokens": 0})
+    dirty_bs: int = 0
+    dirty_tokens: int = 0
 
 
 def lay_out(specs: Sequence[tuple[tuple[int, ...], torch.dtype, float]]) -> tuple[tuple[StagedField, ...], int]:
@@ -141,30 +160,25 @@ class StagingRing:
     def __init__(
         self, fields: Sequence[StagedField], device_arena: torch.Tensor, port: CopyPort, num_stages: int
     ) -> None:
-        self._device_arena, self._port, self._next = device_arena, port, 0
-        self._stages = [self._new_stage(fields) for _ in range(num_stages)]
-
-    def _new_stage(self, fields: Sequence[StagedField]) -> Stage:
-        host = self._port.host_bytes(self._device_arena.numel())
-        views = [field_view(host, place).numpy() for place in fields]
-        for view, place in zip(views, fields, strict=True):
-            view[...] = place.pad_value
-        return Stage(host=host, fields=views, event=self._port.new_event())
-
-    @property
-    def stages(self) -> Sequence[Stage]:
-        return self._stages
+        self._next = 0
+        self.stages: list[Stage] = []
+        for _ in range(num_stages):
+            host = port.host_bytes(device_arena.numel())
+            views = [field_view(host, place).numpy() for place in fields]
+            for view, place in zip(views, fields, strict=True):
+                view[...] = place.pad_value
+            self.stages.append(Stage(fields=views, channel=port.channel(device_arena, host)))
 
     def acquire(self) -> Stage:
         """The next stage, safe to write: its last copy has left the host."""
-        stage = self._stages[self._next]
-        self._next = (self._next + 1) % len(self._stages)
+        stage = self.stages[self._next]
+        self._next = (self._next + 1) % len(self.stages)
         if stage.in_flight:
-            self._port.wait(stage.event)
+            stage.channel.wait()
             stage.in_flight = False
         return stage
 
     def submit(self, stage: Stage) -> None:
         """Send the whole arena, tails included, in one copy."""
-        self._port.copy(self._device_arena, stage.host, stage.event)
+        stage.channel.send()
         stage.in_flight = True

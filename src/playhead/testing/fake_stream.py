@@ -12,19 +12,28 @@ from dataclasses import dataclass
 import torch
 
 
-@dataclass(slots=True)  # mutable: an event is recorded again for every copy
-class FakeEvent:
-    """The device time at which its copy is done; 0 before it was ever recorded."""
-
-    time: int = 0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingCopy:
     time: int
     dst: torch.Tensor
     src: torch.Tensor
     as_submitted: torch.Tensor
+
+
+@dataclass(slots=True, kw_only=True)  # mutable: the time of the last copy moves on
+class LaggingChannel:
+    """One host buffer's way to the lagging device, with the device time at which its last copy is done."""
+
+    port: LaggingPort
+    dst: torch.Tensor
+    src: torch.Tensor
+    last_copy: int = 0
+
+    def send(self) -> None:
+        self.last_copy = self.port.enqueue(self)
+
+    def wait(self) -> None:
+        self.port.wait_until(self.last_copy)
 
 
 class LaggingPort:
@@ -34,28 +43,28 @@ class LaggingPort:
         self._queue: deque[PendingCopy] = deque()
         self._device_time = 0
         self._host_saw = 0
-        self._last_copy_of: dict[int, int] = {}
         self.violations: list[str] = []
 
     def host_bytes(self, num_bytes: int) -> torch.Tensor:
         return torch.zeros(num_bytes, dtype=torch.uint8)
 
-    def new_event(self) -> FakeEvent:
-        return FakeEvent()
+    def channel(self, dst: torch.Tensor, src: torch.Tensor) -> LaggingChannel:
+        return LaggingChannel(port=self, dst=dst, src=src)
 
-    def copy(self, dst: torch.Tensor, src: torch.Tensor, event: FakeEvent) -> None:
-        earlier = self._last_copy_of.get(src.data_ptr(), 0)
-        if earlier > self._host_saw:
+    def enqueue(self, channel: LaggingChannel) -> int:
+        """Put a copy at the end of the device's queue and give the time it will be done."""
+        if channel.last_copy > self._host_saw:
             self.violations.append(
-                f"a stage was written again before its copy {earlier} was seen done (host saw {self._host_saw})"
+                f"a stage was written again before its copy {channel.last_copy} was seen done "
+                f"(host saw {self._host_saw})"
             )
-        event.time = self._device_time + len(self._queue) + 1
-        self._last_copy_of[src.data_ptr()] = event.time
-        self._queue.append(PendingCopy(time=event.time, dst=dst, src=src, as_submitted=src.clone()))
+        time = self._device_time + len(self._queue) + 1
+        self._queue.append(PendingCopy(time=time, dst=channel.dst, src=channel.src, as_submitted=channel.src.clone()))
+        return time
 
-    def wait(self, event: FakeEvent) -> None:
-        self.run_until(event.time)
-        self._host_saw = max(self._host_saw, event.time)
+    def wait_until(self, time: int) -> None:
+        self.run_until(time)
+        self._host_saw = max(self._host_saw, time)
 
     def run_until(self, time: int) -> None:
         """Let the device catch up to this time."""

@@ -84,8 +84,8 @@ def warm_up_remembered() -> AbstractContextManager[None]:
 
 def stage_reused_early() -> AbstractContextManager[None]:
     def impatient(self: StagingRing) -> Stage:
-        stage = self._stages[self._next]
-        self._next = (self._next + 1) % len(self._stages)
+        stage = self.stages[self._next]
+        self._next = (self._next + 1) % len(self.stages)
         return stage
 
     return swapped(StagingRing, "acquire", impatient)

@@ -48,9 +48,10 @@ def test_a_lagging_device_gets_the_bytes_of_each_step():
 def test_the_fake_device_notices_a_host_that_does_not_wait():
     """The checker can fail: two copies from one buffer with no wait between them."""
     port = LaggingPort()
-    src, dst, event = port.host_bytes(4), torch.zeros(4, dtype=torch.uint8), port.new_event()
-    port.copy(dst, src, event)
+    src = port.host_bytes(4)
+    channel = port.channel(torch.zeros(4, dtype=torch.uint8), src)
+    channel.send()
     src.fill_(1)
-    port.copy(dst, src, event)
+    channel.send()
     port.drain()
     assert len(port.violations) == 2
