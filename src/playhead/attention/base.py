@@ -1,0 +1,198 @@
+"""The contract of attention: what a step must say, what a layer is, and what a backend does with both.
+
+A step's inputs are slots, so no backend keeps buffers of its own: rows and lengths, which every step has, and what
+`attention_slots` adds. `plan` turns them into a value; the same code plans for eager runs, capture and replay. For
+decode the value holds nothing but tensors at fixed addresses, which is what a captured graph may read.
+
+Shapes: T tokens, B requests, H query heads, K kv heads, D head dim of q and k, E head dim of v, R rows of the page
+table, P pages per row, N pages of a layer's pool, S locations per page, L full locations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+import torch
+
+from playhead.errors import ConfigError
+from playhead.graph.capture import Inputs
+from playhead.graph.runner import OwnedMemory
+from playhead.graph.slots import Batch, FillContext, GraphSlot, PaddingPolicy
+
+# Slots every step has. A padded request is row 0 (no page but the sink) with one key.
+ROWS_SLOT = "req_pool_indices"
+LENGTHS_SLOT = "seq_lens"
+
+# A padded request of an extend step starts past every token. 0 would make it own the first tokens; a number this far
+# out owns none, and half of int32 leaves room for the kernels' sums.
+PAST_EVERY_TOKEN = 2**30
+
+
+class Phase(Enum):
+    """What a step's queries are: one per request at its end, or any number of them."""
+
+    DECODE = "decode"
+    EXTEND = "extend"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # tensors have no useful equality
+class LayerAttention:
+    """One layer's attention: its numbers, and the memory its keys and values live in.
+
+    `window` counts the keys a query sees, itself included. `mapping_L` takes full locations to the locations of the
+    layer's own pool; a layer of the full group has none. The caches may be strided, with contiguous rows.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    k_head_dim: int
+    v_head_dim: int
+    scale: float
+    k_cache_NSKD: torch.Tensor
+    v_cache_NSKE: torch.Tensor
+    window: int | None = None
+    softcap: float | None = None
+    sinks_H: torch.Tensor | None = None
+    mapping_L: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"LayerAttention: found {self.num_heads} heads for {self.num_kv_heads} kv heads; "
+                "wanted a whole number of query heads per kv head. Read both from the model's config"
+            )
+        if self.window is not None and self.window < 1:
+            raise ConfigError(
+                f"LayerAttention.window: found {self.window}; wanted at least 1, the query itself. Use None for none"
+            )
+        for name, cache, dim in (
+            ("k_cache_NSKD", self.k_cache_NSKD, self.k_head_dim),
+            ("v_cache_NSKE", self.v_cache_NSKE, self.v_head_dim),
+        ):
+            wanted = (self.k_cache_NSKD.shape[0], self.page_size, self.num_kv_heads, dim)
+            if tuple(cache.shape) != wanted or cache.stride(-1) != 1:
+                raise ConfigError(
+                    f"LayerAttention.{name}: found shape {tuple(cache.shape)}, last stride {cache.stride(-1)}; "
+                    f"wanted {wanted} with stride 1. Take the view from the layer's KV pool"
+                )
+
+    @property
+    def page_size(self) -> int:
+        return self.k_cache_NSKD.shape[1]
+
+    @property
+    def group_size(self) -> int:
+        """Query heads per kv head."""
+        return self.num_heads // self.num_kv_heads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AttentionPlan:
+    """What one step's attention reads beside its layers. Every layer of the step is given the same plan.
+
+    `seq_lens_B` counts a request's keys with this step's. In an extend step request b's queries are the tokens
+    [query_starts[b], query_starts[b] + query_lens[b]); in a decode step both are None and query b is request b's.
+    """
+
+    page_table_RP: torch.Tensor
+    rows_B: torch.Tensor
+    seq_lens_B: torch.Tensor
+    query_starts_B: torch.Tensor | None = None
+    query_lens_B: torch.Tensor | None = None
+
+    @property
+    def phase(self) -> Phase:
+        return Phase.DECODE if self.query_lens_B is None else Phase.EXTEND
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        found = (self.page_table_RP, self.rows_B, self.seq_lens_B, self.query_starts_B, self.query_lens_B)
+        return tuple(tensor for tensor in found if tensor is not None)
+
+
+class AttentionBackend(Protocol):
+    """How attention is computed. Backends hold no per-step state: everything of a step is in its plan."""
+
+    @property
+    def name(self) -> str: ...
+
+    def slots(self, phase: Phase) -> tuple[GraphSlot, ...]:
+        """The inputs a step's registry must have for this backend, beyond those every step has."""
+
+    def owned(self) -> tuple[OwnedMemory, ...]:
+        """Memory that captured work of this backend touches beside slots, weights and KV."""
+
+    def plan(self, batch: Batch, ctx: FillContext, inputs: Inputs) -> AttentionPlan:
+        """The step's plan, from slots that are filled already."""
+
+    def decode(self, plan: AttentionPlan, layer: LayerAttention, q_BHD: torch.Tensor, out_BHE: torch.Tensor) -> None:
+        """Writes every row of `out_BHE`. Can be captured."""
+
+    def extend(self, plan: AttentionPlan, layer: LayerAttention, q_THD: torch.Tensor, out_THE: torch.Tensor) -> None:
+        """Writes the rows of `out_THE` that belong to requests; the keys of these tokens are in the cache already."""
+
+
+def attend(
+    backend: AttentionBackend, plan: AttentionPlan, layer: LayerAttention, q: torch.Tensor, out: torch.Tensor
+) -> None:
+    """Attention of one layer, whichever phase the plan is of."""
+    (backend.decode if plan.phase is Phase.DECODE else backend.extend)(plan, layer, q, out)
+
+
+def attention_slots(phase: Phase) -> tuple[GraphSlot, ...]:
+    """What attention needs beyond the slots every step has: where each request's queries are, if it may have many."""
+    if phase is Phase.DECODE:
+        return ()
+    return (
+        _per_request("query_starts", PaddingPolicy.FILL_SENTINEL, pad_value=PAST_EVERY_TOKEN),
+        _per_request("query_lens", PaddingPolicy.ZERO),
+    )
+
+
+def plan_from_slots(page_table_RP: torch.Tensor, inputs: Inputs) -> AttentionPlan:
+    """The plan of a step: views of its slots, at fixed addresses, and nothing else."""
+    return AttentionPlan(
+        page_table_RP=page_table_RP,
+        rows_B=inputs[ROWS_SLOT],
+        seq_lens_B=inputs[LENGTHS_SLOT],
+        query_starts_B=inputs.get("query_starts"),
+        query_lens_B=inputs.get("query_lens"),
+    )
+
+
+ExtendArguments = tuple[
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor | None,
+    torch.Tensor | None,
+    float,
+    int | None,
+    float | None,
+]
+
+
+def extend_arguments(plan: AttentionPlan, layer: LayerAttention) -> ExtendArguments:
+    """What the extend op and its reference take after q and out, in their order."""
+    assert plan.query_starts_B is not None, "an extend plan"
+    assert plan.query_lens_B is not None, "an extend plan"
+    memory = (layer.k_cache_NSKD, layer.v_cache_NSKE, plan.page_table_RP)
+    requests = (plan.rows_B, plan.seq_lens_B, plan.query_starts_B, plan.query_lens_B)
+    return (*memory, *requests, layer.mapping_L, layer.sinks_H, layer.scale, layer.window, layer.softcap)
+
+
+def _per_request(name: str, policy: PaddingPolicy, *, pad_value: int = 0) -> GraphSlot:
+    return GraphSlot(
+        name=name,
+        shape_fn=lambda max_bs, max_num_tokens: (max_bs,),
+        dtype=torch.int32,
+        axis="bs",
+        padding_policy=policy,
+        pad_value=pad_value,
+        staged=True,
+    )

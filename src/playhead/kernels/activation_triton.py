@@ -1,0 +1,50 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""Triton kernel of `activation.py`: one program per block of columns of one row.
+
+Shapes: T tokens, I intermediate width, J = 2 * I.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from playhead.errors import ConfigError
+from playhead.kernels.activation import ACTIVATIONS
+
+BLOCK = 1024  # eight elements for each of 128 threads
+
+
+@triton.jit
+def gated_activation_kernel(
+    gate_up, out, row_stride, alpha, limit, WIDTH: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = col < WIDTH
+    gate = tl.load(gate_up + row * row_stride + col, mask=live, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * row_stride + WIDTH + col, mask=live, other=0.0).to(tl.float32)
+    if ACTIVATION == "silu":
+        y = gate * tl.sigmoid(gate) * up
+    elif ACTIVATION == "gelu_tanh":
+        # 0.5 * (1 + tanh(u)) is sigmoid(2u), which Triton has on every backend.
+        y = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)) * up
+    else:
+        gate = tl.minimum(gate, limit)
+        up = tl.maximum(tl.minimum(up, limit), -limit)
+        y = (up + 1.0) * gate * tl.sigmoid(alpha * gate)
+    tl.store(out + row * WIDTH + col, y.to(out.dtype.element_ty), mask=live)
+
+
+def launch_gated_activation(gate_up_TJ: torch.Tensor, activation: str, alpha: float, limit: float) -> torch.Tensor:
+    if activation not in ACTIVATIONS:
+        raise ConfigError(
+            f"gated_activation: found {activation!r}; wanted one of {ACTIVATIONS}. Map the model's name to one"
+        )
+    num_tokens, width = gate_up_TJ.shape[0], gate_up_TJ.shape[1] // 2
+    out_TI = torch.empty((num_tokens, width), dtype=gate_up_TJ.dtype, device=gate_up_TJ.device)
+    gated_activation_kernel[(num_tokens, triton.cdiv(width, BLOCK))](
+        gate_up_TJ, out_TI, gate_up_TJ.stride(0), alpha, limit, WIDTH=width, ACTIVATION=activation, BLOCK=BLOCK
+    )
+    return out_TI

@@ -1,0 +1,219 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""Triton kernel of `decode.py`: the keys a request can see are split over programs, and the last to finish merges.
+
+A program takes one request, one kv head and one split. All query heads of the kv head share each key it loads. Splits
+are cut from the keys in the window, not from the sequence, so a window layer costs the same at any context. Programs
+whose split is empty exit at once: how many there are is fixed when a graph is captured, lengths are not.
+
+Merging waits for nobody: each program stores its part and counts itself in; whoever counts last reads all parts, in
+the order of the splits, so the sum has the same bits in every run.
+
+Shapes: M query rows of a program (the G heads of its kv head, padded), J keys of a block, D head dim of q and k,
+E head dim of v, H query heads (those of a program when merging), X splits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from playhead.kernels.scores_triton import LOG2_E, NO_SCORE, attend_block, key_locs, load_rows
+from playhead.kernels.splits import MERGE_ELEMENTS
+
+MIN_DOT_ROWS = 16  # what a tensor core instruction takes at least
+MIN_DOT_DEPTH = 16
+MAX_ROWS = 64  # more query heads per kv head than this take more programs, which read the keys again
+
+
+@triton.jit
+def _count_in(arrival, num_live):
+    """True in the program that finishes last, which then sees what the others stored; the count starts over."""
+    # One thread counts for all: none may still have its part in flight.
+    tl.debug_barrier()
+    is_last = tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu") == num_live - 1
+    if is_last:
+        tl.store(arrival, 0)
+    return is_last
+
+
+@triton.jit
+def _merge(
+    parts, tops_sums, head_H, live_H, num_splits, num_live,
+    E: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """The `num_live` parts of these heads as one [H, E] result, BLOCK_X of them at a time, in order.
+
+    Other programs wrote the parts during this launch, so loads go past the first-level cache (".cg").
+    """
+    dim_E = tl.arange(0, BLOCK_E)
+    top_H = tl.full([BLOCK_H], NO_SCORE, tl.float32)
+    sum_H = tl.zeros([BLOCK_H], tl.float32)
+    acc_HE = tl.zeros([BLOCK_H, BLOCK_E], tl.float32)
+    for first in range(0, num_live, BLOCK_X):
+        split_X = first + tl.arange(0, BLOCK_X)
+        part_XH = head_H[None, :] * num_splits + split_X[:, None]
+        live_XH = (split_X < num_live)[:, None] & live_H[None, :]
+        part_top_XH = tl.load(tops_sums + part_XH * 2, mask=live_XH, other=NO_SCORE, cache_modifier=".cg")
+        part_sum_XH = tl.load(tops_sums + part_XH * 2 + 1, mask=live_XH, other=0.0, cache_modifier=".cg")
+        place_XHE = part_XH[:, :, None] * E + dim_E[None, None, :]
+        mask_XHE = live_XH[:, :, None] & (dim_E < E)[None, None, :]
+        part_XHE = tl.load(parts + place_XHE, mask=mask_XHE, other=0.0, cache_modifier=".cg")
+        new_top_H = tl.maximum(top_H, tl.max(part_top_XH, 0))
+        fade_H = tl.exp2(top_H - new_top_H)
+        fade_XH = tl.exp2(part_top_XH - new_top_H[None, :])
+        sum_H = sum_H * fade_H + tl.sum(part_sum_XH * fade_XH, 0)
+        acc_HE = acc_HE * fade_H[:, None] + tl.sum(part_XHE * fade_XH[:, :, None], 0)
+        top_H = new_top_H
+    return acc_HE / tl.where(live_H, sum_H, 1.0)[:, None]
+
+
+@triton.jit
+def _store_rows(out, row_M, live_M, value_ME, E: tl.constexpr, BLOCK_E: tl.constexpr):
+    dim_E = tl.arange(0, BLOCK_E)
+    mask_ME = live_M[:, None] & (dim_E < E)[None, :]
+    tl.store(out + row_M[:, None] + dim_E[None, :], value_ME.to(out.dtype.element_ty), mask=mask_ME)
+
+
+@triton.jit
+def _attend_split(
+    q_MD, k_cache, v_cache, table_row, mapping, first, last, top_M, scale, softcap,
+    k_page, k_slot, v_page, v_slot,
+    D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr, HAS_MAPPING: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    """Keys [first, last) into a fresh running softmax whose rows start at `top_M`."""
+    sum_M = tl.where(top_M > NO_SCORE, 1.0, 0.0)
+    acc_ME = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
+    key_J = first + tl.arange(0, BLOCK_J)
+    loc_J = key_locs(table_row, mapping, key_J, key_J < last, PAGE_SIZE, HAS_MAPPING)
+    for _ in tl.range(first, last, BLOCK_J):
+        live_J = key_J < last
+        k_JD = load_rows(k_cache, loc_J, live_J, k_page, k_slot, PAGE_SIZE, D, BLOCK_D)
+        v_JE = load_rows(v_cache, loc_J, live_J, v_page, v_slot, PAGE_SIZE, E, BLOCK_E)
+        # One block ahead: looked up in the iteration that uses them, the tables would cost the pipeline its depth.
+        key_J += BLOCK_J
+        loc_J = key_locs(table_row, mapping, key_J, key_J < last, PAGE_SIZE, HAS_MAPPING)
+        top_M, sum_M, acc_ME = attend_block(
+            q_MD, k_JD, v_JE, live_J[None, :], top_M, sum_M, acc_ME, scale, softcap, HAS_SOFTCAP, True
+        )
+    return top_M, sum_M, acc_ME
+
+
+@triton.jit(do_not_specialize=["num_splits"])  # it differs by batch size, and one binary must serve all of them
+def decode_kernel(
+    q, out, k_cache, v_cache, page_table, rows, seq_lens, mapping, sinks, parts, tops_sums, arrivals, scale, softcap,
+    num_splits, q_request, q_head, out_request, out_head, k_page, k_slot, k_head, v_page, v_slot, v_head, table_stride,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr, NUM_M_BLOCKS: tl.constexpr,
+    HAS_MAPPING: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_X: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):  # fmt: skip
+    heads = tl.program_id(0)  # a block of BLOCK_M query heads of one kv head
+    split = tl.program_id(1)
+    request = tl.program_id(2)
+    kv_head = heads // NUM_M_BLOCKS
+    seq_len = tl.load(seq_lens + request)
+    start = tl.maximum(seq_len - WINDOW, 0) if WINDOW > 0 else 0
+    # Whole blocks per split: a split that ends inside a block would read the rest of it for nothing.
+    keys_per_split = tl.cdiv(tl.cdiv(seq_len - start, num_splits), BLOCK_J) * BLOCK_J
+    first = start + split * keys_per_split
+    if first >= seq_len:
+        return
+    row = tl.load(rows + request).to(tl.int64)
+    in_group_M = (heads % NUM_M_BLOCKS) * BLOCK_M + tl.arange(0, BLOCK_M)
+    live_M = in_group_M < G
+    head_M = kv_head * G + in_group_M
+    dim_D = tl.arange(0, BLOCK_D)
+    q_place_M = request.to(tl.int64) * q_request + head_M * q_head
+    q_mask = live_M[:, None] & (dim_D < D)[None, :]
+    q_MD = tl.load(q + q_place_M[:, None] + dim_D[None, :], mask=q_mask, other=0.0)
+    top_M = tl.full([BLOCK_M], NO_SCORE, tl.float32)
+    if HAS_SINKS:
+        # A sink is a key without a value; the first split brings it in, so that it counts once.
+        sink_M = tl.load(sinks + head_M, mask=live_M & (split == 0), other=0.0).to(tl.float32) * LOG2_E
+        top_M = tl.where(live_M & (split == 0), sink_M, top_M)
+    top_M, sum_M, acc_ME = _attend_split(
+        q_MD, k_cache + kv_head.to(tl.int64) * k_head, v_cache + kv_head.to(tl.int64) * v_head,
+        page_table + row * table_stride, mapping, first, tl.minimum(first + keys_per_split, seq_len), top_M,
+        scale, softcap, k_page, k_slot, v_page, v_slot,
+        D, E, PAGE_SIZE, HAS_MAPPING, HAS_SOFTCAP, BLOCK_M, BLOCK_D, BLOCK_E, BLOCK_J,
+    )  # fmt: skip
+    out_row = out + request.to(tl.int64) * out_request
+    if num_splits == 1:
+        _store_rows(out_row, head_M * out_head, live_M, acc_ME / tl.where(live_M, sum_M, 1.0)[:, None], E, BLOCK_E)
+    else:
+        part_M = (request * H + head_M) * num_splits + split
+        _store_rows(parts, part_M * E, live_M, acc_ME, E, BLOCK_E)
+        tl.store(tops_sums + part_M * 2, top_M, mask=live_M)
+        tl.store(tops_sums + part_M * 2 + 1, sum_M, mask=live_M)
+        num_live = tl.cdiv(seq_len - start, keys_per_split)
+        if _count_in(arrivals + request * tl.num_programs(0) + heads, num_live):
+            # The dot needs 16 rows; the merge has only as many as there are heads.
+            in_group_H = (heads % NUM_M_BLOCKS) * BLOCK_M + tl.arange(0, BLOCK_H)
+            head_H = kv_head * G + in_group_H
+            merged_HE = _merge(
+                parts, tops_sums, request * H + head_H, in_group_H < G, num_splits, num_live,
+                E, BLOCK_X, BLOCK_H, BLOCK_E,
+            )  # fmt: skip
+            _store_rows(out_row, head_H * out_head, in_group_H < G, merged_HE, E, BLOCK_E)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeTiles:
+    """How a decode program is cut. `block_j` keys are loaded at a time, `num_stages` blocks of them in flight."""
+
+    block_j: int
+    num_warps: int
+    num_stages: int
+
+
+def decode_tiles(k_head_dim: int, v_head_dim: int) -> DecodeTiles:
+    """About 32 KiB of bf16 keys and values per block, whatever the head dim."""
+    width = triton.next_power_of_2(max(k_head_dim, v_head_dim))
+    block_j = min(max(8192 // width, 16), 128)
+    return DecodeTiles(block_j=block_j, num_warps=4, num_stages=3)
+
+
+def launch_decode(
+    q_BHD: torch.Tensor,
+    out_BHE: torch.Tensor,
+    k_cache_NSKD: torch.Tensor,
+    v_cache_NSKE: torch.Tensor,
+    page_table_RP: torch.Tensor,
+    rows_B: torch.Tensor,
+    seq_lens_B: torch.Tensor,
+    mapping_L: torch.Tensor | None,
+    sinks_H: torch.Tensor | None,
+    parts: torch.Tensor,
+    part_tops_sums: torch.Tensor,
+    arrivals: torch.Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    num_splits: int,
+    tiles: DecodeTiles | None = None,
+) -> None:
+    num_requests, num_heads, head_dim = q_BHD.shape
+    num_kv_heads, v_head_dim = v_cache_NSKE.shape[2:]
+    group = num_heads // num_kv_heads
+    tiles = tiles or decode_tiles(head_dim, v_head_dim)
+    block_m = min(max(triton.next_power_of_2(group), MIN_DOT_ROWS), MAX_ROWS)
+    num_m_blocks = triton.cdiv(group, block_m)
+    block_h = min(triton.next_power_of_2(group), block_m)
+    block_e = max(triton.next_power_of_2(v_head_dim), MIN_DOT_DEPTH)
+    decode_kernel[(num_kv_heads * num_m_blocks, num_splits, num_requests)](
+        q_BHD, out_BHE, k_cache_NSKD, v_cache_NSKE, page_table_RP, rows_B, seq_lens_B, mapping_L, sinks_H,
+        parts, part_tops_sums, arrivals, scale, 0.0 if softcap is None else softcap, num_splits,
+        *q_BHD.stride()[:2], *out_BHE.stride()[:2],
+        *k_cache_NSKD.stride()[:3], *v_cache_NSKE.stride()[:3], page_table_RP.stride(0),
+        H=num_heads, G=group, D=head_dim, E=v_head_dim, PAGE_SIZE=k_cache_NSKD.shape[1],
+        WINDOW=window or 0, NUM_M_BLOCKS=num_m_blocks,
+        HAS_MAPPING=mapping_L is not None, HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks_H is not None,
+        BLOCK_M=block_m, BLOCK_D=max(triton.next_power_of_2(head_dim), MIN_DOT_DEPTH), BLOCK_E=block_e,
+        BLOCK_J=tiles.block_j, BLOCK_X=max(MERGE_ELEMENTS // (block_h * block_e), 1), BLOCK_H=block_h,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+    )  # fmt: skip

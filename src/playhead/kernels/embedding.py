@@ -1,0 +1,44 @@
+"""The two ends of a decoder that are not matmuls: rows of the embedding, and the cap on the logits.
+
+Shapes: T tokens, V vocabulary, D width.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from playhead.kernels.op import no_output, register_op
+
+
+def embed_reference(ids_T: torch.Tensor, table_VD: torch.Tensor, scale: float) -> torch.Tensor:
+    """Rows of the table times `scale`. Gemma rounds its scale to the weights' dtype: give it rounded."""
+    rows_TD = table_VD[ids_T]
+    return rows_TD if scale == 1.0 else (rows_TD.float() * scale).to(table_VD.dtype)
+
+
+def softcap_reference(logits_TV: torch.Tensor, cap: float) -> None:
+    """Bends logits into (-cap, cap), in place: cap * tanh(logits / cap)."""
+    logits_TV.copy_(cap * torch.tanh(logits_TV.float() / cap))
+
+
+def _embed_cuda(ids_T: torch.Tensor, table_VD: torch.Tensor, scale: float) -> torch.Tensor:
+    from playhead.kernels.embedding_triton import launch_embed
+
+    return launch_embed(ids_T, table_VD, scale)
+
+
+def _softcap_cuda(logits_TV: torch.Tensor, cap: float) -> None:
+    from playhead.kernels.embedding_triton import launch_softcap
+
+    launch_softcap(logits_TV, cap)
+
+
+def _row_per_id(ids_T: torch.Tensor, table_VD: torch.Tensor, scale: float) -> torch.Tensor:
+    return table_VD.new_empty((ids_T.shape[0], table_VD.shape[1]))
+
+
+embed = register_op("embed", reference=embed_reference, cuda=_embed_cuda, fake=_row_per_id)
+
+softcap_ = register_op(
+    "softcap_", reference=softcap_reference, cuda=_softcap_cuda, fake=no_output, mutates=("logits_TV",)
+)

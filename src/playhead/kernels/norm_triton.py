@@ -1,0 +1,110 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""Triton kernels of `norm.py`: one program per row, the row in registers.
+
+Shapes: T tokens, D width.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _scaled_row(x_D, weight, col_D, live_D, eps, WIDTH: tl.constexpr, UNIT_OFFSET: tl.constexpr):
+    """A float32 row over its root mean square, times the weight. Columns past the width must be zero."""
+    weight_D = tl.load(weight + col_D, mask=live_D, other=0.0).to(tl.float32)
+    if UNIT_OFFSET:
+        weight_D += 1.0
+    return x_D * tl.rsqrt(tl.sum(x_D * x_D) / WIDTH + eps) * weight_D
+
+
+@triton.jit
+def rms_norm_kernel(x, weight, out, x_stride, eps, WIDTH: tl.constexpr, UNIT_OFFSET: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    col_D = tl.arange(0, BLOCK)
+    live_D = col_D < WIDTH
+    x_D = tl.load(x + row * x_stride + col_D, mask=live_D, other=0.0).to(tl.float32)
+    y_D = _scaled_row(x_D, weight, col_D, live_D, eps, WIDTH, UNIT_OFFSET)
+    tl.store(out + row * WIDTH + col_D, y_D.to(out.dtype.element_ty), mask=live_D)
+
+
+@triton.jit
+def add_rms_norm_kernel(
+    x,
+    residual,
+    weight,
+    x_weight,
+    out,
+    x_stride,
+    residual_stride,
+    eps,
+    WIDTH: tl.constexpr,
+    UNIT_OFFSET: tl.constexpr,
+    NORM_X: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    col_D = tl.arange(0, BLOCK)
+    live_D = col_D < WIDTH
+    x_D = tl.load(x + row * x_stride + col_D, mask=live_D, other=0.0).to(tl.float32)
+    residual_D = tl.load(residual + row * residual_stride + col_D, mask=live_D, other=0.0).to(tl.float32)
+    if NORM_X:
+        x_D = _scaled_row(x_D, x_weight, col_D, live_D, eps, WIDTH, UNIT_OFFSET)
+    stored_D = (residual_D + x_D).to(residual.dtype.element_ty)
+    tl.store(residual + row * residual_stride + col_D, stored_D, mask=live_D)
+    y_D = _scaled_row(stored_D.to(tl.float32), weight, col_D, live_D, eps, WIDTH, UNIT_OFFSET)
+    tl.store(out + row * WIDTH + col_D, y_D.to(out.dtype.element_ty), mask=live_D)
+
+
+def num_warps_for(block: int) -> int:
+    """Eight elements a thread: one 16-byte load of bf16. A row of 2048 takes 8 warps."""
+    return min(max(block // 256, 1), 16)
+
+
+def launch_rms_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float, unit_offset: bool) -> torch.Tensor:
+    num_rows, width = x_TD.shape
+    out_TD = torch.empty((num_rows, width), dtype=x_TD.dtype, device=x_TD.device)
+    block = triton.next_power_of_2(width)
+    rms_norm_kernel[(num_rows,)](
+        x_TD,
+        weight_D,
+        out_TD,
+        x_TD.stride(0),
+        eps,
+        WIDTH=width,
+        UNIT_OFFSET=unit_offset,
+        BLOCK=block,
+        num_warps=num_warps_for(block),
+    )
+    return out_TD
+
+
+def launch_add_rms_norm(
+    x_TD: torch.Tensor,
+    residual_TD: torch.Tensor,
+    weight_D: torch.Tensor,
+    x_weight_D: torch.Tensor | None,
+    eps: float,
+    unit_offset: bool,
+) -> torch.Tensor:
+    num_rows, width = x_TD.shape
+    out_TD = torch.empty((num_rows, width), dtype=x_TD.dtype, device=x_TD.device)
+    block = triton.next_power_of_2(width)
+    add_rms_norm_kernel[(num_rows,)](
+        x_TD,
+        residual_TD,
+        weight_D,
+        weight_D if x_weight_D is None else x_weight_D,
+        out_TD,
+        x_TD.stride(0),
+        residual_TD.stride(0),
+        eps,
+        WIDTH=width,
+        UNIT_OFFSET=unit_offset,
+        NORM_X=x_weight_D is not None,
+        BLOCK=block,
+        num_warps=num_warps_for(block),
+    )
+    return out_TD

@@ -1,0 +1,91 @@
+"""What happens to queries, keys and values between their projection and attention, in one pass.
+
+Per-head norm of q and k (or none), rotary embedding (or none), and the write of k and v into paged memory.
+
+Shapes: T tokens, H query heads, K kv heads, D head dim of q and k, E head dim of v, F rotated pairs (2F <= D),
+N pages of the layer's pool, S locations per page, L full locations.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from playhead.kernels.norm import normalised
+from playhead.kernels.op import no_output, register_op
+
+
+def rotated(x_THD: torch.Tensor, cos_TF: torch.Tensor, sin_TF: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """Each pair of the first 2F dims turned by its angle, in float32; the dims after them pass through.
+
+    A pair is (i, i + F), or (2i, 2i + 1) with `interleaved`.
+    """
+    num_pairs = cos_TF.shape[-1]
+    wide_THD = x_THD.float()
+    cos_T1F, sin_T1F = cos_TF[:, None].float(), sin_TF[:, None].float()
+    first = slice(0, 2 * num_pairs, 2) if interleaved else slice(0, num_pairs)
+    second = slice(1, 2 * num_pairs, 2) if interleaved else slice(num_pairs, 2 * num_pairs)
+    a_THF, b_THF = wide_THD[..., first], wide_THD[..., second]
+    out_THD = wide_THD.clone()
+    out_THD[..., first] = a_THF * cos_T1F - b_THF * sin_T1F
+    out_THD[..., second] = b_THF * cos_T1F + a_THF * sin_T1F
+    return out_THD
+
+
+def group_locs(full_locs: torch.Tensor, mapping_L: torch.Tensor | None) -> torch.Tensor:
+    """Full locations in a group's own space, as int64. A location of -1 becomes the sink."""
+    # Without the clamp, -1 would index from the end: somebody's token.
+    locs = full_locs.clamp_min(0).long()
+    return locs if mapping_L is None else mapping_L[locs].clamp_min(0).long()
+
+
+def qk_rope_write_reference(
+    q_THD: torch.Tensor,
+    k_TKD: torch.Tensor,
+    v_TKE: torch.Tensor,
+    q_weight_D: torch.Tensor | None,
+    k_weight_D: torch.Tensor | None,
+    cos_TF: torch.Tensor | None,
+    sin_TF: torch.Tensor | None,
+    k_cache_NSKD: torch.Tensor,
+    v_cache_NSKE: torch.Tensor,
+    locs_T: torch.Tensor,
+    mapping_L: torch.Tensor | None,
+    eps: float,
+    unit_offset: bool,
+    interleaved: bool,
+) -> None:
+    """Norms and rotates q in place, and writes the normed, rotated k and the plain v to their locations.
+
+    Weights of None mean no norm, cos and sin of None no rotation; cos and sin are contiguous. `locs_T` are full
+    locations; `mapping_L` takes them to the layer's group, None meaning they are that already. k itself is left alone:
+    attention reads the cache. Everything between the load and the store is float32, so q and k are rounded once.
+    """
+    q_wide_THD, k_wide_TKD = q_THD, k_TKD
+    if q_weight_D is not None and k_weight_D is not None:
+        q_wide_THD = normalised(q_THD, q_weight_D, eps, unit_offset)
+        k_wide_TKD = normalised(k_TKD, k_weight_D, eps, unit_offset)
+    if cos_TF is not None and sin_TF is not None:
+        q_wide_THD = rotated(q_wide_THD, cos_TF, sin_TF, interleaved)
+        k_wide_TKD = rotated(k_wide_TKD, cos_TF, sin_TF, interleaved)
+    if q_wide_THD is not q_THD:
+        q_THD.copy_(q_wide_THD)
+    page_size = k_cache_NSKD.shape[1]
+    locs = group_locs(locs_T, mapping_L)
+    page, slot = locs // page_size, locs % page_size
+    k_cache_NSKD[page, slot] = k_wide_TKD.to(k_cache_NSKD.dtype)
+    v_cache_NSKE[page, slot] = v_TKE.to(v_cache_NSKE.dtype)
+
+
+def _cuda(*args: object) -> None:
+    from playhead.kernels.rope_triton import launch_qk_rope_write
+
+    launch_qk_rope_write(*args)  # type: ignore[arg-type]
+
+
+qk_rope_write = register_op(
+    "qk_rope_write",
+    reference=qk_rope_write_reference,
+    cuda=_cuda,
+    fake=no_output,
+    mutates=("q_THD", "k_cache_NSKD", "v_cache_NSKE"),
+)

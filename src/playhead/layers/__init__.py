@@ -1,0 +1,1 @@
+"""The parts a decoder is made of. Each computes over packed tokens and can be captured."""

@@ -1,0 +1,59 @@
+"""Mixture of experts: a router picks a few experts per token, a grouped matmul runs them.
+
+Every shape is fixed by the number of tokens, whatever the router decides, so the block can be captured.
+
+Shapes: T tokens, M hidden, X experts, C chosen per token, P = T * C (token, expert) pairs, I intermediate.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from playhead.layers.spec import MoeSpec
+
+
+class MoeMlp(nn.Module):
+    """Experts with clamped SwiGLU and biases. Rows [0, I) of gate_up are the gate's, [I, 2I) up's."""
+
+    def __init__(self, spec: MoeSpec, hidden_size: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+
+        def parameter(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(*shape, dtype=dtype, device=device), requires_grad=False)
+
+        self.spec = spec
+        self.router_XM = parameter(spec.num_experts, hidden_size)
+        self.router_bias_X = parameter(spec.num_experts)
+        self.gate_up_XIM = parameter(spec.num_experts, 2 * spec.size, hidden_size)
+        self.gate_up_bias_XI = parameter(spec.num_experts, 2 * spec.size)
+        self.down_XMI = parameter(spec.num_experts, hidden_size, spec.size)
+        self.down_bias_XM = parameter(spec.num_experts, hidden_size)
+
+    def forward(self, h_TM: torch.Tensor) -> torch.Tensor:
+        num_tokens, top_k = h_TM.shape[0], self.spec.top_k
+        # In float32: rounded to bf16, router logits tie, and a tie sends the token to another expert.
+        logits_TX = F.linear(h_TM.float(), self.router_XM.float(), self.router_bias_X.float())
+        logits_TC, experts_TC = logits_TX.topk(top_k, dim=-1)
+        weights_TC = torch.softmax(logits_TC, dim=-1)
+
+        # Pairs sorted by expert, so that each expert's tokens are neighbours; stable, so that a batch's order is kept.
+        experts_P, order_P = experts_TC.flatten().sort(stable=True)
+        experts_X = torch.arange(1, self.spec.num_experts + 1, device=h_TM.device)
+        ends_X = torch.searchsorted(experts_P, experts_X, out_int32=True)
+        x_PM = h_TM[order_P // top_k]
+        hidden_PI = self._swiglu(F.grouped_mm(x_PM, self.gate_up_XIM.mT, offs=ends_X) + self.gate_up_bias_XI[experts_P])
+        out_PM = F.grouped_mm(hidden_PI, self.down_XMI.mT, offs=ends_X) + self.down_bias_XM[experts_P]
+
+        # Back in token order by a gather: a scatter-add would sum in an order that changes from run to run.
+        place_P = torch.empty_like(order_P).scatter_(0, order_P, torch.arange(num_tokens * top_k, device=h_TM.device))
+        out_TCM = out_PM[place_P].view(num_tokens, top_k, -1)
+        return (out_TCM.float() * weights_TC[..., None]).sum(1).to(h_TM.dtype)
+
+    def _swiglu(self, gate_up_PI: torch.Tensor) -> torch.Tensor:
+        gate_PI, up_PI = gate_up_PI.float().chunk(2, dim=-1)
+        gate_PI = gate_PI.clamp(max=self.spec.swiglu_limit)
+        up_PI = up_PI.clamp(min=-self.spec.swiglu_limit, max=self.spec.swiglu_limit)
+        hidden_PI = (up_PI + 1) * gate_PI * torch.sigmoid(gate_PI * self.spec.swiglu_alpha)
+        return hidden_PI.to(gate_up_PI.dtype)

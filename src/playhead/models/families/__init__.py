@@ -1,0 +1,29 @@
+"""The families, one file each. A new one is a new file and a line here."""
+
+from __future__ import annotations
+
+from playhead.models.families.cohere2 import COHERE2
+from playhead.models.families.exaone4 import EXAONE4
+from playhead.models.families.gemma2 import GEMMA2
+from playhead.models.families.gemma3 import GEMMA3, GEMMA3_TEXT
+from playhead.models.families.gpt_oss import GPT_OSS
+from playhead.models.families.llama import LLAMA
+from playhead.models.families.mistral import MINISTRAL, MISTRAL
+from playhead.models.families.olmo3 import OLMO3
+from playhead.models.families.qwen import QWEN2, QWEN3
+from playhead.models.family import Family
+
+FAMILIES: tuple[Family, ...] = (
+    COHERE2,
+    EXAONE4,
+    GEMMA2,
+    GEMMA3,
+    GEMMA3_TEXT,
+    GPT_OSS,
+    LLAMA,
+    MINISTRAL,
+    MISTRAL,
+    OLMO3,
+    QWEN2,
+    QWEN3,
+)

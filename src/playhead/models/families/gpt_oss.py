@@ -1,0 +1,41 @@
+"""gpt-oss: experts in every layer, a sink logit per head, narrow windows in every other layer."""
+
+from __future__ import annotations
+
+from playhead.models.family import Family, full_every
+
+GPT_OSS = Family(
+    model_type="gpt_oss",
+    architectures=("GptOssForCausalLM",),
+    layer_types=full_every(2),
+    defaults={
+        "vocab_size": 201_088,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 36,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "sliding_window": 128,
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5,
+        "attention_bias": True,
+        "swiglu_alpha": 1.702,
+        "swiglu_limit": 7.0,
+        # Old configs write `rope_scaling`, which then holds; only a config with neither means these.
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+    },
+    required={"hidden_act": ("silu",)},
+    has_sinks=True,
+    has_experts=True,
+    rope_theta=150_000.0,
+)

@@ -1,0 +1,204 @@
+"""The GGUF format, read with bounds: typed metadata, a table of tensors, then their blocks.
+
+The file is foreign, and a count or length in it can be any 64-bit number. Nothing is allocated or looped over before
+it is known to fit into what is left of the file.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from playhead.models.errors import CheckpointError
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+MAX_DIMS = 4
+DEFAULT_ALIGNMENT = 32
+MAX_ALIGNMENT = 1 << 16
+
+SCALARS = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", 7: "?", 10: "u8", 11: "i8", 12: "f8"}
+STRING, ARRAY = 8, 9
+
+# A tensor entry is at least a name's length, a count of dims, one dim, a type and an offset.
+MIN_TENSOR_ENTRY_BYTES = 8 + 4 + 8 + 4 + 8
+MIN_METADATA_ENTRY_BYTES = 8 + 4 + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufTensor:
+    """Where a tensor lies and how its values are packed. `shape` is outermost first, as torch has it."""
+
+    shape: tuple[int, ...]
+    type_id: int
+    start: int
+    num_bytes: int
+
+
+class GgufFile:
+    """Metadata and tensor table of one file; blocks are read when asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._quants = path, _quants(path)
+        if path.stat().st_size == 0:
+            raise _damaged(path, "an empty file", "a GGUF header")
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            cursor = _Cursor(path, data)
+            if cursor.take(4) != MAGIC:
+                raise _damaged(path, "another format", "a file that begins with 'GGUF'")
+            version = cursor.scalar("u4")
+            if version not in VERSIONS:
+                raise _damaged(path, f"version {version}", f"one of {VERSIONS}")
+            num_tensors = cursor.count(MIN_TENSOR_ENTRY_BYTES)
+            num_entries = cursor.count(MIN_METADATA_ENTRY_BYTES)
+            self.metadata: dict[str, Any] = {}
+            for _ in range(num_entries):
+                self._add_metadata(cursor.string(), cursor.value(cursor.scalar("u4")))
+            entries = [self._entry(cursor) for _ in range(num_tensors)]
+            alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+            if not isinstance(alignment, int) or not 1 <= alignment <= MAX_ALIGNMENT:
+                raise _damaged(path, f"alignment {alignment!r}", f"1 to {MAX_ALIGNMENT} bytes")
+            data_start = -(-cursor.offset // alignment) * alignment
+            self.tensors = self._place(entries, data_start, len(data))
+
+    def _add_metadata(self, key: str, value: object) -> None:
+        if key in self.metadata:
+            raise _damaged(self._path, f"metadata {key!r:.80} twice", "each key once")
+        self.metadata[key] = value
+
+    def _entry(self, cursor: _Cursor) -> tuple[str, GgufTensor]:
+        name, num_dims = cursor.string(), cursor.scalar("u4")
+        if not 1 <= num_dims <= MAX_DIMS:
+            raise _damaged(self._path, f"tensor {name!r:.80} with {num_dims} dims", f"1 to {MAX_DIMS}")
+        shape = tuple(int(cursor.scalar("u8")) for _ in range(num_dims))[::-1]
+        type_id, start = cursor.scalar("u4"), cursor.scalar("u8")
+        values_per_block, bytes_per_block = self._quants.block_of(name, type_id)
+        if min(shape) < 1 or shape[-1] % values_per_block:
+            raise _damaged(self._path, f"tensor {name!r:.80} of shape {shape}", f"rows of whole {values_per_block}s")
+        num_bytes = math.prod(shape) // values_per_block * bytes_per_block
+        return name, GgufTensor(shape=shape, type_id=type_id, start=start, num_bytes=num_bytes)
+
+    def _place(self, entries: list[tuple[str, GgufTensor]], data_start: int, file_bytes: int) -> dict[str, GgufTensor]:
+        """Tensors in the order they lie, at offsets in the file, none past its end and no two over each other."""
+        tensors: dict[str, GgufTensor] = {}
+        end = 0
+        for name, entry in sorted(entries, key=lambda item: item[1].start):
+            if name in tensors:
+                raise _damaged(self._path, f"tensor {name!r:.80} twice", "each name once")
+            if entry.start < end:
+                raise _damaged(self._path, f"tensor {name!r:.80} overlaps the one before it", "tensors side by side")
+            end = entry.start + entry.num_bytes
+            if data_start + end > file_bytes:
+                found = f"tensor {name!r:.80} ends at byte {data_start + end} of {file_bytes}"
+                raise _damaged(self._path, found, "a complete file")
+            start = data_start + entry.start
+            tensors[name] = GgufTensor(shape=entry.shape, type_id=entry.type_id, start=start, num_bytes=entry.num_bytes)
+        return tensors
+
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor as float32 numbers."""
+        tensor = self.tensors[name]
+        packed = np.fromfile(self._path, dtype=np.uint8, count=tensor.num_bytes, offset=tensor.start)
+        if packed.size != tensor.num_bytes:
+            raise _damaged(self._path, f"the file ends inside tensor {name!r}", "the file as it was opened")
+        rows = packed.reshape(*tensor.shape[:-1], -1)
+        return torch.from_numpy(self._quants.dequantise(rows, tensor.type_id)).reshape(tensor.shape)
+
+
+class _Quants:
+    """The `gguf` package's knowledge of packed types."""
+
+    def __init__(self, path: Path, gguf: Any) -> None:
+        self._path, self._gguf = path, gguf
+
+    def block_of(self, name: str, type_id: int) -> tuple[int, int]:
+        """Values and bytes of one block, for types that can be unpacked."""
+        try:
+            kind = self._gguf.GGMLQuantizationType(type_id)
+            values, num_bytes = self._gguf.GGML_QUANT_SIZES[kind]
+            self.dequantise(np.zeros((1, num_bytes), dtype=np.uint8), type_id)
+        except (ValueError, KeyError, NotImplementedError):
+            found = f"tensor {name!r:.80} of type {type_id}"
+            raise _damaged(self._path, found, "a type the gguf package unpacks") from None
+        return values, num_bytes
+
+    def dequantise(self, packed: np.ndarray[Any, Any], type_id: int) -> np.ndarray[Any, Any]:
+        kind = self._gguf.GGMLQuantizationType(type_id)
+        if kind in (self._gguf.GGMLQuantizationType.F32, self._gguf.GGMLQuantizationType.F16):
+            packed = packed.view(np.float32 if kind == self._gguf.GGMLQuantizationType.F32 else np.float16)
+        # A copy where the package gives the stored bytes back: they belong to a buffer torch must not write to.
+        return np.array(self._gguf.quants.dequantize(packed, kind), dtype=np.float32)
+
+
+def _quants(path: Path) -> _Quants:
+    try:
+        import gguf
+        import gguf.quants
+    except ImportError:
+        raise CheckpointError(
+            path.name, "the gguf package is not installed", "it, to read GGUF files", "Install 'playhead[gguf]'."
+        ) from None
+    return _Quants(path, gguf)
+
+
+class _Cursor:
+    """Reads forward, never past the end."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self._path, self._data, self.offset = path, data, 0
+
+    def take(self, num_bytes: int) -> bytes:
+        if num_bytes > len(self._data) - self.offset:
+            found = f"{num_bytes} bytes announced at byte {self.offset} of {len(self._data)}"
+            raise _damaged(self._path, found, "lengths inside the file")
+        self.offset += num_bytes
+        return self._data[self.offset - num_bytes : self.offset]
+
+    def scalar(self, code: str) -> Any:
+        dtype = np.dtype(code).newbyteorder("<")
+        return np.frombuffer(self.take(dtype.itemsize), dtype=dtype)[0].item()
+
+    def count(self, min_bytes_each: int) -> int:
+        """How many items follow; refused if they cannot fit."""
+        (number,) = struct.unpack("<Q", self.take(8))
+        if number * min_bytes_each > len(self._data) - self.offset:
+            found = f"{number} items announced at byte {self.offset} of {len(self._data)}"
+            raise _damaged(self._path, found, "counts that fit into the file")
+        return int(number)
+
+    def string(self) -> str:
+        raw = self.take(self.count(1))
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError:
+            raise _damaged(self._path, f"bytes that are not UTF-8 before byte {self.offset}", "UTF-8 text") from None
+
+    def value(self, type_id: int) -> Any:
+        if type_id in SCALARS:
+            return self.scalar(SCALARS[type_id])
+        if type_id == STRING:
+            return self.string()
+        if type_id == ARRAY:
+            return self._array(self.scalar("u4"))
+        raise _damaged(self._path, f"metadata of type {type_id}", "a type of the format")
+
+    def _array(self, type_id: int) -> list[Any]:
+        if type_id == STRING:
+            return [self.string() for _ in range(self.count(8))]
+        if type_id in SCALARS:
+            dtype = np.dtype(SCALARS[type_id]).newbyteorder("<")
+            number = self.count(dtype.itemsize)
+            values: list[Any] = np.frombuffer(self.take(number * dtype.itemsize), dtype=dtype).tolist()
+            return values
+        raise _damaged(self._path, f"an array of type {type_id}", "an array of numbers or strings")
+
+
+def _damaged(path: Path, found: str, wanted: str) -> CheckpointError:
+    return CheckpointError(path.name, found, wanted, "The file is damaged or of a kind not read here; get it again.")

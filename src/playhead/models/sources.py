@@ -1,0 +1,54 @@
+"""Where weights come from: named tensors with known shapes, read one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorInfo:
+    """What a source promises about a tensor before it is read. `num_bytes` is what reading it moves."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    num_bytes: int
+
+
+class TensorSource(Protocol):
+    """Named tensors. `tensors` is in the order that reads fastest."""
+
+    @property
+    def label(self) -> str:
+        """What to call it in a message."""
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]: ...
+
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor on the host, of the promised shape and dtype."""
+
+    def copy_to(self, name: str, target: torch.Tensor) -> None:
+        """The tensor into a contiguous target of its shape, on any device and of any dtype."""
+
+
+class InMemoryTensors:
+    """Weights that are already tensors: another model's state dict, say."""
+
+    label = "tensors in memory"
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = dict(tensors)
+        self.tensors: Mapping[str, TensorInfo] = {
+            name: TensorInfo(shape=tuple(t.shape), dtype=t.dtype, num_bytes=t.numel() * t.element_size())
+            for name, t in tensors.items()
+        }
+
+    def read(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
+    def copy_to(self, name: str, target: torch.Tensor) -> None:
+        target.copy_(self._tensors[name])

@@ -1,0 +1,50 @@
+"""What a decoder is, layer by layer. Built from a config once; everything after reads only this. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from playhead.layers.spec import AttentionSpec, MlpSpec, MoeSpec, NormSpec
+
+
+class Placement(Enum):
+    """Where a layer's norms stand.
+
+    PRE       h += attn(norm(h));  h += mlp(norm(h))
+    POST      h += norm(attn(h));  h += norm(mlp(h))
+    SANDWICH  h += norm(attn(norm(h)));  h += norm(mlp(norm(h)))
+    PARALLEL  n = norm(h);  h += attn(n) + mlp(n)
+    """
+
+    PRE = "pre"
+    POST = "post"
+    SANDWICH = "sandwich"
+    PARALLEL = "parallel"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    attention: AttentionSpec
+    mlp: MlpSpec | MoeSpec
+    norm: NormSpec
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A whole decoder. `max_context_tokens` is what it was trained for, not what memory allows.
+
+    Logits are `softcap(logit_scale * head(norm(h)))`; `is_tied` heads use the embedding's weight.
+    """
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    max_context_tokens: int
+    layers: tuple[LayerSpec, ...]
+    final_norm: NormSpec
+    embed_scale: float = 1.0
+    is_tied: bool = False
+    logit_scale: float = 1.0
+    final_softcap: float | None = None

@@ -1,0 +1,185 @@
+"""Random attention steps over paged memory in which everything a query may not see is NaN.
+
+`dense_attention` computes the same step from unpaged keys and values, one query at a time, by the textbook formula: it
+shares no code with what it checks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+from playhead.attention.base import PAST_EVERY_TOKEN, AttentionPlan, LayerAttention
+
+
+@dataclass(frozen=True, kw_only=True)
+class SceneSpec:
+    """A step. `query_lens` of None means decode; `num_null` padded requests follow the real ones."""
+
+    seq_lens: tuple[int, ...]
+    query_lens: tuple[int, ...] | None = None
+    num_null: int = 0
+    num_kv_heads: int = 1
+    group_size: int = 1
+    k_head_dim: int = 8
+    v_head_dim: int = 8
+    page_size: int = 4
+    window: int | None = None
+    softcap: float | None = None
+    has_sinks: bool = False
+    has_mapping: bool = False
+
+    @property
+    def num_heads(self) -> int:
+        return self.num_kv_heads * self.group_size
+
+    @property
+    def queries(self) -> tuple[int, ...]:
+        return self.query_lens or (1,) * len(self.seq_lens)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Scene:
+    """The step as tensors: `keys[b]` and `values[b]` are request b's, unpaged."""
+
+    spec: SceneSpec
+    layer: LayerAttention
+    plan: AttentionPlan
+    q: torch.Tensor
+    keys: tuple[torch.Tensor, ...]
+    values: tuple[torch.Tensor, ...]
+
+    @property
+    def num_live(self) -> int:
+        """Rows of q that belong to real requests."""
+        return sum(self.spec.queries)
+
+    def new_out(self) -> torch.Tensor:
+        """Output full of NaN, so that what nobody writes shows."""
+        shape = (self.q.shape[0], self.spec.num_heads, self.spec.v_head_dim)
+        return torch.full(shape, float("nan"), dtype=self.q.dtype, device=self.q.device)
+
+
+def make_scene(spec: SceneSpec, seed: int, *, dtype=torch.float32, device="cpu") -> Scene:
+    rng = torch.Generator().manual_seed(seed)
+    table, mapping, num_pages = make_tables(spec, rng)
+    k_cache, v_cache = make_caches(spec, num_pages, dtype, device)
+    keys, values = [], []
+    for row, (seq_len, num_queries) in enumerate(zip(spec.seq_lens, spec.queries, strict=True), start=1):
+        k = torch.randn(seq_len, spec.num_kv_heads, spec.k_head_dim, generator=rng).to(dtype)
+        v = torch.randn(seq_len, spec.num_kv_heads, spec.v_head_dim, generator=rng).to(dtype)
+        first = first_seen_key(spec, seq_len, num_queries)
+        position = torch.arange(first, seq_len)
+        loc = table[row, position // spec.page_size].long() * spec.page_size + position % spec.page_size
+        loc = loc if mapping is None else mapping[loc].long()
+        k_cache[loc // spec.page_size, loc % spec.page_size] = k[first:].to(device)
+        v_cache[loc // spec.page_size, loc % spec.page_size] = v[first:].to(device)
+        keys.append(k)
+        values.append(v)
+    layer = LayerAttention(
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        k_head_dim=spec.k_head_dim,
+        v_head_dim=spec.v_head_dim,
+        scale=spec.k_head_dim**-0.5,
+        k_cache_NSKD=k_cache,
+        v_cache_NSKE=v_cache,
+        window=spec.window,
+        softcap=spec.softcap,
+        sinks_H=torch.randn(spec.num_heads, generator=rng).to(device) if spec.has_sinks else None,
+        mapping_L=None if mapping is None else mapping.to(device),
+    )
+    plan = make_plan(spec, table, device)
+    num_rows = sum(spec.queries) + spec.num_null
+    q = torch.randn(num_rows, spec.num_heads, spec.k_head_dim, generator=rng).to(device, dtype)
+    return Scene(spec=spec, layer=layer, plan=plan, q=q, keys=tuple(keys), values=tuple(values))
+
+
+def first_seen_key(spec: SceneSpec, seq_len: int, num_queries: int) -> int:
+    return 0 if spec.window is None else max(0, seq_len - num_queries - spec.window + 1)
+
+
+def make_tables(spec: SceneSpec, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor | None, int]:
+    """A page table with shuffled pages, the mapping to a smaller pool (or None), and that pool's number of pages."""
+    pages_per_row = [math.ceil(length / spec.page_size) for length in spec.seq_lens]
+    num_full = 1 + sum(pages_per_row)
+    ids = (torch.randperm(num_full - 1, generator=rng) + 1).to(torch.int32).split(pages_per_row)
+    table = torch.zeros(1 + len(spec.seq_lens), max(pages_per_row) + 1, dtype=torch.int32)
+    for row, pages in enumerate(ids, start=1):
+        table[row, : len(pages)] = pages
+    if not spec.has_mapping:
+        return table, None, num_full
+    seen = [
+        pages[first_seen_key(spec, length, num_queries) // spec.page_size :]
+        for pages, length, num_queries in zip(ids, spec.seq_lens, spec.queries, strict=True)
+    ]
+    window_pages = torch.randperm(sum(map(len, seen)), generator=rng).to(torch.int32) + 1
+    page_of = torch.zeros(num_full, dtype=torch.int32)
+    page_of[torch.cat(seen).long()] = window_pages
+    offsets = torch.arange(spec.page_size, dtype=torch.int32)
+    mapping = torch.where(page_of[:, None] > 0, page_of[:, None] * spec.page_size + offsets, 0)
+    return table, mapping.flatten(), 1 + len(window_pages)
+
+
+def make_caches(spec: SceneSpec, num_pages: int, dtype, device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of one layer, strided through memory they share with others. All NaN."""
+    k_numbers = spec.page_size * spec.num_kv_heads * spec.k_head_dim
+    v_numbers = spec.page_size * spec.num_kv_heads * spec.v_head_dim
+    arena = torch.full((num_pages, k_numbers + v_numbers + 16), float("nan"), dtype=dtype, device=device)
+    k_cache = arena[:, :k_numbers].unflatten(1, (spec.page_size, spec.num_kv_heads, spec.k_head_dim))
+    v_cache = arena[:, k_numbers : k_numbers + v_numbers].unflatten(
+        1, (spec.page_size, spec.num_kv_heads, spec.v_head_dim)
+    )
+    return k_cache, v_cache
+
+
+def make_plan(spec: SceneSpec, table: torch.Tensor, device) -> AttentionPlan:
+    """Row b + 1 of the table for request b, then null requests: row 0, one key, no queries of an extend step."""
+
+    def per_request(values, pad):
+        return torch.tensor([*values, *[pad] * spec.num_null], dtype=torch.int32, device=device)
+
+    plan = AttentionPlan(
+        page_table_RP=table.to(device),
+        rows_B=per_request(range(1, 1 + len(spec.seq_lens)), 0),
+        seq_lens_B=per_request(spec.seq_lens, 1),
+    )
+    if spec.query_lens is None:
+        return plan
+    starts = [sum(spec.query_lens[:b]) for b in range(len(spec.query_lens))]
+    return replace(
+        plan,
+        query_starts_B=per_request(starts, PAST_EVERY_TOKEN),
+        query_lens_B=per_request(spec.query_lens, 0),
+    )
+
+
+def dense_attention(scene: Scene) -> torch.Tensor:
+    """The live rows of the output, in float64, on the CPU."""
+    spec, outputs = scene.spec, []
+    q = scene.q.cpu().double()
+    sinks = None if scene.layer.sinks_H is None else scene.layer.sinks_H.cpu().double()
+    row = 0
+    for keys, values, num_queries in zip(scene.keys, scene.values, spec.queries, strict=True):
+        for position in range(len(keys) - num_queries, len(keys)):
+            first = 0 if spec.window is None else max(0, position - spec.window + 1)
+            seen = slice(first, position + 1)
+            for head in range(spec.num_heads):
+                kv_head = head // spec.group_size
+                logits = keys[seen, kv_head].double() @ q[row, head] * scene.layer.scale
+                if spec.softcap is not None:
+                    logits = spec.softcap * torch.tanh(logits / spec.softcap)
+                if sinks is not None:
+                    logits = torch.cat((logits, sinks[head : head + 1]))
+                weights = torch.softmax(logits, 0)[: position + 1 - first]
+                outputs.append(weights @ values[seen, kv_head].double())
+            row += 1
+    return torch.stack(outputs).view(row, spec.num_heads, spec.v_head_dim)
+
+
+def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """||found - wanted|| / ||wanted||; NaN if anything is."""
+    wanted = wanted.double().cpu()
+    return float((found.double().cpu() - wanted).norm() / wanted.norm())

@@ -1,0 +1,153 @@
+"""Compiles every kernel for sm_90 without a GPU and prints what each takes: `python compile_for_hopper.py`.
+
+Launch functions are called on meta tensors with the kernel's own `run` replaced, so what is compiled is exactly what
+would be launched. Must run without TRITON_INTERPRET: interpreted functions cannot be compiled.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from playhead.kernels import activation_triton, decode_triton, embedding_triton, extend_triton, norm_triton, rope_triton
+
+POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64"}
+OPTIONS = ("num_warps", "num_stages")
+ALIGNED = [["tt.divisibility", 16]]
+
+
+def meta(*shape, dtype=torch.bfloat16):
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def indices(*shape):
+    return meta(*shape, dtype=torch.int32)
+
+
+def compiled(kernel, launch):
+    """The kernel as `launch` would launch it."""
+    calls = []
+    kernel.run = lambda *args, grid, warmup, **kwargs: calls.append((args, kwargs))
+    launch()
+    del kernel.run
+    ((args, kwargs),) = calls
+    options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
+    values = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
+    signature, constants, attributes = {}, {}, {}
+    for i, parameter in enumerate(kernel.params):
+        value = values[parameter.name]
+        if (
+            parameter.is_constexpr
+            or value is None
+            or (type(value) is int and value == 1 and not parameter.do_not_specialize)
+        ):
+            signature[parameter.name], constants[i,] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[parameter.name], attributes[i,] = POINTERS[value.dtype], ALIGNED
+        elif isinstance(value, float):
+            signature[parameter.name] = "fp32"
+        else:
+            signature[parameter.name] = "i32"
+            if value % 16 == 0 and not parameter.do_not_specialize:
+                attributes[i,] = ALIGNED
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options), options
+
+
+def usage(binary) -> tuple[int, int]:
+    """Registers and bytes of local memory (spills) of one thread."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(binary.asm["cubin"])
+        tool = triton.knobs.nvidia.cuobjdump.path
+        text = subprocess.run([tool, "-res-usage", str(path)], capture_output=True, text=True, check=True).stdout
+    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", text).groups()
+    return int(registers), int(stack)
+
+
+def decode(num_heads, num_kv_heads, head_dim, page_size, window):
+    scratch = (meta(64, dtype=torch.float32), meta(64, dtype=torch.float32), indices(64))
+    caches = [meta(64, page_size, num_kv_heads, head_dim) for _ in "kv"]
+    tables = (indices(33, 512), indices(32), indices(32), None if window is None else indices(1024), None)
+    q, out = meta(32, num_heads, head_dim), meta(32, num_heads, head_dim)
+    return compiled(
+        decode_triton.decode_kernel,
+        lambda: decode_triton.launch_decode(q, out, *caches, *tables, *scratch, 0.1, window, None, 8),
+    )
+
+
+def extend(num_heads, num_kv_heads, head_dims, num_tokens, window, softcap):
+    k_dim, v_dim = head_dims
+    caches = [meta(64, 16, num_kv_heads, dim) for dim in head_dims]
+    tables = (indices(33, 512), *(indices(16) for _ in range(4)), None if window is None else indices(1024))
+    sinks = meta(num_heads)
+    q, out = meta(num_tokens, num_heads, k_dim), meta(num_tokens, num_heads, v_dim)
+    return compiled(
+        extend_triton.extend_kernel,
+        lambda: extend_triton.launch_extend(q, out, *caches, *tables, sinks, 0.1, window, softcap),
+    )
+
+
+def rope():
+    tokens = (meta(8, 4, 256), meta(8, 1, 256), meta(8, 1, 256), meta(256), meta(256))
+    angles = [meta(8, 128, dtype=torch.float32) for _ in range(2)]
+    caches = [meta(64, 16, 1, 256) for _ in "kv"]
+    return compiled(
+        rope_triton.qk_rope_write_kernel,
+        lambda: rope_triton.launch_qk_rope_write(
+            *tokens, *angles, *caches, indices(8), indices(1024), 1e-6, True, False
+        ),
+    )
+
+
+KERNELS = {
+    "decode 256 full": lambda: decode(4, 1, 256, 16, None),
+    "decode 256 window page 1": lambda: decode(8, 4, 256, 1, 1024),
+    "decode 128 full": lambda: decode(16, 8, 128, 16, None),
+    "decode 64 full": lambda: decode(32, 8, 64, 16, None),
+    "extend 256": lambda: extend(4, 1, (256, 256), 8192, None, None),
+    "extend 256 window small": lambda: extend(4, 1, (256, 256), 512, 512, 50.0),
+    "extend 192/128 window": lambda: extend(64, 8, (192, 128), 8192, 128, None),
+    "extend 64": lambda: extend(32, 8, (64, 64), 8192, None, None),
+    "rope": rope,
+    "rms_norm": lambda: compiled(
+        norm_triton.rms_norm_kernel, lambda: norm_triton.launch_rms_norm(meta(8, 1152), meta(1152), 1e-6, True)
+    ),
+    "add_rms_norm": lambda: compiled(
+        norm_triton.add_rms_norm_kernel,
+        lambda: norm_triton.launch_add_rms_norm(meta(8, 1152), meta(8, 1152), meta(1152), meta(1152), 1e-6, True),
+    ),
+    "gated_activation": lambda: compiled(
+        activation_triton.gated_activation_kernel,
+        lambda: activation_triton.launch_gated_activation(meta(8, 2048), "gelu_tanh", 1.702, 7.0),
+    ),
+    "embed": lambda: compiled(
+        embedding_triton.embed_kernel,
+        lambda: embedding_triton.launch_embed(meta(8, dtype=torch.int64), meta(64, 1152), 34.0),
+    ),
+    "softcap": lambda: compiled(
+        embedding_triton.softcap_kernel,
+        lambda: embedding_triton.launch_softcap(meta(8, 4096, dtype=torch.float32), 30.0),
+    ),
+}
+
+
+def main() -> None:
+    for name, build in KERNELS.items():
+        binary, options = build()
+        registers, stack_bytes = usage(binary)
+        row = {"name": name, "registers": registers, "stack_bytes": stack_bytes}
+        row |= {"shared_bytes": binary.metadata.shared, "num_warps": options.get("num_warps", 4)}
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

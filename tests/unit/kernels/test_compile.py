@@ -1,0 +1,49 @@
+"""Every kernel compiles for the GPU it is meant for, and takes no more of it than the launch counts on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from playhead.kernels.splits import PROGRAMS_PER_SM
+
+SM_REGISTERS = 65536
+SM_SHARED_BYTES = 228 * 1024
+BLOCK_RESERVED_BYTES = 1024  # what each block takes of it beside its own
+BLOCK_SHARED_BYTES = 227 * 1024
+
+# Of one thread. A few words around the loops are cheap; what the table of tiles avoids is hundreds, inside them.
+SPILLED_BYTES = 128
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory):
+    """What each kernel takes, by name. A process of its own: this one may have interpreted kernels."""
+    script = Path(__file__).with_name("compile_for_hopper.py")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    return {row["name"]: row for row in rows}
+
+
+def test_every_kernel_fits_an_sm_without_spilling_much(kernels):
+    for name, row in kernels.items():
+        assert row["shared_bytes"] <= BLOCK_SHARED_BYTES, name
+        assert row["stack_bytes"] <= SPILLED_BYTES, name
+
+
+def test_as_many_decode_programs_fit_an_sm_as_the_splits_count_on(kernels):
+    rows = [row for name, row in kernels.items() if name.startswith("decode")]
+    assert rows
+    for row in rows:
+        assert PROGRAMS_PER_SM * (row["shared_bytes"] + BLOCK_RESERVED_BYTES) <= SM_SHARED_BYTES, row
+        assert PROGRAMS_PER_SM * row["registers"] * 32 * row["num_warps"] <= SM_REGISTERS, row
+        assert row["stack_bytes"] <= 16, row

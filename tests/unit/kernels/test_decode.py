@@ -1,0 +1,78 @@
+"""The decode kernel, interpreted, against its reference. Whatever a query may not see is NaN in these steps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from playhead.kernels.decode import attend_last_queries
+from playhead.kernels.decode_triton import DecodeTiles, decode_tiles, launch_decode
+from tests.unit.attention.scenes import Scene, SceneSpec, make_scene
+from tests.unit.attention.strategies import scene_specs
+
+SMALL = DecodeTiles(block_j=16, num_warps=4, num_stages=2)
+
+
+def reference(scene: Scene) -> torch.Tensor:
+    out, layer, plan = scene.new_out(), scene.layer, scene.plan
+    memory = (layer.k_cache_NSKD, layer.v_cache_NSKE, plan.page_table_RP, plan.rows_B, plan.seq_lens_B)
+    attend_last_queries(scene.q, out, *memory, layer.mapping_L, layer.sinks_H, layer.scale, layer.window, layer.softcap)
+    return out[: scene.num_live]
+
+
+def kernel(scene: Scene, num_splits: int, scratch: tuple[torch.Tensor, ...] | None = None) -> torch.Tensor:
+    out, layer, plan = scene.new_out(), scene.layer, scene.plan
+    memory = (layer.k_cache_NSKD, layer.v_cache_NSKE, plan.page_table_RP, plan.rows_B, plan.seq_lens_B)
+    scratch = scratch or new_scratch(scene, num_splits)
+    numbers = (layer.scale, layer.window, layer.softcap, num_splits)
+    launch_decode(scene.q, out, *memory, layer.mapping_L, layer.sinks_H, *scratch, *numbers, tiles=SMALL)
+    assert not scratch[2].any(), "arrivals are left zeroed for the next launch"
+    return out[: scene.num_live]
+
+
+def new_scratch(scene: Scene, num_splits: int) -> tuple[torch.Tensor, ...]:
+    num_parts = scene.q.shape[0] * scene.layer.num_heads * num_splits
+    return (
+        torch.full((num_parts * scene.layer.v_head_dim,), float("nan")),
+        torch.full((num_parts * 2,), float("nan")),
+        torch.zeros(scene.q.shape[0] * scene.layer.num_heads, dtype=torch.int32),
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(spec=scene_specs(extend=False), num_splits=st.integers(1, 4), seed=st.integers(0, 2**31))
+def test_kernel_agrees_with_reference(spec, num_splits, seed):
+    scene = make_scene(spec, seed)
+    torch.testing.assert_close(kernel(scene, num_splits), reference(scene), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("group_size", [17, 70])
+def test_many_query_heads_per_kv_head_take_several_blocks(group_size):
+    scene = make_scene(SceneSpec(seq_lens=(20,), group_size=group_size), seed=5)
+    torch.testing.assert_close(kernel(scene, 2), reference(scene), atol=1e-5, rtol=1e-5)
+
+
+def test_splits_without_keys_change_nothing():
+    """A graph's splits are fixed and its lengths are not: a short request leaves most of them empty."""
+    scene = make_scene(SceneSpec(seq_lens=(3, 33), group_size=2), seed=6)
+    torch.testing.assert_close(kernel(scene, 8), reference(scene), atol=1e-5, rtol=1e-5)
+
+
+def test_scratch_of_an_earlier_launch_is_not_read():
+    scene = make_scene(SceneSpec(seq_lens=(40,)), seed=7)
+    scratch = new_scratch(scene, 3)
+    first = kernel(scene, 3, scratch)
+    scene.plan.seq_lens_B.fill_(17)  # one split fewer than before
+    shorter = kernel(scene, 3, scratch)
+    scene.plan.seq_lens_B.fill_(40)
+    assert not torch.equal(first, shorter)
+    assert torch.equal(kernel(scene, 3, scratch), first)
+
+
+def test_tiles_keep_their_bytes_whatever_the_head_dim():
+    assert decode_tiles(256, 256).block_j == 32
+    assert decode_tiles(192, 128).block_j == 32
+    assert decode_tiles(64, 64).block_j == 128
+    assert decode_tiles(8, 8).block_j == 128

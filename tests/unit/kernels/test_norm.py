@@ -1,0 +1,52 @@
+"""RMS norm kernels, interpreted, against their references."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from playhead.kernels.norm import add_rms_norm, rms_norm, rms_norm_reference
+from playhead.kernels.norm_triton import launch_add_rms_norm, launch_rms_norm
+
+WIDTHS = st.sampled_from((1, 7, 64, 300))
+
+
+def rows(num_rows: int, width: int, seed: int) -> torch.Tensor:
+    """Rows of a wider matrix, as a slice of a fused projection is."""
+    return torch.randn(num_rows, width + 3, generator=torch.Generator().manual_seed(seed))[:, :width]
+
+
+@settings(max_examples=10, deadline=None)
+@given(num_rows=st.integers(1, 3), width=WIDTHS, unit_offset=st.booleans(), seed=st.integers(0, 2**31))
+def test_rms_norm_agrees_with_reference(num_rows, width, unit_offset, seed):
+    x, weight = rows(num_rows, width, seed), rows(1, width, seed + 1)[0].contiguous()
+    torch.testing.assert_close(
+        launch_rms_norm(x, weight, 1e-6, unit_offset), rms_norm_reference(x, weight, 1e-6, unit_offset)
+    )
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    num_rows=st.integers(1, 3),
+    width=WIDTHS,
+    unit_offset=st.booleans(),
+    norm_x=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_add_rms_norm_agrees_with_reference(num_rows, width, unit_offset, norm_x, seed):
+    x, residual, weights = rows(num_rows, width, seed), rows(num_rows, width, seed + 1), rows(2, width, seed + 2)
+    weight, x_weight = weights[0].contiguous(), weights[1].contiguous() if norm_x else None
+    expected_residual = residual.clone()
+    expected = add_rms_norm(x, expected_residual, weight, x_weight, 1e-6, unit_offset)
+    found = launch_add_rms_norm(x, residual, weight, x_weight, 1e-6, unit_offset)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(residual, expected_residual)
+
+
+def test_the_sum_is_normed_as_it_was_stored():
+    """The next block adds to the rounded residual; a norm of the unrounded sum would disagree with it."""
+    x, residual = torch.full((1, 4), 1 / 3).bfloat16(), torch.full((1, 4), 100.0).bfloat16()
+    weight = torch.tensor([1.0, 2.0, 3.0, 4.0]).bfloat16()
+    normed = add_rms_norm(x, residual, weight, None, 1e-6, False)
+    assert torch.equal(normed, rms_norm(residual, weight, 1e-6, False))

@@ -1,0 +1,47 @@
+"""Ops as torch sees them: schemas that tell the truth about writes, fakes that tell the truth about shapes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from playhead.kernels.activation import gated_activation
+from playhead.kernels.decode import decode
+from playhead.kernels.embedding import embed, softcap_
+from playhead.kernels.extend import extend
+from playhead.kernels.norm import add_rms_norm, rms_norm
+from playhead.kernels.rope import qk_rope_write
+from tests.unit.attention.scenes import SceneSpec, make_scene
+from tests.unit.kernels.test_rope import random_call
+
+
+def decode_call():
+    scene = make_scene(SceneSpec(seq_lens=(3,)), seed=0)
+    layer, plan = scene.layer, scene.plan
+    scratch = (torch.zeros(8), torch.zeros(2), torch.zeros(1, dtype=torch.int32))
+    memory = (layer.k_cache_NSKD, layer.v_cache_NSKE, plan.page_table_RP, plan.rows_B, plan.seq_lens_B)
+    return scene.q, torch.zeros(1, 1, 8), *memory, None, None, *scratch, 0.1, None, None, 1
+
+
+def extend_call():
+    scene = make_scene(SceneSpec(seq_lens=(3,), query_lens=(2,)), seed=0)
+    layer, plan = scene.layer, scene.plan
+    memory = (layer.k_cache_NSKD, layer.v_cache_NSKE, plan.page_table_RP, plan.rows_B, plan.seq_lens_B)
+    return scene.q, torch.zeros(2, 1, 8), *memory, plan.query_starts_B, plan.query_lens_B, None, None, 0.1, None, None
+
+
+CALLS = {
+    rms_norm: lambda: (torch.randn(2, 8), torch.randn(8), 1e-6, True),
+    add_rms_norm: lambda: (torch.randn(2, 8), torch.randn(2, 8), torch.randn(8), None, 1e-6, True),
+    gated_activation: lambda: (torch.randn(2, 8), "silu", 1.702, 7.0),
+    embed: lambda: (torch.tensor([1, 0]), torch.randn(4, 8), 2.0),
+    softcap_: lambda: (torch.randn(2, 8), 30.0),
+    qk_rope_write: lambda: tuple(random_call((2, 1), (8, 8, 4), seed=0, norm=True, mapping=True)),
+    decode: decode_call,
+    extend: extend_call,
+}
+
+
+@pytest.mark.parametrize("op", CALLS, ids=str)
+def test_schema_and_fake_tell_the_truth(op):
+    torch.library.opcheck(op, CALLS[op](), test_utils=("test_schema", "test_faketensor"))

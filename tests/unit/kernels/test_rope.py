@@ -1,0 +1,73 @@
+"""Norm, rotation and KV write in one kernel, interpreted, against the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from playhead.kernels.rope import qk_rope_write, qk_rope_write_reference, rotated
+from playhead.kernels.rope_triton import launch_qk_rope_write
+
+
+def random_call(heads, dims, seed, *, norm=False, interleaved=False, page_size=4, mapping=False):
+    """Arguments of one call: 3 tokens, the second of which goes nowhere (-1)."""
+    (num_heads, num_kv_heads), (k_dim, v_dim, num_pairs) = heads, dims
+    rng = torch.Generator().manual_seed(seed)
+    widths = (num_heads * k_dim, num_kv_heads * k_dim, num_kv_heads * v_dim)
+    q, k, v = torch.randn(3, sum(widths), generator=rng).split(widths, dim=-1)
+    num_locs = 6 * page_size
+    locs = torch.randperm(num_locs - page_size, generator=rng)[:3].to(torch.int32) + page_size
+    locs[1] = -1
+    angles = torch.rand(3, num_pairs, generator=rng)
+    caches = [torch.randn(6, page_size, num_kv_heads, dim, generator=rng) for dim in (k_dim, v_dim)]
+    return [
+        q.view(3, num_heads, k_dim),
+        k.view(3, num_kv_heads, k_dim),
+        v.view(3, num_kv_heads, v_dim),
+        *(torch.randn(k_dim, generator=rng) if norm else None for _ in "qk"),
+        *((angles.cos(), angles.sin()) if num_pairs else (None, None)),
+        *caches,
+        locs,
+        torch.randperm(num_locs, generator=rng).to(torch.int32) if mapping else None,
+        1e-6,
+        True,
+        interleaved,
+    ]
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    heads=st.sampled_from(((1, 1), (4, 2), (3, 3))),
+    dims=st.sampled_from(((8, 8, 4), (12, 8, 3), (10, 4, 0), (16, 16, 8))),
+    norm=st.booleans(),
+    interleaved=st.booleans(),
+    page_size=st.sampled_from((1, 4, 16)),
+    mapping=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_kernel_agrees_with_reference(heads, dims, norm, interleaved, page_size, mapping, seed):
+    options = {"norm": norm, "interleaved": interleaved, "page_size": page_size, "mapping": mapping}
+    expected = random_call(heads, dims, seed, **options)
+    found = random_call(heads, dims, seed, **options)
+    qk_rope_write_reference(*expected)
+    launch_qk_rope_write(*found)
+    for position in (0, 7, 8):  # q, and the two caches
+        torch.testing.assert_close(found[position], expected[position])
+
+
+def test_only_the_tokens_locations_and_the_sink_are_written():
+    call = random_call((2, 1), (8, 8, 4), seed=1)
+    before = call[7].clone()
+    qk_rope_write(*call)
+    changed = (call[7] != before).flatten(2).any(-1).flatten().nonzero().flatten()
+    assert sorted(changed.tolist()) == sorted([0, *(loc for loc in call[9].tolist() if loc > 0)])
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_a_quarter_turn_swaps_the_dims_of_a_pair(interleaved):
+    x = torch.arange(6.0).view(1, 1, 6)
+    turned = rotated(x, torch.zeros(1, 2), torch.ones(1, 2), interleaved)
+    expected = [-1.0, 0.0, -3.0, 2.0, 4.0, 5.0] if interleaved else [-2.0, -3.0, 0.0, 1.0, 4.0, 5.0]
+    assert turned.flatten().tolist() == expected

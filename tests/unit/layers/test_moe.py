@@ -1,0 +1,61 @@
+"""Routing and grouped experts against a loop over tokens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from playhead.layers.moe import MoeMlp
+from playhead.layers.spec import MoeSpec
+
+HIDDEN, SIZE = 8, 12
+
+
+def block(num_experts, top_k, seed=0):
+    spec = MoeSpec(num_experts=num_experts, top_k=top_k, size=SIZE, swiglu_alpha=1.702, swiglu_limit=2.0)
+    moe = MoeMlp(spec, HIDDEN, dtype=torch.float32, device=torch.device("cpu"))
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in moe.parameters():
+        parameter.normal_(0.0, 0.7, generator=generator)
+    return moe
+
+
+def one_token(moe, h_M):
+    """The definition, written for one token and one expert at a time."""
+    logits = moe.router_XM @ h_M + moe.router_bias_X
+    chosen = logits.argsort(descending=True)[: moe.spec.top_k]
+    weights = torch.softmax(logits[chosen], dim=0)
+    total = torch.zeros(HIDDEN)
+    for weight, expert in zip(weights, chosen, strict=True):
+        gate_up = moe.gate_up_XIM[expert] @ h_M + moe.gate_up_bias_XI[expert]
+        gate, up = gate_up[:SIZE].clamp(max=2.0), gate_up[SIZE:].clamp(-2.0, 2.0)
+        hidden = (up + 1) * gate * torch.sigmoid(1.702 * gate)
+        total += weight * (moe.down_XMI[expert] @ hidden + moe.down_bias_XM[expert])
+    return total
+
+
+@settings(max_examples=40, deadline=None)
+@given(num_tokens=st.integers(1, 9), num_experts=st.integers(1, 6), data=st.data())
+def test_every_token_gets_its_experts(num_tokens, num_experts, data):
+    top_k = data.draw(st.integers(1, num_experts))
+    moe = block(num_experts, top_k, seed=num_tokens)
+    h_TM = torch.randn(num_tokens, HIDDEN, generator=torch.Generator().manual_seed(num_experts)) * 2
+    wanted = torch.stack([one_token(moe, h_M) for h_M in h_TM])
+    torch.testing.assert_close(moe(h_TM), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("favourite", [0, 3])
+def test_experts_without_tokens_do_no_harm(favourite):
+    moe = block(4, 1)
+    moe.router_XM.zero_()
+    moe.router_bias_X.zero_()[favourite] = 1.0
+    h_TM = torch.randn(5, HIDDEN)
+    torch.testing.assert_close(moe(h_TM), torch.stack([one_token(moe, h_M) for h_M in h_TM]), rtol=1e-4, atol=1e-5)
+
+
+def test_a_token_gets_the_same_whoever_is_beside_it():
+    moe = block(4, 2)
+    h_TM = torch.randn(6, HIDDEN, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(moe(h_TM)[2:3], moe(h_TM[2:3]), rtol=1e-5, atol=1e-6)

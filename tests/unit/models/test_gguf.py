@@ -1,0 +1,192 @@
+"""GGUF files: dequantised under the hub's names, or refused."""
+
+from __future__ import annotations
+
+import struct
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from playhead.models.build import spec_from_config
+from playhead.models.errors import CheckpointError, UnsupportedModelError
+from playhead.models.gguf_file import GgufFile
+from playhead.models.gguf_model import config_from_gguf, hub_name, neighbours_to_halves
+from playhead.models.load import describe_model, load_weights
+from tests.unit.models.tiny import random_tensors
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 40,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 2.0**-16,
+    "rope_theta": 10_000.0,
+    "tie_word_embeddings": True,
+}
+
+
+def halves_to_neighbours(rows, num_heads):
+    """What the converter does to q and k; written out on its own so that the loader is not its own judge."""
+    head_dim = rows.shape[0] // num_heads
+    order = [
+        h * head_dim + half * head_dim // 2 + i
+        for h in range(num_heads)
+        for i in range(head_dim // 2)
+        for half in (0, 1)
+    ]
+    return rows[order]
+
+
+def write_gguf(path, tensors, quantised=None):
+    """The tensors as a converter would have written them, under llama.cpp's names."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_embedding_length(64)
+    writer.add_feed_forward_length(96)
+    writer.add_block_count(2)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_context_length(64)
+    writer.add_layer_norm_rms_eps(2.0**-16)
+    writer.add_rope_freq_base(10_000.0)
+    names = {hub_name(name): name for name in gguf_names()}
+    for name, tensor in tensors.items():
+        if "q_proj" in name or "k_proj" in name:
+            tensor = halves_to_neighbours(tensor, 4 if "q_proj" in name else 2)
+        data = tensor.numpy()
+        if quantised is not None and data.ndim == 2:
+            writer.add_tensor(names[name], gguf.quants.quantize(data, quantised), raw_dtype=quantised)
+        else:
+            writer.add_tensor(names[name], data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def gguf_names():
+    parts = ["attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down"]
+    return ["token_embd.weight", "output_norm.weight", *[f"blk.{i}.{part}.weight" for i in range(2) for part in parts]]
+
+
+def load(path):
+    return load_weights(describe_model(str(path)), dtype=torch.float32, device=torch.device("cpu"))
+
+
+def test_a_file_in_full_precision_gives_the_hubs_weights_back(tmp_path):
+    tensors = random_tensors(LLAMA)
+    decoder = load(write_gguf(tmp_path / "m.gguf", tensors))
+    parameters = dict(decoder.named_parameters())
+    qkv = torch.cat([tensors[f"model.layers.1.self_attn.{name}_proj.weight"] for name in "qkv"])
+    assert torch.equal(parameters["blocks.1.attention.qkv.weight"], qkv)
+    assert torch.equal(parameters["embedding_VM"], tensors["model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "F16"])
+def test_a_quantised_file_is_close_to_what_it_was_made_from(tmp_path, kind):
+    tensors = random_tensors(LLAMA)
+    decoder = load(write_gguf(tmp_path / "m.gguf", tensors, gguf.GGMLQuantizationType[kind]))
+    wanted = torch.cat([tensors[f"model.layers.0.mlp.{name}_proj.weight"] for name in ("gate", "up")])
+    found = dict(decoder.named_parameters())["blocks.0.mlp.gate_up.weight"]
+    # Four bits over a range of about 8 sigma leave steps of half a sigma.
+    tolerance = {"Q8_0": 1e-2, "Q4_1": 0.15, "F16": 1e-3}[kind]
+    assert float((found - wanted).norm() / wanted.norm()) < tolerance
+
+
+def test_metadata_is_the_config(tmp_path):
+    path = write_gguf(tmp_path / "m.gguf", random_tensors(LLAMA))
+    assert spec_from_config(config_from_gguf(GgufFile(path))) == spec_from_config(LLAMA)
+
+
+def test_rows_of_a_head_go_back_to_halves():
+    rows = torch.arange(8)
+    assert neighbours_to_halves(rows, 1).tolist() == [0, 2, 4, 6, 1, 3, 5, 7]
+    assert torch.equal(neighbours_to_halves(halves_to_neighbours(rows, 2), 2), rows)
+
+
+def write_metadata(path, entries, tensors=b"", num_tensors=0):
+    data = b"GGUF" + struct.pack("<IQQ", 3, num_tensors, len(entries)) + b"".join(entries) + tensors
+    path.write_bytes(data)
+    return path
+
+
+def text(value):
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+def test_an_unknown_architecture_is_refused_with_the_supported_ones(tmp_path):
+    path = write_metadata(tmp_path / "m.gguf", [text("general.architecture") + struct.pack("<I", 8) + text("rwkv")])
+    with pytest.raises(UnsupportedModelError, match=r"rwkv.*llama, qwen2, qwen3"):
+        describe_model(str(path))
+
+
+def test_scaled_rope_is_refused(tmp_path):
+    entries = [
+        text("general.architecture") + struct.pack("<I", 8) + text("llama"),
+        text("llama.rope.scaling.type") + struct.pack("<I", 8) + text("yarn"),
+    ]
+    with pytest.raises(UnsupportedModelError, match="yarn"):
+        describe_model(str(write_metadata(tmp_path / "m.gguf", entries)))
+
+
+HUGE = 2**64 - 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"GGUF",
+        b"NOPE" + bytes(40),
+        b"GGUF" + struct.pack("<IQQ", 9, 0, 0),
+        b"GGUF" + struct.pack("<IQQ", 3, HUGE, 0),
+        b"GGUF" + struct.pack("<IQQ", 3, 0, HUGE),
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", HUGE) + bytes(20),
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("k") + struct.pack("<I", 99) + bytes(20),
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("k") + struct.pack("<IIQ", 9, 4, HUGE) + bytes(20),
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("k") + struct.pack("<IIQ", 9, 9, 1) + bytes(20),
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + (text("k") + struct.pack("<II", 4, 1)) * 2,
+        b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + text("t") + struct.pack("<IQQIQ", 2, 2**40, 2**40, 0, 0),
+        b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + text("t") + struct.pack("<IQIQ", 900, 1, 0, 0) + bytes(64),
+        b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + text("t") + struct.pack("<IQIQ", 1, 4, 77, 0) + bytes(64),
+        b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + text("t") + struct.pack("<IQQIQ", 2, 32, 0, 0, 0) + bytes(64),
+        b"GGUF" + struct.pack("<IQQ", 3, 2, 0) + (text("t") + struct.pack("<IQIQ", 1, 4, 0, 0)) * 2 + bytes(64),
+    ],
+)
+def test_a_hostile_file_is_refused(tmp_path, content):
+    path = tmp_path / "m.gguf"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError):
+        GgufFile(path)
+
+
+def test_a_truncated_file_is_refused(tmp_path):
+    path = write_gguf(tmp_path / "m.gguf", random_tensors(LLAMA))
+    path.write_bytes(path.read_bytes()[:-64])
+    with pytest.raises(CheckpointError, match="complete file"):
+        GgufFile(path)
+
+
+@settings(max_examples=60, deadline=None)
+@given(flips=st.lists(st.tuples(st.integers(4, 2000), st.integers(1, 255)), min_size=1, max_size=4))
+def test_a_damaged_file_is_refused_or_reads_within_bounds(tmp_path_factory, flips):
+    path = write_gguf(tmp_path_factory.mktemp("damaged") / "m.gguf", random_tensors(LLAMA))
+    data = bytearray(path.read_bytes())
+    for place, bits in flips:
+        data[place % len(data)] ^= bits
+    path.write_bytes(bytes(data))
+    try:
+        file = GgufFile(path)
+    except CheckpointError:
+        return
+    for name, tensor in file.tensors.items():
+        with np.errstate(all="ignore"):
+            assert tuple(file.read(name).shape) == tensor.shape
