@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -18,17 +17,10 @@ from playhead.graph.registry import CudaGraphBufferRegistry, DeviceEntry
 from playhead.graph.runner import GraphRunner, LivePlan
 from playhead.graph.slots import Batch, FillContext, GraphSlot
 from playhead.graph.staging import Stage, StagingRing
-from playhead.testing.mutant import Mutant
+from playhead.testing.mutant import Mutant, swapped
 from playhead.testing.toy import ToyModel, ToyPlan
 
 Apply = Callable[[], AbstractContextManager[None]]
-
-
-@contextmanager
-def swapped(owner: object, name: str, replacement: Any) -> Iterator[None]:
-    """One attribute replaced for a while."""
-    with patch.object(owner, name, replacement):
-        yield
 
 
 def stale_tail(slot_name: str) -> Apply:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,3 +24,10 @@ class Checker:
 
     name: str
     run: Callable[[], list[str]]
+
+
+@contextmanager
+def swapped(owner: object, name: str, replacement: Any) -> Iterator[None]:
+    """One attribute replaced for a while: most mutants are one of these."""
+    with patch.object(owner, name, replacement):
+        yield

@@ -12,12 +12,19 @@ from rich.table import Table
 
 from playhead.testing.graph_checkers import GRAPH_CHECKERS
 from playhead.testing.graph_mutants import GRAPH_MUTANTS
+from playhead.testing.kv_checkers import KV_CHECKERS
+from playhead.testing.kv_mutants import KV_MUTANTS
 from playhead.testing.mutant import Checker, Mutant
+from playhead.testing.step_mutants import STEP_CHECKERS, STEP_MUTANTS
 
 TABLE_COLUMNS = 150
 
 # Each package's mutants are hunted by its own checkers.
-PACKAGES: tuple[tuple[str, tuple[Mutant, ...], tuple[Checker, ...]], ...] = (("graph", GRAPH_MUTANTS, GRAPH_CHECKERS),)
+PACKAGES: tuple[tuple[str, tuple[Mutant, ...], tuple[Checker, ...]], ...] = (
+    ("graph", GRAPH_MUTANTS, GRAPH_CHECKERS),
+    ("kv", KV_MUTANTS, KV_CHECKERS),
+    ("step", STEP_MUTANTS, STEP_CHECKERS),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

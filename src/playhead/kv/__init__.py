@@ -1,0 +1,1 @@
+"""Hybrid KV memory: pools derived from the model's layers, and an account of every page."""

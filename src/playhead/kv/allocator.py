@@ -1,0 +1,184 @@
+"""Pages of one group, cut from slabs that all groups share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from playhead.errors import OutOfPages
+from playhead.kv.violations import Violation, ViolationKind, ViolationLog
+
+
+class SlabArena:
+    """Slabs of one arena: free, or lent to one group at a time. Slab 0 holds every group's sink and is never lent."""
+
+    def __init__(self, num_slabs: int) -> None:
+        self.num_slabs = num_slabs
+        self._free = list(range(num_slabs - 1, 0, -1))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def take(self, count: int) -> list[int]:
+        """This many slabs; the caller has asked `num_free` before."""
+        slabs = self._free[: -count - 1 : -1]
+        del self._free[-count:]
+        return slabs
+
+    def give_back(self, slab: int) -> None:
+        self._free.append(slab)
+
+    def take_this(self, slab: int) -> bool:
+        """Take one certain slab, if it is free."""
+        if slab not in self._free:
+            return False
+        self._free.remove(slab)
+        return True
+
+    def free_slabs(self) -> Iterator[int]:
+        return iter(self._free)
+
+
+class PageAllocator:
+    """The pages of one group. `take` hands pages out, `give_back` takes ownership of them.
+
+    Pages come from the slab that lost a page last, which is the fullest one as a rule, so that emptier slabs drain and
+    can go to another group. A slab is returned to the arena with its last page.
+    """
+
+    def __init__(self, *, name: str, arena: SlabArena, pages_per_slab: int, violations: ViolationLog) -> None:
+        self.name = name
+        self.num_slabs = 0
+        self._arena = arena
+        self._pages_per_slab = pages_per_slab
+        self._violations = violations
+        self._free_in: dict[int, list[int]] = {}
+        self._num_free = 0
+        self._is_taken = bytearray(arena.num_slabs * pages_per_slab)
+        self._quarantined: set[int] = set()
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the slabs this group has now."""
+        return self.num_slabs * self._pages_per_slab
+
+    @property
+    def num_free(self) -> int:
+        """Free pages in the group's own slabs."""
+        return self._num_free
+
+    @property
+    def num_available(self) -> int:
+        """Pages that `take` could hand out now, had no other group the same wish."""
+        return self._num_free + self._arena.num_free * self._pages_per_slab
+
+    @property
+    def num_quarantined(self) -> int:
+        return len(self._quarantined)
+
+    @property
+    def num_taken(self) -> int:
+        """Pages handed out and not given back, those in quarantine aside."""
+        return self.num_pages - self._num_free - len(self._quarantined)
+
+    def take(self, count: int) -> list[int]:
+        """This many pages, or `OutOfPages` and no change."""
+        if count > self.num_available:
+            raise OutOfPages(self.name, count, self.num_available)
+        pages: list[int] = []
+        while self._free_in and len(pages) < count:
+            slab, free = self._free_in.popitem()
+            wanted = count - len(pages)
+            if len(free) > wanted:
+                pages += free[-wanted:]
+                del free[-wanted:]
+                self._free_in[slab] = free
+            else:
+                pages += free
+        if len(pages) < count:
+            pages += self._take_from_arena(count - len(pages))
+        self._num_free -= count
+        is_taken = self._is_taken
+        for page in pages:
+            is_taken[page] = 1
+        return pages
+
+    def give_back(self, pages: Iterable[int]) -> None:
+        """Take these pages back. A page nobody held is a double free; one in quarantine stays there."""
+        per_slab, free_in, is_taken = self._pages_per_slab, self._free_in, self._is_taken
+        for page in pages:
+            if not is_taken[page]:
+                self._report_double_free(page)
+                continue
+            if page in self._quarantined:
+                continue
+            is_taken[page] = 0
+            self._num_free += 1
+            slab = page // per_slab
+            free = free_in.get(slab)
+            num_free_in_slab = 1 if free is None else len(free) + 1
+            if num_free_in_slab == per_slab:
+                free_in.pop(slab, None)
+                self._num_free -= per_slab
+                self.num_slabs -= 1
+                self._arena.give_back(slab)
+            elif free is None:
+                free_in[slab] = [page]
+            else:
+                free.append(page)
+
+    def quarantine(self, page: int) -> None:
+        """Never hand this page out again; its slab stays with the group. Too late if another group has the slab."""
+        if page in self._quarantined:
+            return
+        if not self._is_taken[page]:
+            slab = page // self._pages_per_slab
+            if slab not in self._free_in and not self._adopt(slab):
+                return
+            self._free_in[slab].remove(page)
+            if not self._free_in[slab]:
+                del self._free_in[slab]
+            self._num_free -= 1
+            self._is_taken[page] = 1
+        self._quarantined.add(page)
+
+    def free_pages(self) -> Iterator[int]:
+        """Free pages in the group's own slabs, for the ledger."""
+        for free in self._free_in.values():
+            yield from free
+
+    def taken_pages(self) -> Iterator[int]:
+        """Pages handed out, for the ledger."""
+        return (page for page, is_taken in enumerate(self._is_taken) if is_taken)
+
+    def quarantined_pages(self) -> Iterator[int]:
+        return iter(self._quarantined)
+
+    def _take_from_arena(self, count: int) -> list[int]:
+        """This many pages of fresh slabs; what is left of the last slab is free in the group."""
+        per_slab = self._pages_per_slab
+        slabs = self._arena.take(-(-count // per_slab))
+        self.num_slabs += len(slabs)
+        self._num_free += len(slabs) * per_slab
+        if per_slab == 1:
+            return slabs
+        pages = [page for slab in slabs for page in range(slab * per_slab, (slab + 1) * per_slab)]
+        if len(pages) > count:
+            self._free_in[slabs[-1]] = pages[count:]
+        return pages[:count]
+
+    def _adopt(self, slab: int) -> bool:
+        """Take one certain slab from the arena, all its pages free."""
+        if not self._arena.take_this(slab):
+            return False
+        first = slab * self._pages_per_slab
+        self.num_slabs += 1
+        self._num_free += self._pages_per_slab
+        self._free_in[slab] = list(range(first, first + self._pages_per_slab))
+        return True
+
+    def _report_double_free(self, page: int) -> None:
+        self._violations.add(
+            Violation(kind=ViolationKind.DOUBLE_FREE, group=self.name, page=page, detail="given back while free")
+        )
+        self.quarantine(page)

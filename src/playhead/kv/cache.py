@@ -1,0 +1,268 @@
+"""The KV memory a scheduler works with: sequences that grow, slide, finish and share prefixes.
+
+Every step: `extend` each sequence of the step, `publish` the pool's mapping, `launch`; later `retire` the step. At its
+launch the step's tokens count as written: prompts are offered to the prefix cache and windows slide, so neither can be
+forgotten, and neither happens to tokens that were placed but never computed. Torch-free: the engine, the simulation and
+the state machine run this same code.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from playhead.errors import OutOfPages
+from playhead.kv.errors import ContextTooLong, LedgerError
+from playhead.kv.geometry import num_pages_for, window_frontier
+from playhead.kv.hybrid import FULL, HybridAllocator
+from playhead.kv.mapping import Int32Array
+from playhead.kv.plan import KVPlan
+from playhead.kv.prefix import TOKEN_BYTES, PrefixCache, token_key
+from playhead.kv.rows import RowTables
+from playhead.kv.violations import ViolationLog
+from playhead.types import FullLoc, Row, Step
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class SequenceKV:
+    """One running request's memory. Mutable, but only `HybridKVCache` writes it.
+
+    `num_tokens` counts tokens that have a place, `num_launched_tokens` those that a launched step writes;
+    `frontiers[w]` is the first page still held in window group `w`; `offered_key` are the tokens whose pages the
+    prefix cache knows.
+    """
+
+    request: str
+    salt: str
+    row: Row
+    prompt_key: bytes
+    pages: array[int]
+    frontiers: list[int]
+    num_tokens: int
+    num_launched_tokens: int
+    num_hit_tokens: int
+    offered_key: bytes
+
+
+class HybridKVCache:
+    """All KV pages, the sequences that hold them and the prefixes that are kept."""
+
+    def __init__(self, plan: KVPlan, *, prefix_caching: bool = True, strict: bool = False) -> None:
+        self.plan = plan
+        self.violations = ViolationLog(strict=strict)
+        self.allocator = HybridAllocator(plan, self.violations)
+        self.prefix = PrefixCache(self.allocator)
+        self.sequences: dict[str, SequenceKV] = {}
+        self.num_preempted = 0
+        self._extended: dict[str, SequenceKV] = {}
+        self._prefix_caching = prefix_caching
+        self._page_size = plan.geometry.page_size
+        self._page_bytes = TOKEN_BYTES * self._page_size
+        self._windows = tuple(group.window or 0 for group in plan.geometry.windows)
+        self.rows = RowTables(
+            num_groups=len(plan.geometry.groups),
+            max_running=plan.limits.max_running,
+            max_pages=num_pages_for(plan.limits.max_context_tokens, self._page_size),
+        )
+
+    # The life of a sequence.
+
+    def admit(self, request: str, prompt: Sequence[int], *, salt: str = "") -> SequenceKV:
+        """A sequence with a row, standing behind the longest prefix the cache has.
+
+        At least one prompt token is left to compute: its output is what the request asks for.
+        """
+        if len(prompt) > self.plan.limits.max_context_tokens:
+            raise ContextTooLong(request, len(prompt), self.plan.limits.max_context_tokens)
+        if request in self.sequences:
+            raise LedgerError(
+                f"admit: request {request!r} is running already; wanted a name nobody has. Finish or abort it first"
+            )
+        key = token_key(prompt)
+        row = self.rows.take()
+        seq = SequenceKV(
+            request=request,
+            salt=salt,
+            row=row,
+            prompt_key=key,
+            pages=array("i"),
+            frontiers=[0] * len(self._windows),
+            num_tokens=0,
+            num_launched_tokens=0,
+            num_hit_tokens=0,
+            offered_key=b"",
+        )
+        self.sequences[request] = seq
+        if self._prefix_caching:
+            num_pages = (len(prompt) - 1) // self._page_size
+            self._continue_from(seq, self.prefix.match(salt, self._whole_pages(key, num_pages)).pages)
+        return seq
+
+    def extend(self, seq: SequenceKV, num_new_tokens: int) -> None:
+        """Places for the next tokens, or `OutOfPages` with no token placed."""
+        end = seq.num_tokens + num_new_tokens
+        if end > self.plan.limits.max_context_tokens:
+            raise ContextTooLong(seq.request, end, self.plan.limits.max_context_tokens)
+        num_missing = num_pages_for(end, self._page_size) - len(seq.pages)
+        if num_missing > 0:
+            first = len(seq.pages)
+            seq.pages.extend(self._allocate(num_missing))
+            self._write_row(seq, first)
+        seq.num_tokens = end
+        self._extended[seq.request] = seq
+
+    def finish(self, seq: SequenceKV, tokens: Sequence[int]) -> None:
+        """The request is done; the pages of its known tokens stay for others, as far as they are whole."""
+        if self._prefix_caching:
+            known = min(len(tokens), seq.num_launched_tokens) // self._page_size
+            self._offer(seq, self._whole_pages(token_key(tokens), known))
+        self._release(seq)
+
+    def preempt(self, seq: SequenceKV, tokens: Sequence[int]) -> None:
+        """Take a running request's memory; it will be admitted again and computed anew, or found in the cache."""
+        self.num_preempted += 1
+        self.finish(seq, tokens)
+
+    def abort(self, seq: SequenceKV) -> None:
+        """The request is gone; nothing is kept beyond what its prompt had already given to the cache."""
+        self._release(seq)
+
+    def flush_prefixes(self) -> None:
+        """Forget all cached prefixes; running sequences keep their pages."""
+        self.prefix.flush()
+
+    # Steps.
+
+    def launch(self) -> Step:
+        """The step that computes what was extended; refused while the device's mapping is behind.
+
+        What its sequences need no longer is given up here, and reused when the step has retired.
+        """
+        step = self.allocator.launch()
+        for seq in self._extended.values():
+            seq.num_launched_tokens = seq.num_tokens
+            self._offer_prompt(seq)
+            self._slide(seq)
+        self._extended.clear()
+        return step
+
+    def retire(self, step: Step) -> None:
+        """This step is done: what was given up while it ran can be reused."""
+        self.allocator.retire(step)
+
+    # What a step needs to know.
+
+    def full_locs(self, seq: SequenceKV, first: int, end: int) -> Int32Array:
+        """Full locations of tokens [first, end): with pages 3 and 7 of size 4, tokens 2..5 are at 14, 15, 28, 29."""
+        positions = np.arange(first, end)
+        pages = np.array(seq.pages, dtype=np.int32)[positions // self._page_size]
+        return (pages * self._page_size + positions % self._page_size).astype(np.int32)
+
+    def full_loc(self, seq: SequenceKV, position: int) -> FullLoc:
+        """One token's full location; what a decode step asks for."""
+        return FullLoc(seq.pages[position // self._page_size] * self._page_size + position % self._page_size)
+
+    # Prefixes.
+
+    def _continue_from(self, seq: SequenceKV, pages: array[int]) -> None:
+        """Hold a hit's pages, and in each window group only those its next token can see."""
+        seq.num_tokens = seq.num_launched_tokens = seq.num_hit_tokens = len(pages) * self._page_size
+        seq.offered_key = self._whole_pages(seq.prompt_key, len(pages))
+        seq.pages = pages
+        self.allocator.hold(pages)
+        for window, size in enumerate(self._windows):
+            seq.frontiers[window] = window_frontier(seq.num_tokens, size, self._page_size)
+            self._hold_windows(window, pages[seq.frontiers[window] :])
+        self._write_row(seq, 0)
+
+    def _offer_prompt(self, seq: SequenceKV) -> None:
+        """Give the cache the prompt's pages that are filled by now."""
+        if not self._prefix_caching or len(seq.offered_key) + self._page_bytes > len(seq.prompt_key):
+            return
+        filled = self._whole_pages(seq.prompt_key, seq.num_launched_tokens // self._page_size)
+        if len(filled) > len(seq.offered_key):
+            self._offer(seq, filled)
+            if len(filled) + self._page_bytes > len(seq.prompt_key):
+                # The likeliest next requests: this prompt again, with one token left to compute, or a longer one.
+                for end in {len(filled), len(seq.prompt_key) - TOKEN_BYTES}:
+                    self.prefix.want_hit_behind(seq.pages[: end // self._page_bytes])
+
+    def _offer(self, seq: SequenceKV, key: bytes) -> None:
+        """Insert a sequence's first pages; where the tree has these tokens already, use its pages and drop ours."""
+        known = self.prefix.insert(seq.salt, key, seq.pages[: len(key) // self._page_bytes])
+        for index, theirs in enumerate(known):
+            if theirs != seq.pages[index]:
+                self._adopt(seq, index, theirs)
+        seq.offered_key = key
+
+    def _adopt(self, seq: SequenceKV, index: int, theirs: int) -> None:
+        """Exchange one of a sequence's own pages for the tree's page with the same contents.
+
+        A window page the tree's has lost moves over from ours: a prefix that was computed again can be hit again.
+        """
+        allocator, ours = self.allocator, seq.pages[index]
+        if allocator.num_holders(FULL, ours) > 1:
+            return  # after a flush two sequences may share a page the tree has lost; its windows are not ours to move
+        allocator.hold([theirs])
+        for window, frontier in enumerate(seq.frontiers):
+            if index >= frontier and allocator.has_window(window, theirs):
+                self._hold_windows(window, [theirs])
+                self._drop_windows(window, [ours], slid=False)
+        allocator.move_windows(ours, theirs)
+        allocator.drop([ours])
+        seq.pages[index] = theirs
+        self._write_row(seq, index, index + 1)
+
+    # Pages.
+
+    def _allocate(self, num_pages: int) -> list[int]:
+        """Pages in all groups, at the cache's expense where there are no free ones."""
+        while True:
+            try:
+                return self.allocator.allocate(num_pages)
+            except OutOfPages as shortage:
+                if not self.prefix.evict(shortage.wanted - shortage.free):
+                    raise
+
+    def _slide(self, seq: SequenceKV) -> None:
+        """Let window pages go that neither the next token nor a hit at the last whole page can see."""
+        for window, size in enumerate(self._windows):
+            frontier = window_frontier(seq.num_launched_tokens, size, self._page_size)
+            passed = seq.frontiers[window]
+            if frontier > passed:
+                self._drop_windows(window, seq.pages[passed:frontier], slid=True)
+                self.rows.clear(window + 1, seq.row, passed, frontier)
+                seq.frontiers[window] = frontier
+
+    def _release(self, seq: SequenceKV) -> None:
+        self.prefix.touch(seq.salt, seq.offered_key)
+        for window, frontier in enumerate(seq.frontiers):
+            self._drop_windows(window, seq.pages[frontier:], slid=False)
+        self.allocator.drop(seq.pages)
+        self.rows.give_back(seq.row)
+        self._extended.pop(seq.request, None)
+        del self.sequences[seq.request]
+
+    def _hold_windows(self, window: int, full_pages: Sequence[int]) -> None:
+        self.prefix.windows_busy(window, full_pages)
+        self.allocator.hold_windows(window, full_pages)
+
+    def _drop_windows(self, window: int, full_pages: Sequence[int], *, slid: bool) -> None:
+        kept = self.allocator.drop_windows(window, full_pages)
+        self.prefix.windows_idle(window, kept, slid=slid)
+
+    def _write_row(self, seq: SequenceKV, first: int, end: int | None = None) -> None:
+        """Show a sequence's pages from `first` on in its row."""
+        pages = seq.pages[first:end]
+        self.rows.write(FULL, seq.row, first, pages)
+        for window, frontier in enumerate(seq.frontiers):
+            start = max(first, frontier)
+            window_pages = [self.allocator.mapping.window_page(window, page) for page in pages[start - first :]]
+            self.rows.write(window + 1, seq.row, start, window_pages)
+
+    def _whole_pages(self, key: bytes, num_pages: int) -> bytes:
+        """The bytes of the first whole pages of a key, at most this many."""
+        return key[: min(num_pages, len(key) // self._page_bytes) * self._page_bytes]

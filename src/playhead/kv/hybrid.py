@@ -1,0 +1,275 @@
+"""The allocator over all groups: who holds each full page and each window page under it, and when it can be reused.
+
+A page is in one of four states. Free: in its group's allocator. Pending: given up, but a launched step may still
+touch it. Held: at least one sequence counts on it. Cached: retained by the prefix cache and held by nobody. A window
+page hangs under a full page (`WindowMapping`) and has holders of its own, because sequences let windows go long
+before they let contexts go.
+
+Functions take full pages everywhere; window pages are found through the mapping, whose one writer this class is.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from playhead.errors import OutOfPages
+from playhead.kv.allocator import PageAllocator, SlabArena
+from playhead.kv.errors import LedgerError
+from playhead.kv.mapping import NO_PAGE, WindowMapping
+from playhead.kv.plan import KVPlan
+from playhead.kv.violations import Violation, ViolationKind, ViolationLog
+from playhead.types import Step
+
+FULL = 0
+"""Group index of the full group; window group `w` has group index `w + 1`."""
+
+
+class ReclaimListener(Protocol):
+    """Told when pages become free for good: a pool under test fills them with NaN."""
+
+    def on_reclaim(self, group_index: int, pages: Sequence[int]) -> None: ...
+
+
+class HybridAllocator:
+    """Pages of every group, all or nothing, with holders and deferred reuse."""
+
+    def __init__(self, plan: KVPlan, violations: ViolationLog) -> None:
+        self.plan = plan
+        self._violations = violations
+        self.page_size = plan.geometry.page_size
+        self.num_windows = len(plan.geometry.windows)
+        self.arena = SlabArena(plan.num_slabs)
+        self.groups = tuple(
+            PageAllocator(
+                name=layout.group.name,
+                # A full group without layers has ids but no bytes, so its slabs are its own.
+                arena=self.arena if layout.has_bytes else SlabArena(plan.num_pages(index)),
+                pages_per_slab=layout.pages_per_slab,
+                violations=violations,
+            )
+            for index, layout in enumerate(plan.layout.groups)
+        )
+        num_pages = [plan.num_pages(index) for index in range(len(self.groups))]
+        self.mapping = WindowMapping(
+            num_full_pages=num_pages[FULL], num_window_pages=num_pages[1:], page_size=self.page_size
+        )
+        self.launched_step = Step(0)
+        self.retired_step = Step(0)
+        self.listener: ReclaimListener | None = None
+        self.num_held = [0] * len(self.groups)
+        self.num_cached = [0] * len(self.groups)
+        self.num_pending = [0] * len(self.groups)
+        # array('i') and not a byte: a popular system prompt has more than 255 holders.
+        self._holders = tuple(array("i", bytes(4 * count)) for count in num_pages)
+        self._last_step = tuple(array("q", bytes(8 * count)) for count in num_pages)
+        self._is_retained = bytearray(num_pages[FULL])
+        self._pending: deque[tuple[Step, int, list[int]]] = deque()
+
+    # Steps: a page given up now may still be read by what was launched before.
+
+    def launch(self) -> Step:
+        """The number of the step that is launched now. Everything it reads must be on the device."""
+        self.mapping.require_published("launch")
+        self.launched_step = Step(self.launched_step + 1)
+        return self.launched_step
+
+    def retire(self, step: Step) -> None:
+        """This step and all before it are done: pages given up while they ran can be reused."""
+        if not self.retired_step <= step <= self.launched_step:
+            raise LedgerError(
+                f"retire: found step {step}; wanted one from {self.retired_step} to {self.launched_step}. "
+                "Retire steps in the order in which they were launched"
+            )
+        self.retired_step = step
+        while self._pending and self._pending[0][0] <= step:
+            _, group_index, pages = self._pending.popleft()
+            self.num_pending[group_index] -= len(pages)
+            self._reclaim(group_index, pages)
+
+    # Taking pages.
+
+    def allocate(self, num_pages: int) -> list[int]:
+        """Full pages with a window page under each in every window group, held once; or `OutOfPages` and no change."""
+        taken: list[list[int]] = []
+        try:
+            for group in self.groups:
+                taken.append(group.take(num_pages))
+        except OutOfPages:
+            for group, pages in zip(self.groups, taken, strict=False):
+                group.give_back(pages)
+            raise
+        full_pages = taken[FULL]
+        for group_index, pages in enumerate(taken):
+            holders = self._holders[group_index]
+            for page in pages:
+                holders[page] = 1
+            self.num_held[group_index] += num_pages
+        for window in range(self.num_windows):
+            self.mapping.set(window, full_pages, taken[window + 1])
+        return full_pages
+
+    def attach_windows(self, window: int, full_pages: Sequence[int]) -> list[int]:
+        """New window pages under full pages whose own have expired, held once; or `OutOfPages` and no change.
+
+        This is what loading KV back from elsewhere needs: the mapping changes in bulk, and as safely as by `allocate`.
+        """
+        pages = self.groups[window + 1].take(len(full_pages))
+        try:
+            self.mapping.set(window, full_pages, pages)
+        except LedgerError:
+            self.groups[window + 1].give_back(pages)
+            raise
+        for page in pages:
+            self._holders[window + 1][page] = 1
+        self.num_held[window + 1] += len(pages)
+        return pages
+
+    # Holding and dropping.
+
+    def hold(self, full_pages: Sequence[int]) -> None:
+        """One more sequence counts on these pages, each held or cached already."""
+        self._hold(FULL, full_pages)
+
+    def hold_windows(self, window: int, full_pages: Sequence[int]) -> None:
+        """One more sequence counts on the window pages under these."""
+        self._hold(window + 1, self._window_pages(window, full_pages))
+
+    def drop(self, full_pages: Sequence[int]) -> None:
+        """One sequence less counts on these pages. What nobody holds or retains is freed."""
+        freed = [page for page in self._drop(FULL, full_pages) if not self._is_retained[page]]
+        self.num_cached[FULL] -= len(freed)
+        self._free(FULL, freed)
+
+    def drop_windows(self, window: int, full_pages: Sequence[int]) -> list[int]:
+        """One sequence less counts on the window pages under these.
+
+        Returns the full pages whose window pages stay, cached; the others' are freed.
+        """
+        full_page_of = self.mapping.full_page
+        kept: list[int] = []
+        freed: list[int] = []
+        for page in self._drop(window + 1, self._window_pages(window, full_pages)):
+            full_page = full_page_of(window, page)
+            (kept if self._is_retained[full_page] else freed).append(full_page)
+        self._free_windows(window, freed)
+        return kept
+
+    def move_windows(self, source: int, target: int) -> None:
+        """Hand the window pages under one full page, with their holders, to another that has none in that group."""
+        for window in range(self.num_windows):
+            if self.has_window(window, source) and not self.has_window(window, target):
+                self.mapping.set(window, [target], [self.mapping.clear(window, source)])
+
+    # Retaining: the prefix cache counts on a page, beside the sequences.
+
+    def retain(self, full_pages: Sequence[int]) -> None:
+        """The prefix cache counts on these held pages from now on."""
+        for page in full_pages:
+            self._is_retained[page] = 1
+
+    def forget(self, full_pages: Sequence[int]) -> None:
+        """The prefix cache no longer counts on these pages: what nobody holds is freed, windows included."""
+        for window in range(self.num_windows):
+            holders = self._holders[window + 1]
+            window_page = self.mapping.window_page
+            idle = [page for page in full_pages if (w := window_page(window, page)) != NO_PAGE and not holders[w]]
+            self._free_windows(window, idle)
+        for page in full_pages:
+            self._is_retained[page] = 0
+        freed = [page for page in full_pages if not self._holders[FULL][page]]
+        self.num_cached[FULL] -= len(freed)
+        self._free(FULL, freed)
+
+    def forget_windows(self, window: int, full_page: int) -> None:
+        """Free the cached window page under a retained full page: the prefix stays, its window expires."""
+        self._free_windows(window, [full_page])
+
+    # Questions.
+
+    def has_window(self, window: int, full_page: int) -> bool:
+        return self.mapping.window_page(window, full_page) != NO_PAGE
+
+    def is_retained(self, full_page: int) -> bool:
+        return bool(self._is_retained[full_page])
+
+    def num_holders(self, group_index: int, page: int) -> int:
+        """Sequences that count on a page, given by its group's own number."""
+        return self._holders[group_index][page]
+
+    def is_settled(self, group_index: int, page: int) -> bool:
+        """Whether no step that is still running may touch this cached page."""
+        return self._last_step[group_index][page] <= self.retired_step
+
+    def pending_pages(self, group_index: int) -> Iterator[int]:
+        for _, index, pages in self._pending:
+            if index == group_index:
+                yield from pages
+
+    def num_available_bytes(self) -> int:
+        """Bytes that are free, or would be without the prefix cache: what a scheduler admits against."""
+        num_bytes = self.arena.num_free * self.plan.layout.slab_bytes
+        for index, (group, layout) in enumerate(zip(self.groups, self.plan.layout.groups, strict=True)):
+            num_bytes += (group.num_free + self.num_cached[index]) * layout.page_stride_bytes
+        return num_bytes
+
+    # Below: one place each for the counts.
+
+    def _window_pages(self, window: int, full_pages: Sequence[int]) -> list[int]:
+        window_page = self.mapping.window_page
+        return [window_page(window, page) for page in full_pages]
+
+    def _hold(self, group_index: int, pages: Sequence[int]) -> None:
+        holders = self._holders[group_index]
+        num_new = 0
+        for page in pages:
+            num_new += not holders[page]
+            holders[page] += 1
+        self.num_held[group_index] += num_new
+        self.num_cached[group_index] -= num_new
+
+    def _drop(self, group_index: int, pages: Sequence[int]) -> list[int]:
+        """Count one holder less; returns the pages that have none left, counted as cached until they are freed."""
+        holders, last_step, launched = self._holders[group_index], self._last_step[group_index], self.launched_step
+        idle = []
+        for page in pages:
+            num_left = holders[page] - 1
+            if num_left < 0:
+                self._report_double_drop(group_index, page)
+                continue
+            holders[page] = num_left
+            if not num_left:
+                last_step[page] = launched
+                idle.append(page)
+        self.num_held[group_index] -= len(idle)
+        self.num_cached[group_index] += len(idle)
+        return idle
+
+    def _report_double_drop(self, group_index: int, page: int) -> None:
+        name = self.groups[group_index].name
+        self._violations.add(
+            Violation(kind=ViolationKind.DOUBLE_FREE, group=name, page=page, detail="dropped while nobody held it")
+        )
+
+    def _free_windows(self, window: int, full_pages: Sequence[int]) -> None:
+        pages = [self.mapping.clear(window, page) for page in full_pages]
+        self.num_cached[window + 1] -= len(pages)
+        self._free(window + 1, pages)
+
+    def _free(self, group_index: int, pages: list[int]) -> None:
+        """Give pages back to their group, at once if nothing that runs can touch them, else when it has retired."""
+        last_step, retired = self._last_step[group_index], self.retired_step
+        waiting = [page for page in pages if last_step[page] > retired]
+        if waiting:
+            self._pending.append((self.launched_step, group_index, waiting))
+            self.num_pending[group_index] += len(waiting)
+            pages = [page for page in pages if last_step[page] <= retired]
+        if pages:
+            self._reclaim(group_index, pages)
+
+    def _reclaim(self, group_index: int, pages: list[int]) -> None:
+        self.groups[group_index].give_back(pages)
+        if self.listener is not None:
+            self.listener.on_reclaim(group_index, pages)

@@ -1,0 +1,117 @@
+"""Which window page lies under which full page: the host's truth, and what the device has not seen yet.
+
+The mapping is kept by page here and by location on the device. It changes in this class only, every change moves its
+version, and a version that was not published stops the next step (`require_published`), so forgetting cannot go unseen.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from playhead.kv.errors import LedgerError, StaleTranslation
+from playhead.types import FullLoc, WindowLoc
+
+NO_PAGE = 0
+"""The sink's page: a full page without a window page translates there, which is safe to write and never read."""
+
+Int32Array = npt.NDArray[np.int32]
+
+
+class WindowMapping:
+    """Full page -> window page for each window group, one-to-one, with 0 where there is none."""
+
+    def __init__(self, *, num_full_pages: int, num_window_pages: Sequence[int], page_size: int) -> None:
+        self.page_size = page_size
+        self.version = 0
+        self.published_version = 0
+        # array('i') reads a single entry four times faster than numpy; `table` is a numpy view of the same memory.
+        self._window_of = tuple(_zeros(num_full_pages) for _ in num_window_pages)
+        self._full_of = tuple(_zeros(count) for count in num_window_pages)
+        self._unpublished: tuple[dict[int, int], ...] = tuple({} for _ in num_window_pages)
+
+    @property
+    def num_groups(self) -> int:
+        return len(self._window_of)
+
+    def window_page(self, group: int, full_page: int) -> int:
+        """The window page under a full page, or `NO_PAGE`."""
+        return self._window_of[group][full_page]
+
+    def full_page(self, group: int, window_page: int) -> int:
+        """The full page a window page lies under, or `NO_PAGE`."""
+        return self._full_of[group][window_page]
+
+    def window_loc(self, group: int, loc: FullLoc) -> WindowLoc:
+        """The host's answer to a translation: with page 3 mapped to 5 and page size 16, loc 50 is at 82."""
+        page, offset = divmod(loc, self.page_size)
+        window_page = self._window_of[group][page]
+        return WindowLoc(window_page * self.page_size + offset if window_page else 0)
+
+    def table(self, group: int) -> Int32Array:
+        """The whole mapping of a group, by full page; a view, to be read only."""
+        view = np.frombuffer(self._window_of[group], dtype=np.int32)
+        view.flags.writeable = False
+        return view
+
+    def set(self, group: int, full_pages: Sequence[int], window_pages: Sequence[int]) -> None:
+        """Put each window page under its full page. Both must be free of an earlier partner, or nothing changes."""
+        window_of, full_of = self._window_of[group], self._full_of[group]
+        if len(full_pages) != len(window_pages):
+            raise LedgerError(
+                f"window mapping: found {len(full_pages)} full and {len(window_pages)} window pages; wanted as many of "
+                "each. Pass them in pairs"
+            )
+        if len(full_pages) > 1 and (
+            len(set(full_pages)) != len(full_pages) or len(set(window_pages)) != len(window_pages)
+        ):
+            raise LedgerError(
+                "window mapping: found a page twice in one change; wanted each once. The mapping is one-to-one"
+            )
+        for full, window in zip(full_pages, window_pages, strict=True):
+            if window_of[full] or full_of[window] or not full or not window:
+                raise LedgerError(
+                    f"window mapping: found full page {full} -> {window_of[full]} and window page {window} <- "
+                    f"{full_of[window]}; wanted both unmapped and neither the sink. Clear the old pair first"
+                )
+        unpublished = self._unpublished[group]
+        for full, window in zip(full_pages, window_pages, strict=True):
+            window_of[full] = window
+            full_of[window] = full
+            unpublished[full] = window
+        self.version += 1
+
+    def clear(self, group: int, full_page: int) -> int:
+        """Take the window page from under a full page and return it; it must have one."""
+        window = self._window_of[group][full_page]
+        if not window:
+            raise LedgerError(
+                f"window mapping: full page {full_page} has no window page; wanted one to clear. Its window has expired"
+            )
+        self._window_of[group][full_page] = NO_PAGE
+        self._full_of[group][window] = NO_PAGE
+        self._unpublished[group][full_page] = NO_PAGE
+        self.version += 1
+        return window
+
+    def take_unpublished(self) -> tuple[Int32Array, ...]:
+        """Changes since the last call, one (full page, window page) row each, the latest value only; now published."""
+        changes = tuple(np.array(list(changed.items()), dtype=np.int32).reshape(-1, 2) for changed in self._unpublished)
+        for changed in self._unpublished:
+            changed.clear()
+        self.published_version = self.version
+        return changes
+
+    def require_published(self, where: str) -> None:
+        """Refuse to go on with a device mapping that is behind."""
+        if self.published_version != self.version:
+            raise StaleTranslation(
+                where, self.published_version, self.version, "Call the pool's publish() before the step is launched"
+            )
+
+
+def _zeros(count: int) -> array[int]:
+    return array("i", bytes(4 * count))

@@ -1,0 +1,236 @@
+"""Bytes in, KV memory out: what fits, how close that is to the best possible, and what to change when it does not.
+
+There is no ratio between full and window pages to tune: groups share one arena (`layout.py`) and take slabs as they
+need them. The plan fixes the arena, states what fits in it, and refuses what never could.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from playhead.errors import ConfigError
+from playhead.kv.geometry import KVGeometry, KVGroup, num_pages_for
+from playhead.kv.layout import ArenaLayout, lay_out
+
+MAX_LOCS = 2**31 - 1
+"""Locations are int32 on the device."""
+
+NUM_SINK_SLABS = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLimit:
+    """How much memory KV may take: exactly one of an absolute size and a fraction of the device.
+
+    The fraction counts everything on the device, weights and graphs included, so KV gets what is left of it.
+    """
+
+    kv_memory_bytes: int | None = None
+    device_fraction: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.kv_memory_bytes is None) == (self.device_fraction is None):
+            raise ConfigError(
+                f"kv memory: found kv_memory_bytes={self.kv_memory_bytes} and device_fraction={self.device_fraction}; "
+                "wanted exactly one. Remove one of the two settings"
+            )
+        if self.device_fraction is not None and not 0 < self.device_fraction <= 1:
+            raise ConfigError(f"kv.device_fraction: found {self.device_fraction}; wanted (0, 1]. 0.9 suits a GPU alone")
+
+    def resolve(self, *, device_bytes: int, taken_bytes: int) -> int:
+        """Bytes for KV: 0.9 of 100 GB with 30 GB taken leaves 60 GB."""
+        free = device_bytes - taken_bytes
+        if self.kv_memory_bytes is not None:
+            found = self.kv_memory_bytes
+            if found > free:
+                raise ConfigError(f"kv.kv_memory_bytes: found {found}; wanted at most {free}, what is free. Lower it")
+            return found
+        assert self.device_fraction is not None
+        left = int(device_bytes * self.device_fraction) - taken_bytes
+        if left <= 0:
+            least = taken_bytes / device_bytes
+            raise ConfigError(
+                f"kv.device_fraction: found {self.device_fraction}, which weights and graphs use up; "
+                f"wanted more than {least:.3f}. Raise it or load a smaller model"
+            )
+        return left
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVLimits:
+    """What the scheduler promises: no request longer, no more of them, no more new tokens in a step.
+
+    `num_steps_in_flight` is 2 when a step is launched before the last one is read back: the window pages the first
+    let go cannot be reused by the second.
+    """
+
+    max_context_tokens: int
+    max_running: int
+    chunk_tokens: int
+    num_steps_in_flight: int = 1
+
+    def __post_init__(self) -> None:
+        fields = ("max_context_tokens", "max_running", "chunk_tokens", "num_steps_in_flight")
+        values = (self.max_context_tokens, self.max_running, self.chunk_tokens, self.num_steps_in_flight)
+        for field, value in zip(fields, values, strict=True):
+            if value < 1:
+                raise ConfigError(f"kv.{field}: found {value}; wanted at least 1. Set a positive value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What fits when every running request has the same context.
+
+    `num_tokens` counts the whole requests and what one more, shorter request could hold in the rest.
+    """
+
+    context_tokens: int
+    num_requests: int
+    num_tokens: int
+    bound_tokens: int
+    uniform_tokens: int
+
+    @property
+    def fraction_of_bound(self) -> float:
+        return self.num_tokens / self.bound_tokens
+
+    @property
+    def times_uniform(self) -> float:
+        return self.num_tokens / self.uniform_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVPlan:
+    """One arena and the limits it was planned for."""
+
+    geometry: KVGeometry
+    limits: KVLimits
+    layout: ArenaLayout
+    num_slabs: int
+
+    @property
+    def arena_bytes(self) -> int:
+        return self.num_slabs * self.layout.slab_bytes
+
+    def num_pages(self, group_index: int) -> int:
+        """Page ids of a group, the sink included. A full group without layers still names every token that can live."""
+        layout = self.layout.groups[group_index]
+        if layout.has_bytes:
+            return self.num_slabs * layout.pages_per_slab
+        # As many again for retained prefixes: an identity without bytes costs four bytes of mapping per token.
+        per_request = num_pages_for(self.limits.max_context_tokens, self.geometry.page_size)
+        return 1 + 2 * self.limits.max_running * per_request
+
+    def capacity(self, context_tokens: int) -> Capacity:
+        """What fits at this context; see `Capacity`."""
+        per_request = [_request_pages(group, context_tokens, self.geometry.page_size) for group in self.geometry.groups]
+        num_requests = _largest(lambda n: self._holds([n * pages for pages in per_request]))
+        taken = [num_requests * pages for pages in per_request]
+        rest = _largest(lambda tokens: tokens < context_tokens and self._holds_beside(taken, tokens))
+        return Capacity(
+            context_tokens=context_tokens,
+            num_requests=num_requests,
+            num_tokens=num_requests * context_tokens + rest,
+            bound_tokens=hybrid_bound_tokens(self.arena_bytes, self.geometry, context_tokens),
+            uniform_tokens=self.arena_bytes // self.geometry.bytes_per_token,
+        )
+
+    def _holds_beside(self, taken: list[int], tokens: int) -> bool:
+        page_size = self.geometry.page_size
+        extra = [_request_pages(group, tokens, page_size) for group in self.geometry.groups]
+        return self._holds([a + b for a, b in zip(taken, extra, strict=True)])
+
+    def _holds(self, pages: list[int]) -> bool:
+        """Whether these pages per group fit beside the sink and the chunks in flight."""
+        chunks = self.limits.num_steps_in_flight * num_pages_for(self.limits.chunk_tokens, self.geometry.page_size)
+        num_slabs = NUM_SINK_SLABS
+        for layout, count in zip(self.layout.groups, pages, strict=True):
+            if layout.has_bytes:
+                in_flight = 0 if layout.group.window is None else chunks
+                num_slabs += num_pages_for(count + in_flight, layout.pages_per_slab)
+        return num_slabs <= self.num_slabs
+
+    def describe(self) -> str:
+        """The plan as text, one line per fact."""
+        lines = [f"arena      {self.arena_bytes:,} bytes in {self.num_slabs:,} slabs of {self.layout.slab_bytes:,}"]
+        for layout in self.layout.groups:
+            lines.append(
+                f"{layout.group.name:<10} {len(layout.layers)} layers, {layout.group.bytes_per_token:,} bytes "
+                f"per token, {layout.pages_per_slab} pages per slab"
+            )
+        context = self.limits.max_context_tokens
+        at_max = self.capacity(context)
+        lines.append(f"context    {context:,} tokens: {at_max.num_requests:,} requests, {at_max.num_tokens:,} tokens")
+        lines.append(
+            f"bound      {at_max.fraction_of_bound:.1%} of the hybrid bound, {at_max.times_uniform:.2f}x uniform"
+        )
+        return "\n".join(lines)
+
+
+def plan_kv(*, num_bytes: int, geometry: KVGeometry, limits: KVLimits) -> KVPlan:
+    """The arena for these bytes, or a `ConfigError` that names the value that would fit."""
+    layout = lay_out(geometry)
+    plan = KVPlan(geometry=geometry, limits=limits, layout=layout, num_slabs=num_bytes // layout.slab_bytes)
+    least = _least_slabs(plan, limits.max_context_tokens) * layout.slab_bytes
+    if num_bytes < least:
+        longest = _largest(lambda tokens: _least_slabs(plan, tokens) <= plan.num_slabs)
+        advice = f"lower max_context_tokens to {longest}" if longest else "lower chunk_tokens"
+        raise ConfigError(
+            f"kv.max_context_tokens: found {limits.max_context_tokens}, which needs {least} bytes; "
+            f"wanted at most {num_bytes} bytes. Raise kv_memory_bytes to {least} or {advice}"
+        )
+    most = _largest(lambda n: plan._holds([n] * len(geometry.groups)))
+    if limits.max_running > most:
+        raise ConfigError(
+            f"kv.max_running: found {limits.max_running}; wanted at most {most}, one page each. "
+            f"Lower max_running to {most} or raise kv_memory_bytes"
+        )
+    for index, group in enumerate(geometry.groups):
+        num_locs = plan.num_pages(index) * geometry.page_size
+        if num_locs > MAX_LOCS:
+            raise ConfigError(
+                f"kv group {group.name!r}: found {num_locs} locations; wanted at most {MAX_LOCS}, an int32. "
+                f"Lower kv_memory_bytes to {num_bytes * MAX_LOCS // num_locs}"
+            )
+    return plan
+
+
+def hybrid_bound_tokens(num_bytes: int, geometry: KVGeometry, context_tokens: int) -> int:
+    """Tokens that fit if no byte were lost: window layers keep exactly their window, full layers everything.
+
+    Gemma-3-1B at 8192 tokens: 26 * 8192 / (4 * 8192 + 22 * 512) = 4.84 times uniform paging.
+    """
+    return num_bytes * context_tokens // geometry.bytes_per_request(context_tokens)
+
+
+def _request_pages(group: KVGroup, context_tokens: int, page_size: int) -> int:
+    """Pages a decoding request holds: in a window group its window and the page the next token goes to."""
+    pages = num_pages_for(context_tokens, page_size)
+    return pages if group.window is None else min(pages, num_pages_for(group.window, page_size) + 1)
+
+
+def _least_slabs(plan: KVPlan, context_tokens: int) -> int:
+    """Slabs for one request of this length with its chunks in flight, and the sink."""
+    page_size, limits = plan.geometry.page_size, plan.limits
+    in_flight = limits.num_steps_in_flight * min(limits.chunk_tokens, context_tokens)
+    num_slabs = NUM_SINK_SLABS
+    for layout in plan.layout.groups:
+        if layout.has_bytes:
+            pages = _request_pages(layout.group, context_tokens, page_size)
+            if layout.group.window is not None:
+                pages += num_pages_for(in_flight, page_size)
+            num_slabs += num_pages_for(pages, layout.pages_per_slab)
+    return num_slabs
+
+
+def _largest(fits: Callable[[int], bool]) -> int:
+    """The largest n >= 0 for which `fits` holds, where it holds up to some n and then never; 0 if it never does."""
+    high = 1
+    while fits(high):
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

@@ -1,0 +1,64 @@
+"""Page tables of running requests, as the device will see them.
+
+Row 0 belongs to padding and shows the sink everywhere. A row that is given back is cleared before anyone can take it,
+so a recycled row never shows a former request's pages.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+
+from playhead.errors import OutOfPages
+from playhead.kv.mapping import NO_PAGE, Int32Array
+from playhead.types import Row
+
+
+class RowTables:
+    """One page table per group, a row per running request; 0 where a row has no page."""
+
+    def __init__(self, *, num_groups: int, max_running: int, max_pages: int) -> None:
+        self.tables: tuple[Int32Array, ...] = tuple(
+            np.zeros((1 + max_running, max_pages), dtype=np.int32) for _ in range(num_groups)
+        )
+        self._free = [Row(row) for row in range(max_running, 0, -1)]
+        self._num_used_pages = array("i", bytes(4 * (1 + max_running)))
+        self._changed: set[Row] = set()
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def take(self) -> Row:
+        """An empty row, or `OutOfPages` of the pseudo-group 'rows'."""
+        if not self._free:
+            raise OutOfPages("rows", 1, 0)
+        return self._free.pop()
+
+    def give_back(self, row: Row) -> None:
+        """Clear a row and let another request have it."""
+        for table in self.tables:
+            table[row, : self._num_used_pages[row]] = NO_PAGE
+        self._num_used_pages[row] = 0
+        self._changed.add(row)
+        self._free.append(row)
+
+    def write(self, group_index: int, row: Row, first: int, pages: Sequence[int]) -> None:
+        """Put a group's pages into a row, from entry `first` on."""
+        end = first + len(pages)
+        self.tables[group_index][row, first:end] = pages
+        self._num_used_pages[row] = max(self._num_used_pages[row], end)
+        self._changed.add(row)
+
+    def clear(self, group_index: int, row: Row, first: int, end: int) -> None:
+        """Entries [first, end) of a group are gone: their window has passed."""
+        self.tables[group_index][row, first:end] = NO_PAGE
+        self._changed.add(row)
+
+    def take_changed(self) -> list[Row]:
+        """Rows that changed since the last call, for whoever keeps a copy of the tables."""
+        changed = sorted(self._changed)
+        self._changed.clear()
+        return changed

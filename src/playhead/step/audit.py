@@ -1,0 +1,62 @@
+"""The audit of a worker: both runners, on random steps over sequences that are really in its KV cache."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from playhead.graph.audit import Sample, SampledStep, audit
+from playhead.graph.report import Report
+from playhead.kv.cache import SequenceKV
+from playhead.step.worker import Chunk, Worker
+
+
+def audit_worker(worker: Worker) -> list[Report]:
+    """One report per runner. The worker must be idle; whatever it does not have captured yet is captured."""
+    worker.capture_all()
+    limits = worker.config.limits
+    sequences = [worker.kv.admit(f"audit {i}", [1]) for i in range(limits.max_running)]
+    try:
+        for seq in sequences:
+            worker.kv.extend(seq, min(limits.chunk_tokens, limits.max_context_tokens))
+        worker.publish()
+        return [
+            audit(worker.decode, decode_sample(worker, sequences)),
+            audit(worker.prefill, prefill_sample(worker, sequences)),
+        ]
+    finally:
+        for seq in sequences:
+            worker.kv.abort(seq)
+
+
+def random_chunk(worker: Worker, seq: SequenceKV, num_tokens: int, rng: np.random.Generator) -> Chunk:
+    """The last `num_tokens` of some prefix of the sequence, with random token ids."""
+    end = int(rng.integers(num_tokens, seq.num_tokens + 1))
+    tokens = rng.integers(0, worker.model.decoder.spec.vocab_size, num_tokens).tolist()
+    return Chunk(seq=seq, tokens=tokens, end=end)
+
+
+def decode_sample(worker: Worker, sequences: list[SequenceKV]) -> Sample:
+    """One token each of `raw` sequences."""
+
+    def make(raw: int, seed: int) -> SampledStep:
+        rng = np.random.default_rng((seed, raw))
+        chosen = rng.permutation(len(sequences))[:raw]
+        chunks = [random_chunk(worker, sequences[i], 1, rng) for i in chosen]
+        return SampledStep(batch=worker.decode_batch(chunks), raw_bs=raw, raw_num_tokens=raw)
+
+    return make
+
+
+def prefill_sample(worker: Worker, sequences: list[SequenceKV]) -> Sample:
+    """`raw` tokens, spread over as many sequences as they need and a few more."""
+
+    def make(raw: int, seed: int) -> SampledStep:
+        rng = np.random.default_rng((seed, raw))
+        most_each = sequences[0].num_tokens
+        num_requests = min(raw, -(-raw // most_each) + seed, len(sequences))
+        cuts = np.linspace(0, raw, num_requests + 1).astype(int)
+        chosen = rng.permutation(len(sequences))[:num_requests]
+        chunks = [random_chunk(worker, sequences[i], int(n), rng) for i, n in zip(chosen, np.diff(cuts), strict=True)]
+        return SampledStep(batch=worker.prefill_batch(chunks), raw_bs=num_requests, raw_num_tokens=raw)
+
+    return make

@@ -1,0 +1,167 @@
+"""A decoder over paged KV, as steps a runner can capture.
+
+Attention is the one break: it writes this step's keys and values and attends. Decode captures everything from token ids
+to logits; a step over tokens captures the layer stack, and its logits are computed after the replay, for the rows that
+want them.
+
+Shapes: T tokens, N rows whose logits are wanted, M hidden, V vocabulary, H heads, K kv heads, D head dim of q and k,
+E head dim of v.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from playhead.attention.base import AttentionBackend, AttentionPlan, LayerAttention, attend
+from playhead.graph.breaks import BreakOp, Scope, Tensors, TensorSpec
+from playhead.graph.capture import Inputs, StepFn
+from playhead.graph.runner import OwnedMemory, RunAxis, StepSpec
+from playhead.graph.slots import Batch, FillContext
+from playhead.kernels.rope import qk_rope_write
+from playhead.kv.geometry import KVDtype, KVGeometry, LayerKV
+from playhead.kv.pool import MHAKVPool
+from playhead.kv.swa_pool import SWAKVPool
+from playhead.models.decoder import Decoder
+from playhead.models.spec import ModelSpec
+
+KVPool = MHAKVPool | SWAKVPool
+
+
+def kv_geometry(spec: ModelSpec, *, page_size: int, dtype: torch.dtype) -> KVGeometry:
+    """What the model's own layer list says about its KV."""
+    kv_dtype = KVDtype(str(dtype).removeprefix("torch."))
+    layers = [
+        LayerKV(
+            window=layer.attention.window,
+            num_kv_heads=layer.attention.num_kv_heads,
+            k_head_dim=layer.attention.k_head_dim,
+            v_head_dim=layer.attention.v_head_dim,
+            dtype=kv_dtype,
+        )
+        for layer in spec.layers
+    ]
+    return KVGeometry.of(layers, page_size)
+
+
+def layer_attentions(decoder: Decoder, pool: KVPool) -> tuple[LayerAttention, ...]:
+    """Every layer's attention with the memory its keys and values live in."""
+    layers = []
+    for index, layer in enumerate(decoder.spec.layers):
+        k_pages, v_pages = pool.get_kv_buffer(index)
+        spec = layer.attention
+        layers.append(
+            LayerAttention(
+                num_heads=spec.num_heads,
+                num_kv_heads=spec.num_kv_heads,
+                k_head_dim=spec.k_head_dim,
+                v_head_dim=spec.v_head_dim,
+                scale=spec.scale,
+                k_cache_NSKD=k_pages,
+                v_cache_NSKE=v_pages,
+                window=spec.window,
+                softcap=spec.softcap,
+                sinks_H=decoder.sinks[index],
+                mapping_L=pool.window_mapping(index),
+            )
+        )
+    return tuple(layers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModelPlan:
+    """What one forward's attention reads: the backend's plan, and where the new tokens go."""
+
+    attention: AttentionPlan
+    locs_T: torch.Tensor
+    num_tokens: int
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return (*self.attention.tensors(), self.locs_T)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ScopedContext:
+    """The decoder's view of one forward: positions from a slot, attention through the scope."""
+
+    positions_T: torch.Tensor
+    scope: Scope
+    attention: BreakOp
+
+    def attend(self, layer_index: int, q_THD: torch.Tensor, k_TKD: torch.Tensor, v_TKE: torch.Tensor) -> torch.Tensor:
+        (out_THE,) = self.scope.call(self.attention, q_THD, k_TKD, v_TKE, site=str(layer_index))
+        return out_THE
+
+
+class ModelStep:
+    """One decoder, its KV pool and an attention backend. The seams `embed`, `layers`, `head` are the decoder's own."""
+
+    def __init__(
+        self, decoder: Decoder, pool: KVPool, layers: tuple[LayerAttention, ...], backend: AttentionBackend
+    ) -> None:
+        self.decoder, self.pool, self.layers, self.backend = decoder, pool, layers, backend
+        self.attention = BreakOp("playhead_step::attention", run=self._attend, outputs=attention_output)
+
+    @property
+    def owned(self) -> tuple[OwnedMemory, ...]:
+        """All memory a forward may touch besides its slots."""
+        weights = (*self.decoder.parameters(), *self.decoder.buffers())
+        kv = tuple(cache for layer in self.layers for cache in (layer.k_cache_NSKD, layer.v_cache_NSKE))
+        mappings = {layer.mapping_L.data_ptr(): layer.mapping_L for layer in self.layers if layer.mapping_L is not None}
+        return (
+            OwnedMemory(name="weights", tensors=weights),
+            OwnedMemory(name="kv", tensors=kv, writable=True, sink_rows=1),
+            OwnedMemory(name="window mapping", tensors=tuple(mappings.values())),
+            *self.backend.owned(),
+        )
+
+    def hidden(self, inputs: Inputs, scope: Scope) -> torch.Tensor:
+        """Embedding and layer stack: h_TM."""
+        context = ScopedContext(positions_T=inputs["positions"], scope=scope, attention=self.attention)
+        return self.decoder.layers(self.decoder.embed(inputs["input_ids"]), context)
+
+    def logits(self, inputs: Inputs, scope: Scope) -> torch.Tensor:
+        """The whole decoder: one row of logits per token."""
+        return self.decoder.head(self.hidden(inputs, scope))
+
+    def head(self, h_NM: torch.Tensor) -> torch.Tensor:
+        """Logits of chosen rows, after a replay."""
+        with torch.no_grad():
+            return self.decoder.head(h_NM)
+
+    def spec(self, axis: RunAxis, placeholder: Callable[[FillContext], Batch]) -> StepSpec:
+        """The step a runner captures: decode with logits over requests, the layer stack over tokens."""
+        fn: StepFn = self.logits if axis == "bs" else self.hidden
+
+        def plan(batch: Batch, ctx: FillContext, inputs: Inputs) -> ModelPlan:
+            num_tokens = ctx.padded_num_tokens if axis == "bs" else ctx.raw_num_tokens
+            attention = self.backend.plan(batch, ctx, inputs)
+            return ModelPlan(attention=attention, locs_T=inputs["out_cache_loc"], num_tokens=num_tokens)
+
+        return StepSpec(
+            name="decode" if axis == "bs" else "prefill",
+            axis=axis,
+            fn=fn,
+            plan=plan,
+            placeholder=placeholder,
+            owned=self.owned,
+        )
+
+    def _attend(self, plan: ModelPlan, inputs: Tensors, outputs: Tensors, site: str) -> None:
+        """Keep the new keys and values, then attend. Rows after the step's tokens are left alone."""
+        layer, n = self.layers[int(site)], plan.num_tokens
+        q_THD, k_TKD, v_TKE = (tensor[:n] for tensor in inputs)
+        caches = (layer.k_cache_NSKD, layer.v_cache_NSKE)
+        # No norms and no rotation here: queries and keys come as the layer wants them.
+        qk_rope_write(
+            q_THD, k_TKD, v_TKE, None, None, None, None, *caches, plan.locs_T[:n], layer.mapping_L, 0.0, False, False
+        )
+        attend(self.backend, plan.attention, layer, q_THD, outputs[0][:n])
+
+
+def attention_output(inputs: Tensors) -> list[TensorSpec]:
+    """One row per token: the heads of q, the width of v."""
+    q_THD, _, v_TKE = inputs
+    return [TensorSpec(shape=(*q_THD.shape[:2], v_TKE.shape[2]), dtype=q_THD.dtype)]

@@ -1,0 +1,236 @@
+"""The bugs of KV memory that we know of, as patches of `playhead.kv`."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+import torch
+
+from playhead.errors import OutOfPages
+from playhead.kv import cache as cache_module
+from playhead.kv.allocator import SlabArena
+from playhead.kv.cache import HybridKVCache, SequenceKV
+from playhead.kv.geometry import window_frontier
+from playhead.kv.hybrid import FULL, HybridAllocator
+from playhead.kv.mapping import Int32Array, WindowMapping
+from playhead.kv.pool import ForwardLocs, PagedLocs
+from playhead.kv.prefix import PrefixCache, PrefixHit
+from playhead.kv.rows import RowTables
+from playhead.kv.swa_pool import SWAKVPool
+from playhead.testing.mutant import Mutant, swapped
+from playhead.types import Row
+
+
+def memo_not_invalidated() -> AbstractContextManager[None]:
+    """A translation is remembered by address: a slot refilled in place finds the last step's."""
+    translate = SWAKVPool.translate_loc_from_full_to_swa
+    memo: dict[tuple[int, int, int], torch.Tensor] = {}
+
+    def memoised(self: SWAKVPool, full_locs: torch.Tensor, window: int = 0) -> torch.Tensor:
+        key = (full_locs.untyped_storage().data_ptr(), int(full_locs.storage_offset()), full_locs.numel())
+        if key not in memo:
+            memo[key] = translate(self, full_locs, window)
+        return memo[key]
+
+    return swapped(SWAKVPool, "translate_loc_from_full_to_swa", memoised)
+
+
+def memo_by_storage() -> AbstractContextManager[None]:
+    """A translation is remembered by the storage's base, so views at different offsets are taken for each other."""
+    translate = SWAKVPool.translate_loc_from_full_to_swa
+    memo: dict[tuple[int, int, int], torch.Tensor] = {}
+
+    def memoised(self: SWAKVPool, full_locs: torch.Tensor, window: int = 0) -> torch.Tensor:
+        key = (full_locs.untyped_storage().data_ptr(), full_locs.numel(), self.mapping.version)
+        if key not in memo:
+            memo[key] = translate(self, full_locs, window)
+        return memo[key]
+
+    return swapped(SWAKVPool, "translate_loc_from_full_to_swa", memoised)
+
+
+def translation_per_layer() -> AbstractContextManager[None]:
+    """Every layer translates again, instead of using what the forward began with."""
+    write = SWAKVPool.set_kv_buffer
+
+    def again(self: SWAKVPool, layer: int, locs: ForwardLocs | torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        write(self, layer, locs.groups[FULL].locs if isinstance(locs, ForwardLocs) else locs, k, v)
+
+    return swapped(SWAKVPool, "set_kv_buffer", again)
+
+
+def unpublished_mapping_used() -> AbstractContextManager[None]:
+    """Nobody notices that the device's mapping is behind."""
+
+    def silent(self: WindowMapping, where: str) -> None:
+        return None
+
+    return swapped(WindowMapping, "require_published", silent)
+
+
+def double_free_of_windows() -> AbstractContextManager[None]:
+    """The end of a request gives window pages back that had slid out before."""
+
+    def release(self: HybridKVCache, seq: SequenceKV) -> None:
+        seq.frontiers = [0] * len(seq.frontiers)
+        original(self, seq)
+
+    original = HybridKVCache._release
+    return swapped(HybridKVCache, "_release", release)
+
+
+def leak_on_abort() -> AbstractContextManager[None]:
+    """An aborted request leaves its window pages behind."""
+
+    def abort(self: HybridKVCache, seq: SequenceKV) -> None:
+        self.allocator.drop(seq.pages)
+        self.rows.give_back(seq.row)
+        del self.sequences[seq.request]
+
+    return swapped(HybridKVCache, "abort", abort)
+
+
+def free_while_in_flight() -> AbstractContextManager[None]:
+    """Pages go back at once, although a launched step may still touch them."""
+
+    def free(self: HybridAllocator, group_index: int, pages: list[int]) -> None:
+        if pages:
+            self._reclaim(group_index, pages)
+
+    return swapped(HybridAllocator, "_free", free)
+
+
+def no_roll_back() -> AbstractContextManager[None]:
+    """When a later group is out of pages, what the earlier ones gave stays taken."""
+    allocate = HybridAllocator.allocate
+
+    def careless(self: HybridAllocator, num_pages: int) -> list[int]:
+        try:
+            return allocate(self, num_pages)
+        except OutOfPages:
+            for group in self.groups:
+                if group.num_available < num_pages:
+                    break
+                group.take(num_pages)
+            raise
+
+    return swapped(HybridAllocator, "allocate", careless)
+
+
+def frontier_one_page_ahead() -> AbstractContextManager[None]:
+    """The window lets go of the page its oldest visible token is in."""
+
+    def ahead(num_tokens: int, window: int, page_size: int) -> int:
+        return window_frontier(num_tokens + page_size, window, page_size)
+
+    return swapped(cache_module, "window_frontier", ahead)
+
+
+def frontier_one_page_behind() -> AbstractContextManager[None]:
+    """The window keeps a page nobody sees: more than window + chunk + page."""
+
+    def behind(num_tokens: int, window: int, page_size: int) -> int:
+        return max(0, window_frontier(num_tokens, window, page_size) - 2)
+
+    return swapped(cache_module, "window_frontier", behind)
+
+
+def hit_with_expired_window() -> AbstractContextManager[None]:
+    """A prefix counts as found when its full pages are there, whatever became of their windows."""
+
+    def all_of_it(self: PrefixCache, pages: array[int]) -> int:
+        return len(pages)
+
+    return swapped(PrefixCache, "_longest_valid", all_of_it)
+
+
+def recycled_row() -> AbstractContextManager[None]:
+    """A row is given to the next request as the last one left it."""
+
+    def give_back(self: RowTables, row: Row) -> None:
+        self._free.append(row)
+
+    return swapped(RowTables, "give_back", give_back)
+
+
+def dtype_wraps() -> AbstractContextManager[None]:
+    """Page numbers pass through 16 bits on their way to the device."""
+    take = WindowMapping.take_unpublished
+
+    def wrapping(self: WindowMapping) -> tuple[Int32Array, ...]:
+        return tuple(changes.astype("int16").astype("int32") for changes in take(self))
+
+    return swapped(WindowMapping, "take_unpublished", wrapping)
+
+
+def placed_counts_as_computed() -> AbstractContextManager[None]:
+    """A preempted request's tokens are cached although the step that would have computed them was never launched."""
+    finish = HybridKVCache.finish
+
+    def eager(self: HybridKVCache, seq: SequenceKV, tokens: Sequence[int]) -> None:
+        seq.num_launched_tokens = seq.num_tokens
+        finish(self, seq, tokens)
+
+    return swapped(HybridKVCache, "finish", eager)
+
+
+def salts_share() -> AbstractContextManager[None]:
+    """A lookup searches every salt's tree: a request learns what another key's prompt was."""
+    match = PrefixCache.match
+
+    def anywhere(self: PrefixCache, salt: str, key: bytes) -> PrefixHit:
+        return max((match(self, known, key) for known in [salt, *self._roots]), key=lambda hit: len(hit.pages))
+
+    return swapped(PrefixCache, "match", anywhere)
+
+
+def shared_page_stolen() -> AbstractContextManager[None]:
+    """A page's windows are moved away under another sequence that holds it too."""
+
+    def alone(self: HybridAllocator, group_index: int, page: int) -> int:
+        return min(1, self._holders[group_index][page])
+
+    return swapped(HybridAllocator, "num_holders", alone)
+
+
+def sink_handed_out() -> AbstractContextManager[None]:
+    """The arena lends slab 0 too, where padded rows write."""
+
+    def from_zero(self: SlabArena, num_slabs: int) -> None:
+        self.num_slabs = num_slabs
+        self._free = list(range(num_slabs - 1, -1, -1))
+
+    return swapped(SlabArena, "__init__", from_zero)
+
+
+def minus_one_wraps() -> AbstractContextManager[None]:
+    """A location of -1 is written at the end of the last page."""
+
+    def unclamped(locs: torch.Tensor, page_size: int) -> PagedLocs:
+        return PagedLocs(locs=locs, page=locs // page_size, offset=locs % page_size)
+
+    return swapped(PagedLocs, "split", unclamped)
+
+
+KV_MUTANTS: tuple[Mutant, ...] = (
+    Mutant(name="memo not invalidated", source="S3.7: SGLang #25824", apply=memo_not_invalidated),
+    Mutant(name="memo keyed by the storage's base", source="S3.3: SGLang #25824", apply=memo_by_storage),
+    Mutant(name="translation in every layer", source="S0.1: before SGLang #23552", apply=translation_per_layer),
+    Mutant(name="mapping used before it is published", source="S3.4", apply=unpublished_mapping_used),
+    Mutant(name="double free of window pages", source="K10", apply=double_free_of_windows),
+    Mutant(name="leak on abort", source="K10", apply=leak_on_abort),
+    Mutant(name="free while in flight", source="K10: overlapped scheduling", apply=free_while_in_flight),
+    Mutant(name="two-pool allocation without roll-back", source="K10", apply=no_roll_back),
+    Mutant(name="window frontier a page ahead", source="K10", apply=frontier_one_page_ahead),
+    Mutant(name="window frontier pages behind", source="issue: window + chunk + page", apply=frontier_one_page_behind),
+    Mutant(name="prefix hit with expired window", source="K10", apply=hit_with_expired_window),
+    Mutant(name="recycled row", source="K10", apply=recycled_row),
+    Mutant(name="page numbers wrap at 16 bits", source="K10: dtype wrap", apply=dtype_wraps),
+    Mutant(name="uncomputed tokens cached", source="found while building", apply=placed_counts_as_computed),
+    Mutant(name="prefixes shared across salts", source="K9: cache salt A vs B", apply=salts_share),
+    Mutant(name="windows moved from a shared page", source="found by our own state machine", apply=shared_page_stolen),
+    Mutant(name="sink handed out", source="S2.1", apply=sink_handed_out),
+    Mutant(name="location -1 written into the last page", source="S3.6", apply=minus_one_wraps),
+)

@@ -1,0 +1,99 @@
+"""Bugs between the scheduler's integers and the graphs' addresses, and what notices them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from playhead.kv.cache import HybridKVCache
+from playhead.step.audit import audit_worker
+from playhead.step.page_table import DevicePageTable
+from playhead.step.worker import Chunk, ForwardResult, Worker
+from playhead.testing.mutant import Checker, Mutant, swapped
+from playhead.testing.tiny_worker import dense_logits, last_logits, tiny_worker
+from playhead.types import Row
+
+PROMPTS = ([7, 8, 9, 10, 11, 12], [7], [20, 21, 22])
+
+
+def places_read_after_launch() -> AbstractContextManager[None]:
+    """The launch exchanged a page for the prefix cache's; the batch then points at one, the table at the other."""
+    forward = Worker.forward
+
+    def late(self: Worker, chunks: Sequence[Chunk]) -> ForwardResult:
+        self.publish()
+        step = self.kv.launch()
+        with swapped(HybridKVCache, "launch", lambda kv: step), swapped(Worker, "publish", lambda worker: None):
+            return forward(self, chunks)
+
+    return swapped(Worker, "forward", late)
+
+
+def page_table_behind() -> AbstractContextManager[None]:
+    def only_once(self: DevicePageTable) -> list[Row]:
+        return []
+
+    return swapped(DevicePageTable, "publish", only_once)
+
+
+def read_past_length() -> AbstractContextManager[None]:
+    batch = Worker.decode_batch
+
+    def one_more(self: Worker, chunks: Sequence[Chunk]) -> dict[str, Any]:
+        made = batch(self, chunks)
+        return made | {"seq_lens": made["seq_lens"] + 1}
+
+    return swapped(Worker, "decode_batch", one_more)
+
+
+def differences(found: torch.Tensor, wanted: torch.Tensor, what: str) -> list[str]:
+    worst = float((found - wanted).abs().max() / wanted.abs().max())
+    return [f"{what}: logits differ by {worst:.1e} of their size"] if not worst < 1e-5 else []
+
+
+def batch_against_dense() -> list[str]:
+    """A request's logits are its own, whoever shares its step, its pages or its prefix; and twice, with hits."""
+    worker, found = tiny_worker(), []
+    for _ in range(2):
+        together = last_logits(worker, PROMPTS)
+        for i, prompt in enumerate(PROMPTS):
+            alone = dense_logits(worker.model.decoder, prompt)
+            found += differences(together[i : i + 1], alone, f"request {i}")
+    return found
+
+
+def token_by_token() -> list[str]:
+    """Decoding a prompt gives what computing it at once gives: past its end there is nothing to see."""
+    worker, prompt = tiny_worker(), PROMPTS[0]
+    seq = worker.kv.admit("request", prompt)
+    found = []
+    for n, token in enumerate(prompt, start=1):
+        worker.kv.extend(seq, 1)
+        logits = worker.forward([Chunk.newest(seq, [token])]).logits_NV
+        found += differences(logits, dense_logits(worker.model.decoder, prompt[:n]), f"{n} tokens")
+    return found
+
+
+def worker_audit() -> list[str]:
+    reports = audit_worker(tiny_worker())
+    return [f"{finding.check.value}: {finding.message}" for report in reports for finding in report.findings]
+
+
+STEP_MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        name="places read after the launch",
+        source="found here: equal first pages in one step",
+        apply=places_read_after_launch,
+    ),
+    Mutant(name="page table behind", source="a table copied once", apply=page_table_behind),
+    Mutant(name="read past length", source="lengths that count one more", apply=read_past_length),
+)
+
+STEP_CHECKERS: tuple[Checker, ...] = (
+    Checker(name="batch against dense attention", run=batch_against_dense),
+    Checker(name="token by token", run=token_by_token),
+    Checker(name="worker audit", run=worker_audit),
+)

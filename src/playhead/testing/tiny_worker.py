@@ -1,0 +1,67 @@
+"""A worker over a tiny hybrid model with dummy weights, for tests and checkers that need the whole path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from playhead.graph.shapes import DispatchLimits, Mode
+from playhead.kv.plan import KVLimits
+from playhead.models.build import spec_from_config
+from playhead.models.decoder import Decoder
+from playhead.models.dense_context import DenseContext, DenseSequence
+from playhead.models.dummy import dummy_decoder
+from playhead.step.worker import Chunk, Worker, WorkerConfig
+
+TINY_GEMMA3: Mapping[str, object] = {
+    "model_type": "gemma3_text",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "sliding_window": 4,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+}
+LIMITS = KVLimits(max_context_tokens=32, max_running=4, chunk_tokens=8)
+
+
+def tiny_worker(mode: Mode = Mode.BREAKABLE, *, page_size: int = 1, device: torch.device | str = "cpu") -> Worker:
+    """Two window layers and a full one, four requests of up to 32 tokens."""
+    decoder = dummy_decoder(spec_from_config(dict(TINY_GEMMA3)), dtype=torch.float32, device=torch.device(device))
+    for parameter in decoder.parameters():
+        parameter.mul_(8)  # dummy weights keep logits close together; a test wants them apart
+    config = WorkerConfig(
+        kv_memory_bytes=1 << 20,
+        limits=LIMITS,
+        page_size=page_size,
+        token_mode=mode,
+        dispatch=DispatchLimits(lazy=True, max_padding_ratio=8),
+        strict_ledger=True,
+    )
+    return Worker(decoder, config)
+
+
+def last_logits(worker: Worker, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
+    """All prompts in one step, each new: the logits after their last tokens."""
+    chunks = []
+    for i, prompt in enumerate(prompts):
+        seq = worker.kv.admit(f"request {i}", prompt)
+        worker.kv.extend(seq, len(prompt) - seq.num_hit_tokens)
+        chunks.append(Chunk.newest(seq, prompt[seq.num_hit_tokens :]))
+    logits_NV = worker.forward(chunks).logits_NV.clone()
+    for chunk, prompt in zip(chunks, prompts, strict=True):
+        worker.kv.finish(chunk.seq, prompt)
+    return logits_NV
+
+
+def dense_logits(decoder: Decoder, prompt: Sequence[int]) -> torch.Tensor:
+    """The same logits without pages, graphs or neighbours: plain attention over the whole prompt."""
+    device = decoder.embedding_VM.device
+    with torch.no_grad():
+        context = DenseContext(decoder, [DenseSequence()], [len(prompt)])
+        hidden_TM = decoder.layers(decoder.embed(torch.tensor(list(prompt), device=device)), context)
+        return decoder.head(hidden_TM[-1:])

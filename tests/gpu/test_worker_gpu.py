@@ -1,0 +1,46 @@
+"""The whole path on a GPU: paged KV, our kernels, CUDA graphs, against dense attention, and audited."""
+
+from __future__ import annotations
+
+import pytest
+
+from playhead.graph import Mode
+from playhead.step.audit import audit_worker
+from playhead.step.worker import Chunk
+from playhead.testing.tiny_worker import dense_logits, last_logits, tiny_worker
+
+PROMPTS = [[7, 8, 9, 10, 11, 12, 13], [7], [20, 21, 22]]
+
+
+def worst_error(found, wanted) -> float:
+    return float((found - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("mode", [Mode.BREAKABLE, Mode.PIECEWISE, Mode.EAGER])
+def test_logits_are_those_of_dense_attention(mode, page_size):
+    worker = tiny_worker(mode, page_size=page_size, device="cuda")
+    logits = last_logits(worker, PROMPTS)
+    errors = [
+        worst_error(row, dense_logits(worker.model.decoder, prompt)[0])
+        for row, prompt in zip(logits, PROMPTS, strict=True)
+    ]
+    print(f"{mode} page {page_size}: error norms {[f'{error:.1e}' for error in errors]}")
+    assert max(errors) < 5e-3
+
+
+def test_decode_follows_the_window():
+    worker = tiny_worker(device="cuda")
+    seq = worker.kv.admit("long", [3])
+    tokens = [3 + n % 5 for n in range(20)]
+    for n, token in enumerate(tokens, start=1):
+        worker.kv.extend(seq, 1)
+        logits = worker.forward([Chunk.newest(seq, [token])]).logits_NV
+        assert worst_error(logits, dense_logits(worker.model.decoder, tokens[:n])) < 5e-3
+
+
+@pytest.mark.parametrize("mode", [Mode.BREAKABLE, Mode.PIECEWISE])
+def test_both_runners_are_clean_under_the_audit(mode):
+    for report in audit_worker(tiny_worker(mode, device="cuda")):
+        print(report.text())
+        assert report.ok, report.text()

@@ -1,0 +1,116 @@
+"""Every family over paged KV, through captured graphs, against transformers.
+
+Each request stands for one way of arriving: in one piece, in chunks, token by token, all in the same steps. Token by
+token compares every position; the others compare the last position of every step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from playhead.graph import Mode
+from playhead.kv.cache import SequenceKV
+from playhead.kv.plan import KVLimits
+from playhead.step.worker import Chunk, Worker, WorkerConfig
+from tests.parity.oracle import CASES, VOCAB, ours, reference, relative_error, their_logits
+
+LIMITS = KVLimits(max_context_tokens=64, max_running=4, chunk_tokens=24)
+NUM_DECODED = 4
+
+
+@dataclass
+class Arrival:
+    """A request: its tokens, and how many of them come in each step until the prompt is through."""
+
+    tokens: list[int]
+    num_prompt: int
+    pieces: list[int]
+    seq: SequenceKV | None = None
+    errors: list[float] = field(default_factory=list)
+
+    def next_piece(self, step: int) -> list[int]:
+        done = 0 if self.seq is None else self.seq.num_tokens
+        size = self.pieces[step] if step < len(self.pieces) else 1
+        return self.tokens[done : done + size]
+
+
+def arrivals() -> list[Arrival]:
+    def tokens(seed: int, count: int) -> list[int]:
+        return [3 + (seed * 31 + i * i * 7) % (VOCAB - 3) for i in range(count)]
+
+    return [
+        Arrival(tokens(1, 20 + NUM_DECODED), 20, [20]),
+        Arrival(tokens(2, 17 + NUM_DECODED), 17, [5, 5, 7]),
+        Arrival(tokens(3, 3 + NUM_DECODED), 3, [1, 2]),
+        Arrival(tokens(4, 12), 1, [1]),
+    ]
+
+
+def worker_for(decoder, *, page_size: int, mode: Mode) -> Worker:
+    config = WorkerConfig(
+        kv_memory_bytes=1 << 22, limits=LIMITS, page_size=page_size, token_mode=mode, strict_ledger=True
+    )
+    return Worker(decoder, config)
+
+
+def run_all(worker: Worker, model, requests: list[Arrival]) -> set[Mode]:
+    """Step until every request has had all its tokens; returns the modes that ran."""
+    modes, step = set(), 0
+    while True:
+        chunks, running = [], []
+        for i, request in enumerate(requests):
+            piece = request.next_piece(step)
+            if piece:
+                if request.seq is None:
+                    request.seq = worker.kv.admit(f"r{i}", request.tokens[: request.num_prompt])
+                worker.kv.extend(request.seq, len(piece))
+                chunks.append(Chunk.newest(request.seq, piece))
+                running.append(request)
+        if not chunks:
+            return modes
+        result = worker.forward(chunks)
+        modes.add(result.decision.mode)
+        for row, request in enumerate(running):
+            wanted = their_logits(model, request.tokens[: request.seq.num_tokens])[-1:]
+            request.errors.append(relative_error(result.logits_NV[row : row + 1], wanted))
+        step += 1
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("mode", [Mode.EAGER, Mode.BREAKABLE])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_paged_graphs_give_transformers_logits(case, mode, page_size):
+    model = reference(case)
+    worker = worker_for(ours(model), page_size=page_size, mode=mode)
+    requests = arrivals()
+    modes = run_all(worker, model, requests)
+    assert modes == ({Mode.EAGER} if mode is Mode.EAGER else {Mode.FULL, Mode.BREAKABLE})
+    worst = max(error for request in requests for error in request.errors)
+    assert worst < 1e-4, worst
+
+
+@pytest.mark.parametrize("case", [CASES[0]], ids=lambda case: case.name)
+def test_compiled_pieces_give_transformers_logits(case):
+    model = reference(case)
+    worker = worker_for(ours(model), page_size=16, mode=Mode.PIECEWISE)
+    requests = arrivals()
+    assert run_all(worker, model, requests) == {Mode.FULL, Mode.PIECEWISE}
+    assert max(error for request in requests for error in request.errors) < 1e-4
+
+
+def test_a_prefix_hit_gives_the_same_logits():
+    """The second request computes only what the first did not leave behind, window layers included."""
+    model = reference(CASES[0])
+    worker = worker_for(ours(model), page_size=1, mode=Mode.BREAKABLE)
+    tokens = arrivals()[0].tokens
+    logits = []
+    for name in ("first", "second"):
+        seq = worker.kv.admit(name, tokens)
+        rest = tokens[seq.num_hit_tokens :]
+        worker.kv.extend(seq, len(rest))
+        logits.append(worker.forward([Chunk.newest(seq, rest)]).logits_NV.clone())
+        worker.kv.finish(seq, tokens)
+    assert seq.num_hit_tokens == len(tokens) - 1
+    assert relative_error(logits[1], logits[0]) < 1e-5

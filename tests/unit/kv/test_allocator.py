@@ -1,0 +1,122 @@
+"""Pages of one group, from slabs all groups share."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from playhead.errors import OutOfPages
+from playhead.kv.allocator import PageAllocator, SlabArena
+from playhead.kv.errors import DoubleFree
+from playhead.kv.violations import ViolationKind, ViolationLog
+
+
+def new_allocator(arena: SlabArena, *, pages_per_slab: int = 4, strict: bool = True) -> PageAllocator:
+    violations = ViolationLog(strict=strict)
+    return PageAllocator(name="full", arena=arena, pages_per_slab=pages_per_slab, violations=violations)
+
+
+def test_the_sink_is_never_handed_out():
+    allocator = new_allocator(SlabArena(5))
+    pages = allocator.take(16)
+    assert min(pages) == 4, "pages 0 to 3 lie in the sink's slab"
+    assert len(set(pages)) == 16
+
+
+def test_running_out_changes_nothing():
+    allocator = new_allocator(SlabArena(3))
+    allocator.take(3)
+    with pytest.raises(OutOfPages, match="'full': wanted 6 pages, 5 free"):
+        allocator.take(6)
+    assert (allocator.num_free, allocator.num_taken) == (1, 3)
+
+
+def test_a_slab_goes_back_with_its_last_page():
+    arena = SlabArena(3)
+    allocator = new_allocator(arena)
+    pages = allocator.take(4)
+    allocator.give_back(pages[:3])
+    assert arena.num_free == 1
+    allocator.give_back(pages[3:])
+    assert arena.num_free == 2
+
+
+def test_a_returned_slab_serves_another_group():
+    arena = SlabArena(2)
+    full, window = new_allocator(arena), new_allocator(arena, pages_per_slab=1)
+    pages = full.take(1)
+    with pytest.raises(OutOfPages):
+        window.take(1)
+    full.give_back(pages)
+    assert window.take(1) == [1]
+
+
+def test_pages_come_from_the_fullest_slab_so_that_others_drain():
+    arena = SlabArena(3)
+    allocator = new_allocator(arena)
+    first, second = allocator.take(4), allocator.take(4)
+    allocator.give_back(first[:3])
+    allocator.give_back(second[:1])
+    assert allocator.take(1) == second[:1]
+
+
+def test_double_free_is_an_error():
+    allocator = new_allocator(SlabArena(3))
+    pages = allocator.take(2)
+    allocator.give_back(pages[:1])
+    with pytest.raises(DoubleFree, match="page 4 was given back, but nobody held it"):
+        allocator.give_back(pages[:1])
+
+
+def test_a_page_twice_in_one_list_is_a_double_free():
+    allocator = new_allocator(SlabArena(3))
+    pages = allocator.take(2)
+    with pytest.raises(DoubleFree):
+        allocator.give_back([pages[0], pages[0]])
+
+
+def test_in_production_a_double_free_is_counted_and_the_page_never_handed_out_again():
+    arena = SlabArena(3)
+    violations = ViolationLog(strict=False)
+    allocator = PageAllocator(name="full", arena=arena, pages_per_slab=4, violations=violations)
+    pages = allocator.take(2)
+    allocator.give_back(pages[:1])
+    allocator.give_back(pages[:1])
+    assert violations.num_by_kind[ViolationKind.DOUBLE_FREE] == 1
+    assert pages[0] not in allocator.take(allocator.num_available)
+    assert allocator.num_quarantined == 1
+
+
+def test_a_quarantined_page_that_is_held_stays_out_when_given_back():
+    allocator = new_allocator(SlabArena(2))
+    pages = allocator.take(4)
+    allocator.quarantine(pages[0])
+    allocator.give_back(pages)
+    assert (allocator.num_free, allocator.num_quarantined, allocator.num_taken) == (3, 1, 0)
+    assert pages[0] not in allocator.take(3)
+
+
+def test_quarantine_reaches_a_page_whose_slab_went_back_to_the_arena():
+    allocator = new_allocator(SlabArena(2))
+    allocator.quarantine(5)
+    assert (allocator.num_quarantined, allocator.num_free) == (1, 3)
+    assert 5 not in allocator.take(3)
+
+
+def test_quarantine_comes_too_late_when_another_group_has_the_slab():
+    arena = SlabArena(2)
+    allocator, other = new_allocator(arena), new_allocator(arena)
+    other.take(1)
+    allocator.quarantine(5)
+    assert allocator.num_quarantined == 0
+
+
+@pytest.mark.parametrize("pages_per_slab", [1, 5, 29])
+def test_a_million_pages_are_taken_and_given_back_in_two_seconds(pages_per_slab):
+    allocator = new_allocator(SlabArena(2 + 10**6 // pages_per_slab), pages_per_slab=pages_per_slab)
+    started = time.process_time()
+    for _ in range(1000):
+        allocator.give_back(allocator.take(1000))
+    assert time.process_time() - started < 2
+    assert allocator.num_taken == 0

@@ -1,0 +1,128 @@
+"""The account: silent when it balances, exact when it does not, and alive in production."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from playhead.kv.cache import HybridKVCache
+from playhead.kv.errors import LedgerError
+from playhead.kv.ledger import Ledger, report
+from playhead.kv.violations import Violation, ViolationKind, ViolationLog
+from playhead.testing.kv_rules import run_step, small_layer, small_plan
+
+
+def running_cache(*, strict: bool) -> HybridKVCache:
+    """One finished and two running requests."""
+    plan = small_plan([small_layer(8), small_layer(None)], page_size=4, num_slabs=60)
+    cache = HybridKVCache(plan, strict=strict)
+    for name, token in (("done", 1), ("a", 2), ("b", 3)):
+        seq = cache.admit(name, [token] * 20)
+        for num_tokens in (12, 8, 1):
+            cache.extend(seq, num_tokens)
+            run_step(cache)
+        if name == "done":
+            cache.finish(seq, [token] * 21)
+    return cache
+
+
+def leak(cache: HybridKVCache) -> None:
+    cache.allocator.groups[1].take(1)
+
+
+def hold_too_often(cache: HybridKVCache) -> None:
+    cache.allocator.hold(cache.sequences["a"].pages[:1])
+
+
+def free_held(cache: HybridKVCache) -> None:
+    cache.allocator.groups[0].give_back([cache.sequences["a"].pages[0]])
+
+
+def show_a_stranger(cache: HybridKVCache) -> None:
+    cache.rows.tables[0][cache.sequences["a"].row, 9] = 5
+
+
+def lose_the_way_back(cache: HybridKVCache) -> None:
+    mapping = cache.allocator.mapping
+    mapping._full_of[0][mapping.window_page(0, cache.sequences["a"].pages[-1])] = 0
+
+
+def lend_a_slab_twice(cache: HybridKVCache) -> None:
+    cache.allocator.arena.give_back(1)
+
+
+BUGS = {
+    ViolationKind.LEAK: leak,
+    ViolationKind.WRONG_COUNT: hold_too_often,
+    ViolationKind.TWO_STATES: free_held,
+    ViolationKind.BAD_ROW: show_a_stranger,
+    ViolationKind.BAD_MAPPING: lose_the_way_back,
+}
+
+
+def test_a_sound_cache_has_nothing_to_report():
+    assert Ledger(running_cache(strict=True)).check() == []
+
+
+@pytest.mark.parametrize("kind", list(BUGS), ids=lambda kind: kind.name)
+def test_every_kind_of_violation_is_found(kind):
+    cache = running_cache(strict=True)
+    BUGS[kind](cache)
+    assert kind in {violation.kind for violation in Ledger(cache).audit()}
+    with pytest.raises(LedgerError):
+        Ledger(cache).check()
+
+
+def test_a_slab_that_is_lent_and_free_is_found():
+    cache = running_cache(strict=True)
+    lend_a_slab_twice(cache)
+    assert "arena" in {violation.group for violation in Ledger(cache).audit()}
+
+
+def test_in_production_a_leaked_page_is_quarantined_and_reported_once():
+    cache = running_cache(strict=False)
+    ledger = Ledger(cache)
+    assert ledger.check() == []
+    leak(cache)
+    assert {violation.kind for violation in ledger.check()} == {ViolationKind.LEAK}
+    assert ledger.check() == []
+    assert cache.allocator.groups[1].num_quarantined == 1
+    assert "1 x leak" in report(cache)
+
+
+def test_in_production_the_rest_goes_on():
+    cache = running_cache(strict=False)
+    ledger = Ledger(cache)
+    free_held(cache)
+    assert ledger.check()
+    for name in ("a", "b"):
+        cache.finish(cache.sequences[name], [9] * 21)
+    seq = cache.admit("c", [4] * 20)
+    cache.extend(seq, 20)
+    assert ledger.check() == []
+
+
+def test_the_production_check_costs_microseconds():
+    ledger = Ledger(running_cache(strict=False))
+    started = time.perf_counter()
+    for _ in range(1000):
+        ledger.check()
+    assert time.perf_counter() - started < 0.05
+
+
+def test_the_report_is_a_table_that_adds_up():
+    cache = running_cache(strict=True)
+    lines = report(cache).splitlines()
+    assert lines[0].split() == ["group", "pages", "free", "pending", "held", "cached", "quarantined"]
+    for line in lines[1:3]:
+        pages, *states = [int(word) for word in line.split()[1:]]
+        assert pages == sum(states)
+
+
+def test_the_log_keeps_the_last_hundred():
+    log = ViolationLog(strict=False)
+    for page in range(150):
+        log.add(Violation(kind=ViolationKind.LEAK, group="full", page=page, detail="gone"))
+    assert log.num_by_kind[ViolationKind.LEAK] == 150
+    assert [violation.page for violation in log.kept] == list(range(50, 150))

@@ -1,0 +1,120 @@
+"""Bytes become an arena, the arena a capacity, and impossible wishes an error that says what would fit."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from bench.kv_models import models
+from playhead.errors import ConfigError
+from playhead.kv.geometry import KVGeometry
+from playhead.kv.plan import KVLimits, MemoryLimit, hybrid_bound_tokens, plan_kv
+from playhead.testing.kv_rules import small_layer
+
+GIB = 2**30
+LIMITS = KVLimits(max_context_tokens=131072, max_running=256, chunk_tokens=1024, num_steps_in_flight=2)
+
+BOUNDS = {
+    "Gemma-3-1B": (4.84, 5.99),
+    "Gemma-3-4B": (3.94, 5.76),
+    "Gemma-3-12B": (3.69, 5.19),
+    "Gemma-3-27B": (3.76, 5.33),
+    "gpt-oss-20b": (1.97, 1.99),
+    "MiMo-V2-Flash": (8.51, 9.35),
+}
+
+
+def plan_of(name: str, *, num_bytes: int = 64 * GIB, limits: KVLimits = LIMITS):
+    return plan_kv(num_bytes=num_bytes, geometry=KVGeometry.of(models()[name], 16), limits=limits)
+
+
+@pytest.mark.parametrize("name", list(BOUNDS))
+def test_bound_is_the_scorecard_s(name):
+    geometry = KVGeometry.of(models()[name], 16)
+    num_bytes = 64 * GIB
+    uniform = num_bytes / geometry.bytes_per_token
+    for context, times in zip((8192, 32768), BOUNDS[name], strict=True):
+        assert hybrid_bound_tokens(num_bytes, geometry, context) / uniform == pytest.approx(times, abs=0.006)
+
+
+@pytest.mark.parametrize("context", [8192, 32768])
+@pytest.mark.parametrize("name", list(BOUNDS))
+def test_planned_capacity_is_within_three_percent_of_the_bound(name, context):
+    capacity = plan_of(name).capacity(context)
+    assert 0.97 <= capacity.fraction_of_bound <= 1
+    assert capacity.num_requests * context <= capacity.num_tokens < (capacity.num_requests + 1) * context
+
+
+def test_a_context_that_cannot_fit_is_refused_with_one_that_does():
+    limits = KVLimits(max_context_tokens=131072, max_running=1, chunk_tokens=1024)
+    with pytest.raises(ConfigError, match="max_context_tokens: found 131072") as refusal:
+        plan_of("Gemma-3-4B", num_bytes=GIB, limits=limits)
+    fitting = int(re.search(r"lower max_context_tokens to (\d+)", str(refusal.value))[1])
+    plan_of("Gemma-3-4B", num_bytes=GIB, limits=KVLimits(max_context_tokens=fitting, max_running=1, chunk_tokens=1024))
+    with pytest.raises(ConfigError):
+        plan_of(
+            "Gemma-3-4B",
+            num_bytes=GIB,
+            limits=KVLimits(max_context_tokens=fitting + 16, max_running=1, chunk_tokens=1024),
+        )
+
+
+def test_bytes_too_few_are_refused_with_enough():
+    limits = KVLimits(max_context_tokens=131072, max_running=1, chunk_tokens=1024)
+    with pytest.raises(ConfigError) as refusal:
+        plan_of("Gemma-3-4B", num_bytes=GIB, limits=limits)
+    enough = int(re.search(r"Raise kv_memory_bytes to (\d+)", str(refusal.value))[1])
+    assert plan_of("Gemma-3-4B", num_bytes=enough, limits=limits).capacity(131072).num_requests >= 1
+
+
+def test_too_many_running_requests_are_refused_with_as_many_as_fit():
+    limits = KVLimits(max_context_tokens=1024, max_running=10**6, chunk_tokens=128)
+    with pytest.raises(ConfigError, match="max_running: found 1000000") as refusal:
+        plan_of("Gemma-3-1B", num_bytes=GIB, limits=limits)
+    most = int(re.search(r"Lower max_running to (\d+)", str(refusal.value))[1])
+    plan_of("Gemma-3-1B", num_bytes=GIB, limits=KVLimits(max_context_tokens=1024, max_running=most, chunk_tokens=128))
+
+
+def test_locations_beyond_int32_are_refused():
+    geometry = KVGeometry.of([small_layer(None)], 16)
+    with pytest.raises(ConfigError, match="int32"):
+        plan_kv(num_bytes=2**40, geometry=geometry, limits=LIMITS)
+
+
+@pytest.mark.parametrize("field", ["max_context_tokens", "max_running", "chunk_tokens", "num_steps_in_flight"])
+def test_limits_refuse_values_below_one(field):
+    values = {"max_context_tokens": 1, "max_running": 1, "chunk_tokens": 1, "num_steps_in_flight": 1, field: 0}
+    with pytest.raises(ConfigError, match=field):
+        KVLimits(**values)
+
+
+def test_nine_tenths_of_100_gb_with_30_taken_leave_60():
+    limit = MemoryLimit(device_fraction=0.9)
+    assert limit.resolve(device_bytes=100 * 10**9, taken_bytes=30 * 10**9) == 60 * 10**9
+
+
+def test_an_absolute_limit_is_taken_as_it_is():
+    assert MemoryLimit(kv_memory_bytes=5 * GIB).resolve(device_bytes=80 * GIB, taken_bytes=20 * GIB) == 5 * GIB
+
+
+@pytest.mark.parametrize(
+    ("limit", "says"),
+    [(MemoryLimit(kv_memory_bytes=90), "at most 60"), (MemoryLimit(device_fraction=0.3), "more than 0.400")],
+)
+def test_a_limit_beyond_the_device_is_refused_with_one_that_fits(limit, says):
+    with pytest.raises(ConfigError, match=says):
+        limit.resolve(device_bytes=100, taken_bytes=40)
+
+
+@pytest.mark.parametrize("values", [{}, {"kv_memory_bytes": 1, "device_fraction": 0.5}, {"device_fraction": 1.5}])
+def test_memory_limit_wants_exactly_one_sound_setting(values):
+    with pytest.raises(ConfigError):
+        MemoryLimit(**values)
+
+
+def test_the_plan_reads_as_text():
+    text = plan_of("Gemma-3-12B").describe()
+    assert "8 layers" in text
+    assert "5 pages per slab" in text
+    assert "of the hybrid bound" in text

@@ -1,0 +1,69 @@
+"""Tensors in the arena: every layer its own bytes, and the same calls where nothing is translated."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from playhead.graph.backends.base import record
+from playhead.graph.backends.tape import TapeBackend
+from playhead.kv.geometry import KVDtype, LayerKV
+from playhead.kv.hybrid import HybridAllocator
+from playhead.kv.pool import MHAKVPool, PagedLocs
+from playhead.kv.violations import ViolationLog
+from playhead.testing.kv_rules import small_layer, small_plan
+
+CPU = torch.device("cpu")
+
+
+def test_loc_50_is_page_3_offset_2_at_page_size_16():
+    split = PagedLocs.split(torch.tensor([50], dtype=torch.int32), 16)
+    assert (split.page.item(), split.offset.item()) == (3, 2)
+    assert split.page.dtype == split.offset.dtype == torch.int32
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("dtype", list(KVDtype))
+def test_layers_of_any_shape_keep_what_was_written(dtype, page_size):
+    """Keys and values of different widths, layers of different heads: no write may touch another's bytes."""
+    shapes = [(1, 8, 8), (3, 24, 16), (2, 16, 24)]
+    layers = [
+        LayerKV(window=None, num_kv_heads=heads, k_head_dim=k, v_head_dim=v, dtype=dtype) for heads, k, v in shapes
+    ]
+    plan = small_plan(layers, page_size=page_size, num_slabs=100)
+    pool = MHAKVPool(plan, device=CPU)
+    locs = torch.tensor([page_size, page_size + page_size // 2, 3 * page_size - 1], dtype=torch.int32).unique()
+    forward = pool.begin_forward(locs)
+    written = {}
+    for layer, (heads, k_dim, v_dim) in enumerate(shapes):
+        k, v = (torch.randn(len(locs), heads, dim).to(pool.get_kv_buffer(layer)[0].dtype) for dim in (k_dim, v_dim))
+        pool.set_kv_buffer(layer, forward, k, v)
+        written[layer] = (k, v)
+    for layer, tensors in written.items():
+        for buffer, tensor in zip(pool.get_kv_buffer(layer), tensors, strict=True):
+            found = buffer.view(torch.uint8)[locs // page_size, locs % page_size]
+            assert torch.equal(found, tensor.view(torch.uint8))
+
+
+def test_a_pool_without_windows_answers_the_same_calls_and_translates_nothing():
+    plan = small_plan([small_layer(None)], page_size=4, num_slabs=30)
+    allocator = HybridAllocator(plan, ViolationLog(strict=True))
+    pool = MHAKVPool(plan, device=CPU)
+    allocator.allocate(1)
+    pool.publish(allocator.mapping)
+    allocator.launch()
+    locs = torch.tensor([5, 0, -1], dtype=torch.int32)
+    assert pool.translate_loc_from_full_to_swa(locs) is locs
+    pool.invalidate_loc_cache()
+    kv = torch.ones(3, 1, 8)
+    pool.set_kv_buffer(0, locs, kv, kv)
+    recording, _ = record(TapeBackend(), lambda: pool.begin_forward(locs).groups[0].page)
+    assert recording.log.count("aten::index") == 0
+
+
+def test_addresses_of_layers_never_change():
+    plan = small_plan([small_layer(None)] * 2, page_size=4, num_slabs=30)
+    pool = MHAKVPool(plan, device=CPU)
+    addresses = [tensor.data_ptr() for layer in (0, 1) for tensor in pool.get_kv_buffer(layer)]
+    assert len(set(addresses)) == 4
+    assert [tensor.data_ptr() for layer in (0, 1) for tensor in pool.get_kv_buffer(layer)] == addresses

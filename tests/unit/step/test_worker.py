@@ -1,0 +1,70 @@
+"""A tiny hybrid model through both runners: the right logits, from audited graphs, leaving a clean account."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from playhead.graph import Mode, Reason
+from playhead.kv.ledger import Ledger
+from playhead.step.audit import audit_worker
+from playhead.step.worker import Chunk
+from playhead.testing.tiny_worker import dense_logits, last_logits, tiny_worker
+
+MODES = [Mode.BREAKABLE, Mode.PIECEWISE, Mode.EAGER]
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("mode", MODES)
+def test_logits_are_those_of_dense_attention(mode, page_size):
+    worker = tiny_worker(mode, page_size=page_size)
+    prompts = [[7, 8, 9, 10, 11, 12, 13], [7], [20, 21, 22]]
+    logits = last_logits(worker, prompts)
+    for row, prompt in zip(logits, prompts, strict=True):
+        torch.testing.assert_close(row, dense_logits(worker.model.decoder, prompt)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_requests_that_share_their_first_pages_in_one_step_do_not_disturb_each_other():
+    """The launch gives one of them the other's page; the step that runs must still use what it was told."""
+    worker = tiny_worker()
+    prompts = [[7, 8, 9], [7], [7, 8]]
+    logits = last_logits(worker, prompts)
+    for row, prompt in zip(logits, prompts, strict=True):
+        torch.testing.assert_close(row, dense_logits(worker.model.decoder, prompt)[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", [Mode.BREAKABLE, Mode.PIECEWISE])
+def test_both_runners_are_clean_under_the_audit(mode):
+    for report in audit_worker(tiny_worker(mode)):
+        assert report.ok, report.text()
+
+
+def test_one_token_each_goes_through_the_full_graph_and_anything_else_over_tokens():
+    worker = tiny_worker()
+    seqs = [worker.kv.admit(f"r{i}", [5 + i, 6, 7]) for i in range(2)]
+    for seq in seqs:
+        worker.kv.extend(seq, 2)
+    first = worker.forward([Chunk.newest(seq, [5, 6]) for seq in seqs])
+    for seq in seqs:
+        worker.kv.extend(seq, 1)
+    second = worker.forward([Chunk.newest(seq, [7]) for seq in seqs])
+    assert (first.decision.mode, second.decision.mode) == (Mode.BREAKABLE, Mode.FULL)
+    assert first.decision.reason is Reason.CAPTURE_NOW
+
+
+def test_window_pages_come_back_while_a_request_decodes():
+    worker = tiny_worker()
+    seq = worker.kv.admit("long", [3])
+    for n in range(20):
+        worker.kv.extend(seq, 1)
+        logits = worker.forward([Chunk.newest(seq, [3 + n % 5])]).logits_NV
+        assert len(seq.pages) - seq.frontiers[0] <= worker.model.decoder.spec.layers[0].attention.window + 1
+    tokens = [3 + n % 5 for n in range(20)]
+    torch.testing.assert_close(logits, dense_logits(worker.model.decoder, tokens), rtol=1e-5, atol=1e-5)
+
+
+def test_the_account_balances_when_all_are_gone():
+    worker = tiny_worker()
+    last_logits(worker, [[1, 2, 3], [1, 2, 3, 4, 5]])
+    worker.kv.flush_prefixes()
+    assert Ledger(worker.kv).check() == []
