@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
+from uuid import uuid4
 
 import torch
 
@@ -48,7 +49,7 @@ class BreakOp:
         self.name, self.run, self.output_specs = name, run, outputs
 
         # Two models of one process may each have a break of this name; torch's list of ops is global.
-        @torch.library.custom_op(f"{name}_{id(self):x}", mutates_args=())
+        @torch.library.custom_op(f"{name}_{uuid4().hex}", mutates_args=())
         def traced(inputs: list[torch.Tensor], site: str) -> list[torch.Tensor]:
             raise CaptureError(name, site, "a traced break was run", "Run it through a scope.")
 

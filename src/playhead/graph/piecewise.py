@@ -115,6 +115,7 @@ def split_at_breaks(fn: StepFn, inputs: Inputs, compile_piece: CompilePiece) -> 
         # Weights are real tensors inside a trace of symbolic ones: they become attributes, then piece inputs.
         trace = make_fx(positional, tracing_mode="symbolic", _allow_non_fake_inputs=True)
         traced = trace(*(examples[name] for name in names))
+    compute_sizes_where_used(traced)
     part_of = number_parts(traced, scope.ops)
     # split_module is given the parts in graph order and must keep it: in-place ops have no data edge to their readers.
     module = split_module(traced, traced, part_of.__getitem__, keep_original_order=True)
@@ -147,6 +148,30 @@ def with_prime_rows(inputs: Inputs) -> Inputs:
         at = tuple(tensor.shape).index(num_rows) if num_rows in tensor.shape else None
         cut[name] = tensor if at is None else tensor.narrow(at, 0, prime)
     return cut
+
+
+def compute_sizes_where_used(traced: GraphModule) -> None:
+    """Give every op its own copy of the size arithmetic it uses.
+
+    A size that is computed in one piece and used in another would cross the break as a bare symbol, which the compiler
+    of the other piece knows nothing about. Computed beside its use, it comes from a tensor the piece has.
+    """
+    graph = traced.graph
+    sizes = [node for node in graph.nodes if isinstance(node.meta.get("val"), torch.SymInt)]
+
+    def copy_before(node: Node, user: Node) -> Node:
+        if node not in sizes:
+            return node
+        with graph.inserting_before(user):
+            args = tuple(copy_before(arg, user) if isinstance(arg, Node) else arg for arg in node.args)
+            return graph.create_node(node.op, node.target, args, node.kwargs, type_expr=node.type)
+
+    for node in sizes:
+        for user in [user for user in node.users if user not in sizes]:
+            user.replace_input_with(node, copy_before(node, user))
+    for node in reversed(sizes):
+        graph.erase_node(node)
+    traced.recompile()
 
 
 def number_parts(traced: GraphModule, ops: Mapping[Any, BreakOp]) -> dict[Node, int]:

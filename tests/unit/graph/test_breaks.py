@@ -125,3 +125,24 @@ def test_rows_are_cut_to_a_prime(rows, cut):
 def test_a_traced_break_never_runs_by_itself():
     with pytest.raises(CaptureError, match="a traced break was run"):
         live_add().traced([torch.ones(2), torch.ones(2)], "0")
+
+
+def test_no_size_crosses_a_break():
+    """A row count that one piece computes and another uses is computed twice, from tensors both have."""
+    op, weight = live_add(), torch.randn(4, 4)
+
+    def fn(inputs, scope):
+        h = inputs["x"]
+        rows = h.shape[0] * 2
+        for i in range(2):
+            (a,) = scope.call(op, h @ weight, h, site=str(i))
+            h = (torch.cat([a, a]).view(rows, 4) * rows)[: h.shape[0]]
+        return h
+
+    program = split_at_breaks(fn, {"x": torch.randn(8, 4)}, as_traced)
+    for piece, _ in program.pieces.values():
+        values = [node.meta.get("val") for node in piece.graph.nodes if node.op == "placeholder"]
+        assert not any(isinstance(value, torch.SymInt) for value in values)
+    for rows in (3, 8):
+        x = torch.randn(rows, 4)
+        assert torch.equal(program({"x": x}, InlineScope(1.0)), fn({"x": x}, InlineScope(1.0)))
