@@ -1,0 +1,252 @@
+"""The engine: requests in, tokens out, one step at a time.
+
+A step is: plan (integers), forward (captured), sample, commit. Everything here is on the host and in one thread; who
+wants to wait for several requests at once calls `step` until they are done.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from playhead.errors import PlayheadError
+from playhead.models.text.detokenize import IncrementalDetokenizer
+from playhead.models.text.tokenizer import Tokenizer
+from playhead.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from playhead.schedule.errors import RequestError
+from playhead.schedule.request import FinishReason, Request
+from playhead.schedule.sampling_params import SamplingParams
+from playhead.schedule.scheduler import PlannedChunk, ScheduleLimits, Scheduler
+from playhead.step.sampling import SampledTokens, SamplerRow, build_inputs, sample, sampler_needs
+from playhead.step.worker import Chunk, Worker
+
+WAITING_PER_RUNNING = 4  # a longer queue only makes everybody in it too late
+
+
+@dataclass(slots=True, kw_only=True, eq=False)  # mutable: text and logprobs grow with the tokens
+class Answer:
+    """What the caller of one request has been told so far."""
+
+    request: Request
+    prompt: str | None
+    detokenizer: IncrementalDetokenizer
+    seed: int
+    arrival_s: float
+    text: str = ""
+    stop_reason: str | int | None = None
+    logprobs: list[tuple[Logprob, ...]] = field(default_factory=list)
+    first_token_s: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)  # mutable: counters
+class EngineStats:
+    """What the engine has done since it started. `modes` counts steps by how and why they ran."""
+
+    num_steps: int = 0
+    num_prompt_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    modes: dict[str, int] = field(default_factory=dict)
+
+
+class Engine:
+    """Continuous batching of one model on one worker."""
+
+    def __init__(self, worker: Worker, tokenizer: Tokenizer) -> None:
+        self.worker, self.tokenizer = worker, tokenizer
+        limits = worker.config.limits
+        self._scheduler = Scheduler(
+            worker.kv,
+            ScheduleLimits(chunk_tokens=limits.chunk_tokens, max_waiting=WAITING_PER_RUNNING * limits.max_running + 1),
+        )
+        self._answers: dict[str, Answer] = {}
+        self._arrivals = 0
+        self.stats = EngineStats()
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    @property
+    def can_take(self) -> bool:
+        """Whether one more request would be queued rather than refused."""
+        return len(self._scheduler.waiting) < WAITING_PER_RUNNING * self.worker.config.limits.max_running
+
+    def add_request(
+        self, request_id: str, prompt: str | Sequence[int], params: SamplingParams, *, priority: int = 0
+    ) -> None:
+        """Queue a request, or `RequestError` with the limit it breaks; nothing else is disturbed."""
+        text = prompt if isinstance(prompt, str) else None
+        ids = self.tokenizer.encode(text, add_special_tokens=True) if text is not None else checked_ids(prompt)
+        vocab_size = self.worker.model.decoder.spec.vocab_size
+        outside = [token for token in ids if not 0 <= token < vocab_size]
+        if outside:
+            raise RequestError(
+                f"request {request_id!r}", f"token id {outside[0]}", f"ids in [0, {vocab_size})", "Check the tokenizer."
+            )
+        if request_id in self._answers:
+            raise RequestError(f"request {request_id!r}", "an id in use", "a new id", "Wait for the other to end.")
+        max_new = params.check_against(vocab_size, len(ids), self.worker.config.limits.max_context_tokens)
+        self._arrivals += 1
+        request = Request(
+            id=request_id,
+            prompt=tuple(ids),
+            params=params,
+            max_new_tokens=max_new,
+            arrival=self._arrivals,
+            priority=priority,
+        )
+        self._scheduler.add(request)
+        self._answers[request_id] = Answer(
+            request=request,
+            prompt=text,
+            detokenizer=self.tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens),
+            # Without a seed each request still has one of its own, so that a rerun of the program repeats itself.
+            seed=params.seed if params.seed is not None else self._arrivals,
+            arrival_s=time.perf_counter(),
+        )
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request wherever it is. None if it had ended already."""
+        answer = self._answers.get(request_id)
+        return None if answer is None else self._finish(answer, FinishReason.ABORT)
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step; gives the requests that got a token, the finished ones for the last time."""
+        planned = self._scheduler.plan()
+        if not planned:
+            if self._scheduler.waiting:
+                first = self._scheduler.waiting[0].id
+                raise PlayheadError(
+                    f"request {first!r}: no memory for it although nothing runs. See the ledger's report."
+                )
+            return []
+        chunks = [Chunk.newest(chunk.request.seq, chunk.tokens) for chunk in planned if chunk.request.seq is not None]
+        result = self.worker.forward(chunks)
+        self._count(planned, f"{result.decision.mode}: {result.decision.reason}")
+        sampling = [row for row, chunk in enumerate(planned) if chunk.samples]
+        if not sampling:
+            return []
+        answers = [self._answers[planned[row].request.id] for row in sampling]
+        logits_NV = result.logits_NV if len(sampling) == len(planned) else result.logits_NV[sampling]
+        return [self._commit(*pair) for pair in zip(answers, self._sample(answers, logits_NV), strict=True)]
+
+    def _sample(self, answers: Sequence[Answer], logits_NV: torch.Tensor) -> list[tuple[int, tuple[Logprob, ...]]]:
+        """The next token of each row, with its logprobs if the request wants them."""
+        rows = [
+            SamplerRow(
+                params=answer.request.params,
+                seed=answer.seed,
+                num_generated=len(answer.request.output),
+                prompt_ids=answer.request.prompt,
+                output_ids=answer.request.output,
+                ending_ids=self._ending_ids(answer.request),
+            )
+            for answer in answers
+        ]
+        needs = sampler_needs(rows)
+        inputs = build_inputs(rows, needs, num_rows=len(rows), vocab_size=logits_NV.shape[1], device=logits_NV.device)
+        with torch.no_grad():
+            sampled = sample(logits_NV, inputs, needs)
+        tokens = sampled.tokens_N.tolist()
+        return [
+            (token, reported(sampled, i, answer)) for i, (token, answer) in enumerate(zip(tokens, answers, strict=True))
+        ]
+
+    def _ending_ids(self, request: Request) -> tuple[int, ...]:
+        eos = () if request.params.ignore_eos else tuple(sorted(self.tokenizer.special.eos_ids))
+        return (*eos, *request.params.stop_token_ids)
+
+    def _commit(self, answer: Answer, sampled: tuple[int, tuple[Logprob, ...]]) -> RequestOutput:
+        """Append one token and see whether it ends the request."""
+        token, logprobs = sampled
+        request, params = answer.request, answer.request.params
+        self._scheduler.commit(request, token)
+        self.stats.num_generated_tokens += 1
+        if answer.first_token_s is None:
+            answer.first_token_s = time.perf_counter()
+        if params.logprobs is not None:
+            answer.logprobs.append(logprobs)
+        if token in self._ending_ids(request):
+            answer.stop_reason = token if token in params.stop_token_ids else None
+            return self._finish(answer, FinishReason.STOP)
+        answer.text += answer.detokenizer.feed([token])
+        stop = first_stop(answer.text, params.stop) if len(request.output) >= params.min_tokens else None
+        if stop is not None:
+            answer.text = answer.text[: answer.text.index(stop)]
+            answer.stop_reason = stop
+            return self._finish(answer, FinishReason.STOP)
+        if len(request.output) >= request.max_new_tokens:
+            return self._finish(answer, FinishReason.LENGTH)
+        return self._output(answer)
+
+    def _finish(self, answer: Answer, reason: FinishReason) -> RequestOutput:
+        if answer.stop_reason is None or isinstance(answer.stop_reason, int):
+            answer.text += answer.detokenizer.finish()
+        self._scheduler.finish(answer.request, reason)
+        self.stats.num_cached_tokens += answer.request.num_cached_tokens
+        del self._answers[answer.request.id]
+        return self._output(answer)
+
+    def _output(self, answer: Answer) -> RequestOutput:
+        request = answer.request
+        finished = request.finish_reason is not None
+        chosen = [entries[0].logprob for entries in answer.logprobs]
+        completion = CompletionOutput(
+            index=0,
+            text=answer.text,
+            token_ids=tuple(request.output),
+            finish_reason=request.finish_reason,
+            stop_reason=answer.stop_reason,
+            cumulative_logprob=sum(chosen) if request.params.logprobs is not None else None,
+            logprobs=tuple(answer.logprobs) if request.params.logprobs is not None else None,
+        )
+        metrics = RequestMetrics(
+            arrival_s=answer.arrival_s,
+            first_token_s=answer.first_token_s,
+            finished_s=time.perf_counter() if finished else None,
+        )
+        return RequestOutput(
+            request_id=request.id,
+            prompt=answer.prompt,
+            prompt_token_ids=request.prompt,
+            outputs=(completion,),
+            finished=finished,
+            num_cached_tokens=request.num_cached_tokens,
+            metrics=metrics,
+        )
+
+    def _count(self, planned: Sequence[PlannedChunk], mode: str) -> None:
+        self.stats.num_steps += 1
+        self.stats.num_prompt_tokens += sum(len(chunk.tokens) for chunk in planned if not chunk.request.output)
+        self.stats.num_preemptions = self._scheduler.num_preemptions
+        self.stats.modes[mode] = self.stats.modes.get(mode, 0) + 1
+
+
+def checked_ids(prompt: object) -> list[int]:
+    """Token ids as given, or `RequestError`: a bool, a float or a string among them is refused, not converted."""
+    if not isinstance(prompt, Sequence) or not all(type(token) is int for token in prompt):
+        raise RequestError(
+            "prompt", f"{type(prompt).__name__} with other things than ints", "text or token ids", "Encode it first."
+        )
+    return list(prompt)
+
+
+def reported(sampled: SampledTokens, row: int, answer: Answer) -> tuple[Logprob, ...]:
+    """The chosen token's logprob, then those of the best ones, as many as this request asked for."""
+    wanted = answer.request.params.logprobs
+    if wanted is None:
+        return ()
+    ids, values = sampled.logprob_ids_NL[row].tolist(), sampled.logprobs_NL[row].tolist()
+    pairs = list(zip(ids, values, strict=True))[: 1 + wanted]
+    return tuple(Logprob(token_id=token, logprob=value) for token, value in pairs)
+
+
+def first_stop(text: str, stops: Sequence[str]) -> str | None:
+    """The stop string that begins first in the text."""
+    found = [(text.index(stop), stop) for stop in stops if stop in text]
+    return min(found)[1] if found else None

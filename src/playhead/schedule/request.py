@@ -1,0 +1,54 @@
+"""A request on its way: what was asked, what it has so far, and where its memory is. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from playhead.kv.cache import SequenceKV
+from playhead.schedule.sampling_params import SamplingParams
+
+
+class FinishReason(StrEnum):
+    """Why a request ended; the first two are vLLM's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)  # mutable: it is the state of a request
+class Request:
+    """One sequence to generate. Lower `priority` goes first; equals go in the order of `arrival`.
+
+    `seq` is its KV memory while it runs. A preempted request loses it and computes its tokens again.
+    """
+
+    id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    max_new_tokens: int
+    arrival: int
+    priority: int = 0
+    salt: str = ""
+    output: list[int] = field(default_factory=list)
+    seq: SequenceKV | None = None
+    num_preemptions: int = 0
+    num_cached_tokens: int = 0
+    finish_reason: FinishReason | None = None
+
+    @property
+    def tokens(self) -> list[int]:
+        """All tokens known so far: the prompt and what was generated."""
+        return [*self.prompt, *self.output]
+
+    @property
+    def num_to_compute(self) -> int:
+        """Known tokens that have no KV yet. One, when it decodes."""
+        placed = 0 if self.seq is None else self.seq.num_tokens
+        return len(self.prompt) + len(self.output) - placed
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Who goes first. The last in this order is preempted first, so the first always gets on."""
+        return self.priority, self.arrival

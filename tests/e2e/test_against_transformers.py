@@ -1,0 +1,52 @@
+"""The embedded model is its own oracle: transformers reads the same files and generates the same tokens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+
+from playhead.llm import EngineConfig, resolve_model_name
+from playhead.schedule.sampling_params import SamplingParams
+from tests.e2e.embedded import is_tie, shared_llm, token_prompts, tokens_of
+
+CONFIG = EngineConfig(max_model_len=640, max_num_seqs=16, kv_memory_bytes=1 << 27)
+NUM_PROMPTS, LONGEST, NUM_TOKENS = 50, 400, 200
+
+
+@pytest.fixture(scope="module")
+def reference():
+    model = transformers.AutoModelForCausalLM.from_pretrained(resolve_model_name("embedded"), dtype=torch.float32)
+    return model.eval()
+
+
+@torch.no_grad()
+def their_tokens(model, prompt: list[int]) -> tuple[int, ...]:
+    ids = torch.tensor([prompt])
+    generated = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=NUM_TOKENS,
+        min_new_tokens=NUM_TOKENS,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    return tuple(generated[0, len(prompt) :].tolist())
+
+
+def test_greedy_tokens_are_transformers(reference):
+    """Prompts shorter and longer than the window of 128, 200 tokens each; the end token is banned on both sides."""
+    prompts = token_prompts(NUM_PROMPTS, longest=LONGEST, seed=4)
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, min_tokens=NUM_TOKENS, logprobs=2)
+    outputs = shared_llm(CONFIG).generate(prompts, params)
+    num_ties, wrong = 0, []
+    for i, (prompt, ours) in enumerate(zip(prompts, tokens_of(outputs), strict=True)):
+        theirs = their_tokens(reference, prompt)
+        if ours != theirs:
+            at = next(j for j, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
+            if is_tie(outputs[i], at):
+                num_ties += 1
+            else:
+                wrong.append(f"prompt {i} ({len(prompt)} tokens) differs at token {at}")
+    print(f"{NUM_PROMPTS} prompts, {num_ties} ties")
+    assert wrong == []
