@@ -164,8 +164,8 @@ class Worker:
         )
 
         def one_request(ctx: FillContext) -> Batch:
-            """A null request as long as the bucket, all of it in the sink."""
-            length = np.array([ctx.raw_num_tokens], dtype=np.int32)
+            """A null request of the bucket's tokens, all of it in the sink."""
+            length = np.array([self._placeholder_tokens(ctx.raw_num_tokens)], dtype=np.int32)
             lengths = {"seq_lens": length, "seq_lens_cpu": torch.from_numpy(length)}
             queries = {"query_starts": np.zeros(1, np.int32), "query_lens": length}
             return registry.null_batch(ctx) | lengths | queries
@@ -175,6 +175,13 @@ class Worker:
         if self.config.token_mode is Mode.PIECEWISE:
             capture = PiecewiseCapture(bridges, compiler_for(self.device))
         return self._runner(self.model.spec("tokens", one_request), registry, capture, largest=most_tokens)
+
+    def _placeholder_tokens(self, num_tokens: int) -> int:
+        """Tokens of a bucket that are one request's: it cannot have more than its row of the page table has places.
+
+        The tokens after them are nobody's, like padding.
+        """
+        return min(num_tokens, self.config.limits.max_context_tokens)
 
     def _runner(
         self, step: StepSpec, registry: CudaGraphBufferRegistry, capture: Capture, *, largest: int

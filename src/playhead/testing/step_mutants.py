@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from playhead.kv.cache import HybridKVCache
+from playhead.kv.plan import KVLimits
 from playhead.step.audit import audit_worker
 from playhead.step.page_table import DevicePageTable
 from playhead.step.worker import Chunk, ForwardResult, Worker
@@ -49,6 +50,13 @@ def read_past_length() -> AbstractContextManager[None]:
     return swapped(Worker, "decode_batch", one_more)
 
 
+def placeholder_past_its_row() -> AbstractContextManager[None]:
+    def all_of_them(self: Worker, num_tokens: int) -> int:
+        return num_tokens
+
+    return swapped(Worker, "_placeholder_tokens", all_of_them)
+
+
 def differences(found: torch.Tensor, wanted: torch.Tensor, what: str) -> list[str]:
     worst = float((found - wanted).abs().max() / wanted.abs().max())
     return [f"{what}: logits differ by {worst:.1e} of their size"] if not worst < 1e-5 else []
@@ -77,6 +85,19 @@ def token_by_token() -> list[str]:
     return found
 
 
+def chunks_beyond_the_context() -> list[str]:
+    """A step may have more tokens than any one request: capturing it must not read past a row of the page table."""
+    limits = KVLimits(max_context_tokens=8, max_running=4, chunk_tokens=16)
+    worker = tiny_worker(limits=limits)
+    worker.capture_all()
+    prompts = [[7, 8, 9, 10, 11, 12], [20, 21, 22, 23, 24, 25], [30, 31, 32, 33]]
+    logits = last_logits(worker, prompts)
+    found = []
+    for i, prompt in enumerate(prompts):
+        found += differences(logits[i : i + 1], dense_logits(worker.model.decoder, prompt), f"request {i}")
+    return found
+
+
 def worker_audit() -> list[str]:
     reports = audit_worker(tiny_worker())
     return [f"{finding.check.value}: {finding.message}" for report in reports for finding in report.findings]
@@ -89,11 +110,17 @@ STEP_MUTANTS: tuple[Mutant, ...] = (
         apply=places_read_after_launch,
     ),
     Mutant(name="page table behind", source="a table copied once", apply=page_table_behind),
+    Mutant(
+        name="placeholder past its row",
+        source="found here: a bucket larger than the context",
+        apply=placeholder_past_its_row,
+    ),
     Mutant(name="read past length", source="lengths that count one more", apply=read_past_length),
 )
 
 STEP_CHECKERS: tuple[Checker, ...] = (
     Checker(name="batch against dense attention", run=batch_against_dense),
     Checker(name="token by token", run=token_by_token),
+    Checker(name="chunks beyond the context", run=chunks_beyond_the_context),
     Checker(name="worker audit", run=worker_audit),
 )

@@ -29,14 +29,20 @@ TINY_GEMMA3: Mapping[str, object] = {
 LIMITS = KVLimits(max_context_tokens=32, max_running=4, chunk_tokens=8)
 
 
-def tiny_worker(mode: Mode = Mode.BREAKABLE, *, page_size: int = 1, device: torch.device | str = "cpu") -> Worker:
-    """Two window layers and a full one, four requests of up to 32 tokens."""
+def tiny_worker(
+    mode: Mode = Mode.BREAKABLE,
+    *,
+    page_size: int = 1,
+    device: torch.device | str = "cpu",
+    limits: KVLimits = LIMITS,
+) -> Worker:
+    """Two window layers and a full one; by default four requests of up to 32 tokens."""
     decoder = dummy_decoder(spec_from_config(dict(TINY_GEMMA3)), dtype=torch.float32, device=torch.device(device))
     for parameter in decoder.parameters():
         parameter.mul_(8)  # dummy weights keep logits close together; a test wants them apart
     config = WorkerConfig(
         kv_memory_bytes=1 << 20,
-        limits=LIMITS,
+        limits=limits,
         page_size=page_size,
         token_mode=mode,
         dispatch=DispatchLimits(lazy=True, max_padding_ratio=8),
