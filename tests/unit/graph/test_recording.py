@@ -9,6 +9,8 @@ import torch
 
 from playhead.errors import CaptureError
 from playhead.graph import TapeBackend, record
+from playhead.graph.backends.out_variants import out_variant
+from playhead.graph.oplog import op_name
 
 
 @torch.library.custom_op("playhead_test::scale_into", mutates_args=("out",))
@@ -151,3 +153,36 @@ def test_log_counts_ops_by_name():
     assert recording.log.count("aten::mm") == 2
     assert recording.log.count("aten::mm.default") == 2
     assert recording.log.num_nodes == recording.num_nodes == 3
+
+
+@pytest.mark.parametrize(
+    ("func", "name", "outputs"),
+    [
+        (torch.ops.aten.mm.default, "aten::mm.out", ("out",)),
+        (torch.ops.aten.add.Tensor, "aten::add.out", ("out",)),
+        (torch.ops.aten.where.self, "aten::where.self_out", ("out",)),
+        (torch.ops.aten.index.Tensor, "aten::index.Tensor_out", ("out",)),
+        (torch.ops.aten.topk.default, "aten::topk.values", ("values", "indices")),
+    ],
+)
+def test_results_go_straight_into_recorded_memory_where_torch_can(func, name, outputs):
+    variant, names = out_variant(func)
+    assert op_name(variant) == name
+    assert names == outputs
+
+
+def test_ops_that_mutate_or_are_not_torchs_have_no_variant():
+    assert out_variant(torch.ops.aten.add_.Tensor) is None
+    assert out_variant(scale_into._opoverload) is None
+
+
+def test_a_result_in_another_layout_stays_as_it_was_recorded():
+    """A transposed product, a strided sum: the memory the recording made is written in its own strides."""
+    x = torch.randn(4, 6)
+    recording, outs = taped(lambda: [(x.t() + 1.0), torch.stack([x, x], dim=-1).sum(0), x.t().contiguous().softmax(0)])
+    x.copy_(torch.randn(4, 6))
+    recording.replay()
+    again = [(x.t() + 1.0), torch.stack([x, x], dim=-1).sum(0), x.t().contiguous().softmax(0)]
+    for out, wanted in zip(outs, again, strict=True):
+        assert torch.equal(out, wanted)
+        assert out.stride() == wanted.stride()

@@ -9,11 +9,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from playhead.graph.backends.base import Outputs, Recording
-from playhead.graph.oplog import UNINITIALISED, OpLog, OpObserver, tensors_in
+from playhead.graph.backends.out_variants import bind_outputs, out_variant
+from playhead.graph.oplog import UNINITIALISED, Call, Op, OpLog, OpObserver, tensors_in
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TapeStep:
+    """One op of a replay. `copies` are results that it makes anew and that must go where the recording had them."""
+
+    func: Op
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    copies: tuple[torch.Tensor | None, ...]
+
+    @classmethod
+    def of(cls, call: Call) -> TapeStep:
+        """The cheapest way to redo a call: straight into the recorded memory where torch can."""
+        variant = out_variant(call.func) if any(tensor is not None for tensor in call.fresh) else None
+        outputs = bind_outputs(variant[1], call.fresh) if variant is not None else None
+        if variant is not None and outputs is not None:
+            return cls(func=variant[0], args=call.args, kwargs=call.kwargs | outputs, copies=())
+        copies = call.fresh if any(tensor is not None for tensor in call.fresh) else ()
+        return cls(func=call.func, args=call.args, kwargs=call.kwargs, copies=copies)
 
 
 class TapeRecording:
@@ -22,13 +45,13 @@ class TapeRecording:
     def __init__(self, observer: OpObserver) -> None:
         self.observer = observer
         self.log: OpLog = observer.log
-        self._calls = tuple(call for call in observer.calls if not call.name.startswith(UNINITIALISED))
+        self._steps = tuple(TapeStep.of(call) for call in observer.calls if not call.name.startswith(UNINITIALISED))
         made = {t.untyped_storage().data_ptr(): t for call in observer.calls for t in call.fresh if t is not None}
         self._memory = tuple(made.values())
 
     @property
     def num_nodes(self) -> int:
-        return len(self._calls)
+        return len(self._steps)
 
     @property
     def num_bytes(self) -> int:
@@ -36,10 +59,10 @@ class TapeRecording:
 
     def replay(self) -> None:
         with torch.no_grad():
-            for call in self._calls:
-                result = call.func(*call.args, **call.kwargs)
-                if any(tensor is not None for tensor in call.fresh):
-                    for recorded, again in zip(call.fresh, tensors_in(result), strict=True):
+            for step in self._steps:
+                result = step.func(*step.args, **step.kwargs)
+                if step.copies:
+                    for recorded, again in zip(step.copies, tensors_in(result), strict=True):
                         if recorded is not None:
                             recorded.copy_(again)
 
