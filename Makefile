@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 .PHONY: demo test test-real check lint format mutants clean
 
 demo: $(STAMP)
-	$(BIN)/playhead demo
+	$(BIN)/playhead generate "It is a truth universally acknowledged, that" --max-tokens 80 --temperature 0.7 --seed 7
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 tests

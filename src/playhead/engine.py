@@ -196,9 +196,11 @@ class Engine:
         request = answer.request
         finished = request.finish_reason is not None
         chosen = [entries[0].logprob for entries in answer.logprobs]
+        # Text that may turn out to be a stop string is not shown yet: shown text never shrinks.
+        held_back = 0 if finished else num_held_back(answer.text, request.params.stop)
         completion = CompletionOutput(
             index=0,
-            text=answer.text,
+            text=answer.text[: len(answer.text) - held_back],
             token_ids=tuple(request.output),
             finish_reason=request.finish_reason,
             stop_reason=answer.stop_reason,
@@ -250,3 +252,9 @@ def first_stop(text: str, stops: Sequence[str]) -> str | None:
     """The stop string that begins first in the text."""
     found = [(text.index(stop), stop) for stop in stops if stop in text]
     return min(found)[1] if found else None
+
+
+def num_held_back(text: str, stops: Sequence[str]) -> int:
+    """Characters at the end that may be the beginning of a stop string: 2 of "the en" with "end"."""
+    starts = (size for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size]))
+    return max(starts, default=0)

@@ -1,11 +1,14 @@
 """Errors Playhead raises on purpose.
 
 PlayheadError
-├── ConfigError        a setting is wrong; raised before any device memory is taken
-├── OutOfPages         a KV group has no free page; the scheduler handles it
-└── GraphError         a captured graph's contract was broken: a bug, never load
-    ├── SlotError      a graph input was declared or filled wrongly
-    └── CaptureError   what was to be captured cannot be replayed
+├── ConfigError             a setting is wrong; raised before any device memory is taken
+├── CheckpointError         files and model description disagree (`models.errors`, with ChatTemplateError)
+├── RequestError            this request cannot be served; others go on (`schedule.errors`)
+├── OutOfPages              a KV group has no free page; the scheduler handles it
+├── LedgerError ...         the account of pages was broken: a bug, never load (`kv.errors`)
+└── GraphError              a captured graph's contract was broken: a bug, never load
+    ├── SlotError           a graph input was declared or filled wrongly
+    └── CaptureError        what was to be captured cannot be replayed
 
 Every message says where, what was found, what was wanted, and what to do.
 """

@@ -30,6 +30,7 @@ from playhead.step.worker import Worker, WorkerConfig
 
 EMBEDDED = "embedded"
 CPU_KV_BYTES = 1 << 28
+KV_SHARE_OF_FREE = 0.8  # the rest of a GPU's free memory is for graphs, activations and the CUDA context
 
 Prompt = str | Sequence[int]
 Prompts = str | Sequence[str] | Sequence[Sequence[int]]
@@ -84,7 +85,7 @@ def worker_config(description: ModelDescription, config: EngineConfig, device: t
     context = min(config.max_model_len or description.spec.max_context_tokens, description.spec.max_context_tokens)
     if config.kv_memory_bytes is None and device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        kv_bytes = int(free * 0.8)
+        kv_bytes = int(free * KV_SHARE_OF_FREE)
     else:
         kv_bytes = config.kv_memory_bytes or CPU_KV_BYTES
     limits = KVLimits(

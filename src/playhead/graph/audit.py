@@ -33,8 +33,8 @@ class SampledStep:
     raw_num_tokens: int
 
 
-# Makes a step of this many rows along the runner's axis. Another seed gives other values and, over tokens, another
-# number of requests.
+# Makes a step of this many rows along the runner's axis, or as many as it can. Another seed gives other values and,
+# over tokens, another number of requests.
 Sample = Callable[[int, int], SampledStep]
 
 
@@ -222,6 +222,7 @@ def audit_sample(runner: GraphRunner, bucket: int, raw: int, sample: Sample, rep
     """One raw size in one bucket: fill over poison; then replay, replay again, eager, and replay with stale tails."""
     step = sample(raw, 3)
     batch = step.batch
+    raw = step.raw_bs if runner.step.axis == "bs" else step.raw_num_tokens
     ctx = runner.context(raw_bs=step.raw_bs, raw_num_tokens=step.raw_num_tokens, bucket=bucket)
 
     def run(how: Callable[[LivePlan | None], Outputs], *, stale_tails: bool = False) -> list[torch.Tensor]:

@@ -48,11 +48,12 @@ def decode_sample(worker: Worker, sequences: list[SequenceKV]) -> Sample:
 
 
 def prefill_sample(worker: Worker, sequences: list[SequenceKV]) -> Sample:
-    """`raw` tokens, spread over as many sequences as they need and a few more."""
+    """`raw` tokens, or as many as there are, spread over as many sequences as they need and a few more."""
 
     def make(raw: int, seed: int) -> SampledStep:
         rng = np.random.default_rng((seed, raw))
         most_each = sequences[0].num_tokens
+        raw = min(raw, most_each * len(sequences))
         num_requests = min(raw, -(-raw // most_each) + seed, len(sequences))
         cuts = np.linspace(0, raw, num_requests + 1).astype(int)
         chosen = rng.permutation(len(sequences))[:num_requests]

@@ -7,6 +7,7 @@ import torch
 
 from playhead.graph import Mode, Reason
 from playhead.kv.ledger import Ledger
+from playhead.kv.plan import KVLimits
 from playhead.step.audit import audit_worker
 from playhead.step.worker import Chunk
 from playhead.testing.tiny_worker import dense_logits, last_logits, tiny_worker
@@ -36,6 +37,13 @@ def test_requests_that_share_their_first_pages_in_one_step_do_not_disturb_each_o
 @pytest.mark.parametrize("mode", [Mode.BREAKABLE, Mode.PIECEWISE])
 def test_both_runners_are_clean_under_the_audit(mode):
     for report in audit_worker(tiny_worker(mode)):
+        assert report.ok, report.text()
+
+
+def test_a_worker_for_one_request_can_be_audited_too():
+    """Its largest bucket has more tokens than its one sequence: the audit takes as many as there are."""
+    limits = KVLimits(max_context_tokens=8, max_running=1, chunk_tokens=8)
+    for report in audit_worker(tiny_worker(limits=limits)):
         assert report.ok, report.text()
 
 

@@ -1,0 +1,98 @@
+"""`playhead chat`: a conversation in the model's own format."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from playhead.cli import options
+from playhead.cli.generate import figures, show
+from playhead.cli.options import DEFAULTS, EngineFlags, engine_config
+from playhead.cli.progress import spinner
+from playhead.llm import EMBEDDED, LLM, load_tokenizer, resolve_model_name
+from playhead.models.load import describe_model
+from playhead.schedule.errors import RequestError
+from playhead.schedule.sampling_params import SamplingParams
+
+FORGET = "/new"
+CONTEXT_TOKENS = 4096  # what the KV memory of a CPU holds of a small chat model
+
+
+# Typer reads a command's options from its parameters, so commands have as many as they have options.
+def chat(
+    model: options.Model = EMBEDDED,
+    system: Annotated[str, typer.Option("--system", metavar="TEXT", help="what the model is told first")] = "",
+    max_tokens: options.MaxTokens = 512,
+    temperature: options.Temperature = 0.8,
+    top_p: options.TopP = 1.0,
+    seed: options.Seed = None,
+    device: options.Device = DEFAULTS.device,
+    dtype: options.Dtype = DEFAULTS.dtype,
+    max_model_len: options.MaxModelLen = CONTEXT_TOKENS,
+    kv_memory_bytes: options.KvMemoryBytes = None,
+    enforce_eager: options.EnforceEager = False,
+) -> None:
+    """Talk with a chat model. /new forgets, Ctrl-D ends."""
+    flags = EngineFlags(
+        device=device,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        max_num_seqs=1,
+        kv_memory_bytes=kv_memory_bytes,
+        enforce_eager=enforce_eager,
+    )
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    config = engine_config(flags)
+    refuse_without_template(model)
+    with spinner(f"loading {model}"):
+        llm = LLM(model, config)
+    with llm:
+        converse(Console(), llm, params, system)
+
+
+def refuse_without_template(model: str) -> None:
+    """A model that never learnt a chat format answers nonsense; said before its weights are read."""
+    if load_tokenizer(describe_model(resolve_model_name(model))).chat_template is None:
+        raise RequestError(
+            "chat",
+            f"model {model!r} has no chat template",
+            "a model that has one",
+            "Give a GGUF chat model, as in --model SmolLM2-135M-Instruct.gguf, or use playhead generate.",
+        )
+
+
+def converse(console: Console, llm: LLM, params: SamplingParams, system: str) -> None:
+    """Read a line, answer it, until the input ends. A refused line is left out of the history."""
+    opening = [{"role": "system", "content": system}] if system else []
+    history = list(opening)
+    while (line := next_line(console)) is not None:
+        if line == FORGET:
+            history = list(opening)
+        if not line or line == FORGET:
+            continue
+        asked = [*history, {"role": "user", "content": line}]
+        modes_before = dict(llm.stats.modes)
+        try:
+            with spinner("thinking"):
+                output = llm.chat(asked, params)
+        except RequestError as error:
+            typer.echo(f"playhead: {error} {FORGET} starts again.", err=True)
+            continue
+        answer = output.outputs[0].text
+        history = [*asked, {"role": "assistant", "content": answer}]
+        show(console, answer.strip() + "\n")
+        if console.is_terminal:
+            modes = {key: count - modes_before.get(key, 0) for key, count in llm.stats.modes.items()}
+            now = {key: count for key, count in modes.items() if count}
+            console.print(figures(output, now), style="dim", highlight=False)
+
+
+def next_line(console: Console) -> str | None:
+    """What the user says next, None when there is no more."""
+    try:
+        return input("> " if console.is_terminal and sys.stdin.isatty() else "").strip()
+    except EOFError:
+        return None

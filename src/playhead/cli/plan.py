@@ -1,0 +1,145 @@
+"""`playhead plan`: what a model takes and how much context fits, before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from playhead.cli import options
+from playhead.cli.options import DEFAULTS, parse_size, show_size
+from playhead.errors import ConfigError
+from playhead.kv.plan import KVLimits, KVPlan, MemoryLimit, plan_kv
+from playhead.llm import KV_SHARE_OF_FREE, EngineConfig, resolve_dtype, resolve_model_name
+from playhead.models.decoder import Decoder
+from playhead.models.load import ModelDescription, describe_model
+from playhead.models.spec import ModelSpec
+from playhead.step.model_step import kv_geometry
+
+"""What the engine gives to KV of the memory that weights leave; the rest is for graphs and activations."""
+
+USUAL_CONTEXTS = (8192, 32768)
+
+GpuMemory = Annotated[
+    int | None,
+    typer.Option("--gpu-memory", metavar="SIZE", parser=parse_size, help="like 139GiB; this machine's if left out"),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Where a device's memory goes."""
+
+    device_bytes: int
+    weight_bytes: int
+    kv: KVPlan
+
+    @property
+    def rest_bytes(self) -> int:
+        return self.device_bytes - self.weight_bytes - self.kv.arena_bytes
+
+
+# Typer reads a command's options from its parameters, so commands have as many as they have options.
+def plan(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="embedded, a directory, a .gguf file or a hub id.")],
+    gpu_memory: GpuMemory = None,
+    dtype: options.Dtype = DEFAULTS.dtype,
+    max_model_len: options.MaxModelLen = DEFAULTS.max_model_len,
+    max_num_seqs: options.MaxNumSeqs = DEFAULTS.max_num_seqs,
+    max_num_batched_tokens: options.MaxNumBatchedTokens = DEFAULTS.max_num_batched_tokens,
+    kv_memory_bytes: options.KvMemoryBytes = None,
+    page_size: options.PageSize = DEFAULTS.page_size,
+) -> None:
+    """Show what MODEL takes on a GPU and what fits beside it. Reads no weights."""
+    config = EngineConfig(
+        dtype=dtype,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        kv_memory_bytes=kv_memory_bytes,
+        page_size=page_size,
+    )
+    device_bytes = this_gpu_bytes() if gpu_memory is None else gpu_memory
+    description = describe_model(resolve_model_name(model))
+    made = plan_memory(description, config, device_bytes)
+    console = Console()
+    console.print(memory_table(model, made))
+    console.print(capacity_table(made.kv))
+
+
+def this_gpu_bytes() -> int:
+    if not torch.cuda.is_available():
+        raise ConfigError("gpu-memory: found no GPU here; wanted its size. Say it, as in --gpu-memory 80GB.")
+    return torch.cuda.get_device_properties(0).total_memory
+
+
+def num_weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
+    """Bytes of all parameters, counted on a decoder that has no memory."""
+    decoder = Decoder(spec, dtype=dtype, device=torch.device("meta"))
+    return sum(parameter.numel() * parameter.element_size() for parameter in decoder.parameters())
+
+
+def plan_memory(description: ModelDescription, config: EngineConfig, device_bytes: int) -> MemoryPlan:
+    """The same sizes the engine would choose on a device of this size, or the `ConfigError` it would raise."""
+    dtype = resolve_dtype(config, torch.device("cuda"))
+    weight_bytes = num_weight_bytes(description.spec, dtype)
+    free = device_bytes - weight_bytes
+    if free <= 0:
+        raise ConfigError(
+            f"gpu-memory: found {device_bytes} bytes; wanted more than {weight_bytes}, the weights in {dtype}. "
+            f"Take a GPU with more than {show_size(weight_bytes)} or a smaller model."
+        )
+    wanted = int(free * KV_SHARE_OF_FREE) if config.kv_memory_bytes is None else config.kv_memory_bytes
+    kv_bytes = MemoryLimit(kv_memory_bytes=wanted).resolve(device_bytes=device_bytes, taken_bytes=weight_bytes)
+    longest = description.spec.max_context_tokens
+    limits = KVLimits(
+        max_context_tokens=min(config.max_model_len or longest, longest),
+        max_running=config.max_num_seqs,
+        chunk_tokens=config.max_num_batched_tokens,
+    )
+    geometry = kv_geometry(description.spec, page_size=config.page_size, dtype=dtype)
+    return MemoryPlan(
+        device_bytes=device_bytes,
+        weight_bytes=weight_bytes,
+        kv=plan_kv(num_bytes=kv_bytes, geometry=geometry, limits=limits),
+    )
+
+
+def memory_table(model: str, made: MemoryPlan) -> Table:
+    """Who takes what."""
+    table = Table("memory", "size", "share", "what", title=f"{model} on {show_size(made.device_bytes)}")
+    kv = made.kv
+    slabs = f"{kv.num_slabs:,} slabs of {show_size(kv.layout.slab_bytes)}"
+    rows = [("weights", made.weight_bytes, ""), ("KV arena", kv.arena_bytes, slabs)]
+    rows.append(("left", made.rest_bytes, "graphs, activations, the CUDA context"))
+    for name, num_bytes, what in rows:
+        table.add_row(name, show_size(num_bytes), f"{num_bytes / made.device_bytes:.1%}", what)
+    for layout in kv.layout.groups:
+        group = layout.group
+        if layout.has_bytes:
+            kept = "every token" if group.window is None else f"the last {group.window:,} tokens"
+            what = f"{len(group.layers)} layers keep {kept}"
+            table.add_row(f"  {group.name}", f"{group.bytes_per_token:,} B/token", "", what)
+    return table
+
+
+def capacity_table(kv: KVPlan) -> Table:
+    """What fits at the maximum context, and at usual ones the model allows."""
+    most = kv.limits.max_context_tokens
+    contexts = sorted({most, *(context for context in USUAL_CONTEXTS if context <= most)})
+    table = Table("context", "requests", "at once", "tokens", "of hybrid bound", "vs uniform", title="what fits")
+    for context in contexts:
+        fits = kv.capacity(context)
+        table.add_row(
+            f"{context:,}",
+            f"{fits.num_requests:,}",
+            f"{min(fits.num_requests, kv.limits.max_running):,}",
+            f"{fits.num_tokens:,}",
+            f"{fits.fraction_of_bound:.1%}",
+            f"{fits.times_uniform:.2f}x",
+        )
+    return table

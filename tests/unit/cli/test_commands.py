@@ -1,0 +1,271 @@
+"""Every command does its job on the embedded model, and says in one line why when it cannot."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from playhead.cli import audit as audit_command
+from playhead.cli.doctor import Machine, default_rows, traps
+from playhead.cli.generate import GenerateJob, how_it_ran, run_generate, show
+from playhead.cli.main import app
+from playhead.cli.options import EngineFlags, GraphMode, engine_config, parse_size, show_size
+from playhead.cli.plan import num_weight_bytes
+from playhead.errors import ConfigError
+from playhead.graph.report import Check, Finding, Report
+from playhead.graph.shapes import Mode
+from playhead.llm import LLM, EngineConfig, resolve_model_name
+from playhead.models.load import describe_model
+from playhead.schedule.sampling_params import SamplingParams
+
+FEW = ("generate", "The whale", "--max-tokens", "6", "--enforce-eager")
+COMMANDS = ("generate", "chat", "plan", "audit", "doctor")
+
+
+def run(*args: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(app, list(args), input=stdin)
+
+
+def captured_config(monkeypatch: pytest.MonkeyPatch, *args: str) -> EngineConfig:
+    """The configuration that reaches the engine for these arguments."""
+    jobs: list[GenerateJob] = []
+    monkeypatch.setattr("playhead.cli.generate.run_generate", lambda console, job: jobs.append(job))
+    result = run("generate", "x", *args)
+    assert result.exit_code == 0, result.output
+    return jobs[0].config
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_one_screen(command):
+    result = CliRunner(env={"COLUMNS": "100"}).invoke(app, [command, "--help"])
+    lines = result.output.splitlines()
+    assert result.exit_code == 0
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 104
+
+
+def test_generate_gives_a_pipe_the_text_alone():
+    result = run(*FEW, "--temperature", "0")
+    with LLM() as llm:
+        wanted = llm.generate("The whale", SamplingParams(max_tokens=6, temperature=0))[0].outputs[0].text
+    assert result.exit_code == 0, result.output
+    assert result.stdout == wanted + "\n"
+
+
+def test_generate_repeats_itself_for_a_seed():
+    first, again, other = (run(*FEW, "--seed", seed).stdout for seed in ("7", "7", "8"))
+    assert first == again != other
+
+
+def test_generate_shows_a_terminal_the_figures():
+    screen = io.StringIO()
+    job = GenerateJob(prompt="The whale", params=SamplingParams(max_tokens=3, seed=1))
+    run_generate(Console(file=screen, force_terminal=True, width=200, color_system=None), job)
+    last = screen.getvalue().splitlines()[-1]
+    assert screen.getvalue().startswith("The whale")
+    for part in ("3 tokens", "tokens/s", "first token after", "1 breakable graph, 2 full graph", "0 cached tokens"):
+        assert part in last
+
+
+def test_generate_prints_json_of_every_sample():
+    result = run(*FEW, "--json", "--n", "2", "--logprobs", "1", "--seed", "3")
+    record = json.loads(result.stdout)
+    assert [len(completion["token_ids"]) for completion in record["outputs"]] == [6, 6]
+    assert len(record["outputs"][0]["logprobs"][0]) == 2
+    assert sum(record["steps"].values()) == 6
+    assert set(record["steps"]) == {"eager: graphs are off"}
+
+
+def test_generate_prints_every_sample_and_its_logprobs():
+    result = run(*FEW, "--n", "2", "--logprobs", "0", "--seed", "3")
+    assert "[1]" in result.stdout
+    assert "[2]" in result.stdout
+    assert "logprob" in result.stdout
+
+
+def test_generate_stops_before_the_stop_text():
+    whole = run(*FEW, "--temperature", "0", "--max-tokens", "20").stdout
+    stop = whole[5:8]
+    cut = run(*FEW, "--temperature", "0", "--max-tokens", "20", "--stop", stop).stdout
+    assert cut == whole[: whole.index(stop)] + "\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "field"),
+    [
+        (("generate", "x", "--temperature", "-1"), "temperature"),
+        (("generate", "x", "--kv-memory-bytes", "1KiB"), "max_context_tokens"),
+        (("generate", "x", "--kv-memory-bytes", "much"), "size"),
+        (("generate", "x", "--dtype", "int3"), "dtype"),
+        (("generate", "x", "--device", "cuda:99"), "device"),
+        (("generate", "x", "--model", "no such model"), "no such model"),
+        (("plan", "embedded", "--gpu-memory", "5MB"), "gpu-memory"),
+        (("plan", "embedded", "--gpu-memory", "9.5MB"), "max_context_tokens"),
+        (("audit", "--max-num-seqs", "1"), "max_num_seqs"),
+        (("chat",), "GGUF"),
+    ],
+)
+def test_a_refusal_is_one_line_and_exit_code_2(args, field):
+    result = run(*args)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("playhead: ")
+    assert result.stderr.count("\n") == 1
+    assert field in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "wanted"),
+    [
+        (("--max-model-len", "64"), EngineConfig(max_model_len=64)),
+        (("--context-length", "64"), EngineConfig(max_model_len=64)),
+        (("--max-num-seqs", "3"), EngineConfig(max_num_seqs=3)),
+        (("--max-running-requests", "3"), EngineConfig(max_num_seqs=3)),
+        (("--max-num-batched-tokens", "9"), EngineConfig(max_num_batched_tokens=9)),
+        (("--chunked-prefill-size", "9"), EngineConfig(max_num_batched_tokens=9)),
+        (("--page-size", "8"), EngineConfig(page_size=8)),
+        (("--block-size", "8"), EngineConfig(page_size=8)),
+        (("--enforce-eager",), EngineConfig(graph_mode=Mode.EAGER)),
+        (("--disable-cuda-graph",), EngineConfig(graph_mode=Mode.EAGER)),
+        (("--graph-mode", "piecewise"), EngineConfig(graph_mode=Mode.PIECEWISE)),
+        (("--no-enable-prefix-caching",), EngineConfig(enable_prefix_caching=False)),
+        (("--disable-radix-cache",), EngineConfig(enable_prefix_caching=False)),
+        (("--kv-memory-bytes", "2MiB"), EngineConfig(kv_memory_bytes=2 << 20)),
+        (("--dtype", "bfloat16", "--device", "cpu"), EngineConfig(dtype="bfloat16", device="cpu")),
+        ((), EngineConfig()),
+    ],
+)
+def test_both_spellings_reach_the_engine(monkeypatch, args, wanted):
+    assert captured_config(monkeypatch, *args) == wanted
+
+
+def test_eager_wins_over_a_graph_mode():
+    flags = EngineFlags(enforce_eager=True, graph_mode=GraphMode.PIECEWISE)
+    assert engine_config(flags).graph_mode is Mode.EAGER
+
+
+def test_sizes_read_as_people_write_them():
+    written = ("139GiB", "80GB", "500MiB", "1.5 kb", "7", "7B", "2tib")
+    assert [parse_size(text) for text in written] == [139 << 30, 80 * 10**9, 500 << 20, 1500, 7, 7, 2 << 40]
+    assert [show_size(size) for size in (7, 1536, 139 << 30)] == ["7 bytes", "1.50 KiB", "139.00 GiB"]
+    with pytest.raises(ConfigError, match="139GiB"):
+        parse_size("-1GB")
+
+
+def test_a_terminal_gets_no_escape_sequences():
+    screen = io.StringIO()
+    show(Console(file=screen, force_terminal=True, color_system=None), "a\x1b[2Jb\n")
+    assert screen.getvalue() == "a[2Jb\n"
+
+
+def test_how_steps_ran_names_the_reason_of_eager_ones():
+    modes = {"full: a captured size fits": 4, "full: a size fits and is captured on first use": 1}
+    assert how_it_ran(modes) == "steps: 5 full graph, 1 captured on first use"
+    assert how_it_ran({"eager: graphs are off": 3}) == "steps: 3 eager (graphs are off)"
+
+
+def test_plan_shows_weights_groups_and_what_fits():
+    result = run("plan", "embedded", "--gpu-memory", "1GiB", "--max-num-seqs", "4")
+    assert result.exit_code == 0, result.output
+    for part in ("weights", "KV arena", "full", "window128", "1,024", "hybrid bound"):
+        assert part in result.stdout
+
+
+def test_weights_are_counted_without_being_made():
+    description = describe_model(resolve_model_name("embedded"))
+    with LLM() as llm:
+        decoder = llm.engine.worker.model.decoder
+        loaded = sum(parameter.nbytes for parameter in decoder.parameters())
+        assert num_weight_bytes(description.spec, decoder.dtype) == loaded
+
+
+def test_audit_of_the_embedded_model_is_clean():
+    result = run("audit", "--max-num-seqs", "2", "--max-num-batched-tokens", "2", "--max-model-len", "32", "--json")
+    assert result.exit_code == 0, result.output
+    reports = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [report["name"] for report in reports] == ["decode", "prefill"]
+    assert all(report["ok"] and report["graphs"] for report in reports)
+
+
+def test_audit_with_findings_shows_them_and_exits_1(monkeypatch):
+    finding = Finding(check=Check.TAILS, bucket=4, where="seq_lens", message="row 3 was not written")
+    report = Report(name="decode", findings=[finding])
+    report.checked[Check.TAILS] = 1
+    monkeypatch.setattr(audit_command, "audit_model", lambda model, config: [report])
+    result = run("audit")
+    assert result.exit_code == 1
+    assert "row 3 was not written" in result.stdout
+    assert "1 findings" in result.stdout
+
+
+def test_doctor_names_the_machine_and_its_defaults():
+    result = run("doctor")
+    assert result.exit_code == 0, result.output
+    for part in ("CPU", "memory", "torch", "tokenizers", "Defaults here", "Traps"):
+        assert part in result.stdout
+
+
+def test_doctor_tells_the_backends_a_worker_has():
+    """The defaults are stated by hand; this is what keeps them true."""
+    with LLM() as llm:
+        worker = llm.engine.worker
+        told = {row[0].strip(): row[1] for row in default_rows(worker.device)}
+        assert told["attention"] == type(worker.model.backend).__name__
+        assert told["graphs"] == type(worker.decode.backend).__name__
+
+
+def test_doctor_finds_the_traps_there_are():
+    bare = Machine(cuda_build=None, gpus=(), environment={"TRITON_INTERPRET": "1"})
+    good = Machine(cuda_build="13.0", gpus=("H200",), environment={})
+    assert [row[0].strip() for row in traps(bare)] == [
+        "torch without CUDA",
+        "no CUDA device",
+        "half precision",
+        "TRITON_INTERPRET",
+    ]
+    assert traps(good) == []
+
+
+def test_interrupting_leaves_with_130_and_no_traceback():
+    command = [sys.executable, "-c", "from playhead.cli.main import app; app()"]
+    process = subprocess.Popen(
+        [*command, "generate", "The whale", "--max-tokens", "1000", "--temperature", "0", "--seed", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.read(1)  # it generates
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "Traceback" not in stderr
+
+
+@pytest.mark.real
+def test_chat_sends_the_whole_conversation():
+    path = os.environ.get("PLAYHEAD_SMOLLM2_GGUF")
+    if path is None or not Path(path).is_file():
+        pytest.skip("PLAYHEAD_SMOLLM2_GGUF names no file")
+    lines = ["My name is Ada.", "What is my name?"]
+    args = ("chat", "--model", path, "--temperature", "0", "--max-tokens", "8")
+    result = run(*args, stdin="\n".join(lines))
+    assert result.exit_code == 0, result.output
+    history: list[dict[str, str]] = []
+    wanted = ""
+    with LLM(path, EngineConfig(max_model_len=4096, max_num_seqs=1)) as llm:
+        for line in lines:
+            history.append({"role": "user", "content": line})
+            answer = llm.chat(history, SamplingParams(temperature=0, max_tokens=8)).outputs[0].text
+            history.append({"role": "assistant", "content": answer})
+            wanted += answer.strip() + "\n"
+    assert result.stdout == wanted
