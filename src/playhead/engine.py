@@ -6,6 +6,7 @@ wants to wait for several requests at once calls `step` until they are done.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from playhead.errors import PlayheadError
+from playhead.graph.shapes import Decision
 from playhead.models.text.detokenize import IncrementalDetokenizer
 from playhead.models.text.tokenizer import Tokenizer
 from playhead.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
@@ -22,6 +24,7 @@ from playhead.schedule.sampling_params import SamplingParams
 from playhead.schedule.scheduler import PlannedChunk, ScheduleLimits, Scheduler
 from playhead.step.sampling import SampledTokens, SamplerRow, build_inputs, sample, sampler_needs
 from playhead.step.worker import Chunk, Worker
+from playhead.timeline import StepRecord, Timeline
 
 WAITING_PER_RUNNING = 4  # a longer queue only makes everybody in it too late
 
@@ -37,6 +40,7 @@ class Answer:
     arrival_s: float
     text: str = ""
     stop_reason: str | int | None = None
+    stop_from: int = 0
     logprobs: list[tuple[Logprob, ...]] = field(default_factory=list)
     first_token_s: float | None = None
 
@@ -61,11 +65,12 @@ class Engine:
         limits = worker.config.limits
         self._scheduler = Scheduler(
             worker.kv,
-            ScheduleLimits(chunk_tokens=limits.chunk_tokens, max_waiting=WAITING_PER_RUNNING * limits.max_running + 1),
+            ScheduleLimits(chunk_tokens=limits.chunk_tokens, max_waiting=WAITING_PER_RUNNING * limits.max_running),
         )
         self._answers: dict[str, Answer] = {}
         self._arrivals = 0
         self.stats = EngineStats()
+        self.timeline = Timeline()
 
     @property
     def has_work(self) -> bool:
@@ -80,17 +85,9 @@ class Engine:
         self, request_id: str, prompt: str | Sequence[int], params: SamplingParams, *, priority: int = 0
     ) -> None:
         """Queue a request, or `RequestError` with the limit it breaks; nothing else is disturbed."""
-        text = prompt if isinstance(prompt, str) else None
-        ids = self.tokenizer.encode(text, add_special_tokens=True) if text is not None else checked_ids(prompt)
-        vocab_size = self.worker.model.decoder.spec.vocab_size
-        outside = [token for token in ids if not 0 <= token < vocab_size]
-        if outside:
-            raise RequestError(
-                f"request {request_id!r}", f"token id {outside[0]}", f"ids in [0, {vocab_size})", "Check the tokenizer."
-            )
+        ids, max_new = self.check_request(prompt, params)
         if request_id in self._answers:
             raise RequestError(f"request {request_id!r}", "an id in use", "a new id", "Wait for the other to end.")
-        max_new = params.check_against(vocab_size, len(ids), self.worker.config.limits.max_context_tokens)
         self._arrivals += 1
         request = Request(
             id=request_id,
@@ -103,12 +100,29 @@ class Engine:
         self._scheduler.add(request)
         self._answers[request_id] = Answer(
             request=request,
-            prompt=text,
+            prompt=prompt if isinstance(prompt, str) else None,
             detokenizer=self.tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens),
             # Without a seed each request still has one of its own, so that a rerun of the program repeats itself.
             seed=params.seed if params.seed is not None else self._arrivals,
             arrival_s=time.perf_counter(),
         )
+
+    def check_request(self, prompt: str | Sequence[int], params: SamplingParams) -> tuple[list[int], int]:
+        """The prompt's ids and how many tokens may follow, or `RequestError`. Changes nothing."""
+        ids = checked_ids(prompt) if not isinstance(prompt, str) else self._encode(prompt)
+        vocab_size = self.worker.model.decoder.spec.vocab_size
+        outside = [token for token in ids if not 0 <= token < vocab_size]
+        if outside:
+            raise RequestError("prompt", f"token id {outside[0]}", f"ids in [0, {vocab_size})", "Check the tokenizer.")
+        return ids, params.check_against(vocab_size, len(ids), self.worker.config.limits.max_context_tokens)
+
+    def _encode(self, text: str) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            found = f"text that is not Unicode at character {error.start}"
+            raise RequestError("prompt", found, "characters that UTF-8 can write", "Remove lone surrogates.") from None
+        return self.tokenizer.encode(text, add_special_tokens=True)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request wherever it is. None if it had ended already."""
@@ -117,23 +131,32 @@ class Engine:
 
     def step(self) -> list[RequestOutput]:
         """Run one step; gives the requests that got a token, the finished ones for the last time."""
+        clock = [time.perf_counter()]
         planned = self._scheduler.plan()
         if not planned:
             if self._scheduler.waiting:
                 first = self._scheduler.waiting[0].id
                 raise PlayheadError(
-                    f"request {first!r}: no memory for it although nothing runs. See the ledger's report."
+                    f"request {first!r}: found no memory although nothing runs. See the ledger's report."
                 )
             return []
         chunks = [Chunk.newest(chunk.request.seq, chunk.tokens) for chunk in planned if chunk.request.seq is not None]
-        result = self.worker.forward(chunks)
-        self._count(planned, f"{result.decision.mode}: {result.decision.reason}")
-        sampling = [row for row, chunk in enumerate(planned) if chunk.samples]
-        if not sampling:
-            return []
-        answers = [self._answers[planned[row].request.id] for row in sampling]
-        logits_NV = result.logits_NV if len(sampling) == len(planned) else result.logits_NV[sampling]
-        return [self._commit(*pair) for pair in zip(answers, self._sample(answers, logits_NV), strict=True)]
+        clock.append(time.perf_counter())
+        try:
+            result = self.worker.forward(chunks)
+        except BaseException:
+            self._scheduler.roll_back(planned)
+            raise
+        clock.append(time.perf_counter())
+        rows = [row for row, chunk in enumerate(planned) if chunk.samples]
+        answers = [self._answers[planned[row].request.id] for row in rows]
+        logits_NV = result.logits_NV if len(rows) == len(planned) else result.logits_NV[rows]
+        sampled = self._sample(answers, logits_NV) if rows else []
+        clock.append(time.perf_counter())
+        outputs = [self._commit(*pair) for pair in zip(answers, sampled, strict=True)]
+        clock.append(time.perf_counter())
+        self._record(planned, result.decision, clock)
+        return outputs
 
     def _sample(self, answers: Sequence[Answer], logits_NV: torch.Tensor) -> list[tuple[int, tuple[Logprob, ...]]]:
         """The next token of each row, with its logprobs if the request wants them."""
@@ -174,15 +197,26 @@ class Engine:
         if token in self._ending_ids(request):
             answer.stop_reason = token if token in params.stop_token_ids else None
             return self._finish(answer, FinishReason.STOP)
-        answer.text += answer.detokenizer.feed([token])
-        stop = first_stop(answer.text, params.stop) if len(request.output) >= params.min_tokens else None
-        if stop is not None:
-            answer.text = answer.text[: answer.text.index(stop)]
-            answer.stop_reason = stop
+        self._extend_text(answer, token)
+        if answer.stop_reason is not None:
             return self._finish(answer, FinishReason.STOP)
         if len(request.output) >= request.max_new_tokens:
             return self._finish(answer, FinishReason.LENGTH)
         return self._output(answer)
+
+    def _extend_text(self, answer: Answer, token: int) -> None:
+        """Add a token's characters, and end the text before a stop string that they complete."""
+        params = answer.request.params
+        num_known = len(answer.text)
+        answer.text += answer.detokenizer.feed([token])
+        if len(answer.request.output) < params.min_tokens:
+            answer.stop_from = len(answer.text)  # what came before stop strings were in force stays
+            return
+        longest = max(map(len, params.stop), default=0)
+        found = first_stop(answer.text, params.stop, max(answer.stop_from, num_known - longest + 1))
+        if found is not None:
+            at, answer.stop_reason = found
+            answer.text = answer.text[:at]
 
     def _finish(self, answer: Answer, reason: FinishReason) -> RequestOutput:
         if answer.stop_reason is None or isinstance(answer.stop_reason, int):
@@ -222,20 +256,40 @@ class Engine:
             metrics=metrics,
         )
 
-    def _count(self, planned: Sequence[PlannedChunk], mode: str) -> None:
+    def _record(self, planned: Sequence[PlannedChunk], decision: Decision, clock: Sequence[float]) -> None:
+        """Counters and timeline. `clock` has the start of the step and the end of each of its parts, in seconds."""
+        num_tokens = sum(len(chunk.tokens) for chunk in planned)
+        mode = f"{decision.mode}: {decision.reason}"
         self.stats.num_steps += 1
         self.stats.num_prompt_tokens += sum(len(chunk.tokens) for chunk in planned if not chunk.request.output)
         self.stats.num_preemptions = self._scheduler.num_preemptions
         self.stats.modes[mode] = self.stats.modes.get(mode, 0) + 1
+        plan_us, forward_us, sample_us, commit_us = ((b - a) * 1e6 for a, b in itertools.pairwise(clock))
+        self.timeline.add(
+            StepRecord(
+                number=self.stats.num_steps,
+                mode=decision.mode,
+                reason=decision.reason,
+                raw=num_tokens,
+                padded=decision.bucket,
+                num_requests=len(planned),
+                started_us=clock[0] * 1e6,
+                plan_us=plan_us,
+                forward_us=forward_us,
+                sample_us=sample_us,
+                commit_us=commit_us,
+                pages={group.name: group.num_taken for group in self.worker.kv.allocator.groups},
+            )
+        )
 
 
 def checked_ids(prompt: object) -> list[int]:
     """Token ids as given, or `RequestError`: a bool, a float or a string among them is refused, not converted."""
-    if not isinstance(prompt, Sequence) or not all(type(token) is int for token in prompt):
-        raise RequestError(
-            "prompt", f"{type(prompt).__name__} with other things than ints", "text or token ids", "Encode it first."
-        )
-    return list(prompt)
+    is_text = isinstance(prompt, bytes | bytearray | str)
+    if isinstance(prompt, Sequence) and not is_text and all(type(token) is int for token in prompt):
+        return list(prompt)
+    found = f"a {type(prompt).__name__} of other things than ints"
+    raise RequestError("prompt", found, "text, or token ids", "Encode it first.")
 
 
 def reported(sampled: SampledTokens, row: int, answer: Answer) -> tuple[Logprob, ...]:
@@ -248,10 +302,10 @@ def reported(sampled: SampledTokens, row: int, answer: Answer) -> tuple[Logprob,
     return tuple(Logprob(token_id=token, logprob=value) for token, value in pairs)
 
 
-def first_stop(text: str, stops: Sequence[str]) -> str | None:
-    """The stop string that begins first in the text."""
-    found = [(text.index(stop), stop) for stop in stops if stop in text]
-    return min(found)[1] if found else None
+def first_stop(text: str, stops: Sequence[str], start: int) -> tuple[int, str] | None:
+    """Where the first stop string from `start` on begins, and which it is."""
+    found = [(text.find(stop, start), stop) for stop in stops]
+    return min(((at, stop) for at, stop in found if at >= 0), default=None)
 
 
 def num_held_back(text: str, stops: Sequence[str]) -> int:

@@ -6,6 +6,7 @@ with LLM() as llm:
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -54,7 +55,10 @@ class EngineConfig:
 def resolve_device(config: EngineConfig) -> torch.device:
     """The device asked for, or CUDA where there is one."""
     if config.device != "auto":
-        return torch.device(config.device)
+        try:
+            return torch.device(config.device)
+        except RuntimeError:
+            raise ConfigError(f"device: found {config.device!r}; wanted auto, cpu or cuda[:N]. Choose one.") from None
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -82,12 +86,14 @@ def load_tokenizer(description: ModelDescription) -> Tokenizer:
 
 def worker_config(description: ModelDescription, config: EngineConfig, device: torch.device) -> WorkerConfig:
     """Every size, with what was left open filled in."""
-    context = min(config.max_model_len or description.spec.max_context_tokens, description.spec.max_context_tokens)
+    longest = description.spec.max_context_tokens
+    context = longest if config.max_model_len is None else config.max_model_len
+    if not 1 <= context <= longest:
+        raise ConfigError(f"max_model_len: found {context}; wanted 1 to {longest}, what the model has. Lower it.")
+    kv_bytes = CPU_KV_BYTES if config.kv_memory_bytes is None else config.kv_memory_bytes
     if config.kv_memory_bytes is None and device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         kv_bytes = int(free * KV_SHARE_OF_FREE)
-    else:
-        kv_bytes = config.kv_memory_bytes or CPU_KV_BYTES
     limits = KVLimits(
         max_context_tokens=context, max_running=config.max_num_seqs, chunk_tokens=config.max_num_batched_tokens
     )
@@ -111,7 +117,8 @@ class LLM:
         self.tokenizer = load_tokenizer(self.description)
         self.engine = Engine(Worker(decoder, worker_config(self.description, config, device)), self.tokenizer)
         self._num_calls = 0
-        self._running: set[str] = set()
+        # Whoever steps the engine steps it for all: outputs wait here for the caller that asked for them.
+        self._inboxes: dict[str, deque[RequestOutput]] = {}
 
     def __enter__(self) -> LLM:
         return self
@@ -123,9 +130,9 @@ class LLM:
 
     def close(self) -> None:
         """Abort whatever still runs."""
-        for request_id in sorted(self._running):
+        for request_id in sorted(self._inboxes):
             self.engine.abort(request_id)
-        self._running.clear()
+        self._inboxes.clear()
 
     @property
     def stats(self) -> EngineStats:
@@ -177,33 +184,51 @@ class LLM:
         return f"r{self._num_calls}"
 
     def _run(self, pending: list[tuple[str, Prompt, SamplingParams]]) -> Iterator[RequestOutput]:
-        """Feed the engine as it has room and give every output it makes."""
-        mine = {request_id for request_id, _, _ in pending}
-        waiting = list(reversed(pending))
+        """Feed the engine as it has room and give every output of these requests. All are checked before the first."""
+        for _, prompt, params in pending:
+            self.engine.check_request(prompt, params)
+        waiting, mine = deque(pending), deque[str]()
         try:
-            while waiting or mine & self._running:
+            while waiting or mine:
                 while waiting and self.engine.can_take:
-                    request_id, prompt, params = waiting.pop()
+                    request_id, prompt, params = waiting.popleft()
                     self.engine.add_request(request_id, prompt, params)
-                    self._running.add(request_id)
-                for output in self.engine.step():
-                    if output.finished:
-                        self._running.discard(output.request_id)
-                    if output.request_id in mine:
+                    self._inboxes[request_id] = deque()
+                    mine.append(request_id)
+                if not any(self._inboxes[request_id] for request_id in mine):
+                    self._step()
+                for request_id in list(mine):
+                    while self._inboxes[request_id]:
+                        output = self._inboxes[request_id].popleft()
+                        if output.finished:
+                            mine.remove(request_id)
                         yield output
+                    if request_id not in mine:
+                        del self._inboxes[request_id]
         finally:
-            for request_id in sorted(mine & self._running):
+            for request_id in mine:
                 self.engine.abort(request_id)
-                self._running.discard(request_id)
+                self._inboxes.pop(request_id, None)
+
+    def _step(self) -> None:
+        """One step of the engine, its outputs to whoever waits for them."""
+        for output in self.engine.step():
+            if output.request_id in self._inboxes:
+                self._inboxes[output.request_id].append(output)
 
 
 def as_prompts(prompts: Prompts) -> list[Prompt]:
-    """A list of prompts, whatever one or many were given as."""
+    """A list of prompts, whether one or many were given, as text or as ids. The engine checks each one."""
     if isinstance(prompts, str):
         return [prompts]
-    if prompts and all(isinstance(item, int) for item in prompts):
-        return [[item for item in prompts if isinstance(item, int)]]
-    return [item for item in prompts if not isinstance(item, int)]
+    if not isinstance(prompts, list | tuple):
+        found = f"a {type(prompts).__name__}"
+        raise RequestError("prompts", found, "text or ids, one or a list of them", "Put it into a list.")
+    numbers = [item for item in prompts if isinstance(item, int)]
+    if numbers and len(numbers) < len(prompts):
+        found = "ids and whole prompts in one list"
+        raise RequestError("prompts", found, "one prompt of ids, or many prompts", "Put the ids into a list.")
+    return [numbers] if numbers else [item for item in prompts if not isinstance(item, int)]
 
 
 def as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
@@ -216,8 +241,8 @@ def as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: i
 
 
 def split_n(params: SamplingParams) -> list[SamplingParams]:
-    """One set per sample. With a seed, sample i has the seed plus i."""
-    seeds = [None if params.seed is None else params.seed + i for i in range(params.n)]
+    """One set per sample. With a seed, sample i has the seed plus i, around the end of 64 bits if need be."""
+    seeds = [None if params.seed is None else (params.seed + i + 2**63) % 2**64 - 2**63 for i in range(params.n)]
     return [replace(params, n=1, seed=seed) for seed in seeds]
 
 

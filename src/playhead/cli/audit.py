@@ -35,7 +35,7 @@ def audit(
     page_size: options.PageSize = 16,
     graph_mode: options.GraphModeOption = GraphMode.BREAKABLE,
 ) -> None:
-    """Capture every size of a small worker for MODEL and audit it; exit code 1 if a promise is broken."""
+    """Capture a small worker for MODEL and audit it; exit code 1 on a finding."""
     flags = EngineFlags(
         device=device,
         dtype=dtype,

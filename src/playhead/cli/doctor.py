@@ -31,7 +31,7 @@ class Machine:
 
 
 def doctor() -> None:
-    """Show the machine, the versions, the chosen defaults with reasons, and known traps."""
+    """Show machine, versions, defaults with their reasons, and known traps."""
     machine = this_machine()
     console = Console()
     for title, rows in (

@@ -7,6 +7,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -31,6 +32,7 @@ class GenerateJob:
     model: str = EMBEDDED
     config: EngineConfig = DEFAULTS
     as_json: bool = False
+    trace: Path | None = None
 
 
 # Typer reads a command's options from its parameters, so commands have as many as they have options.
@@ -51,6 +53,9 @@ def generate(
         int | None, typer.Option("--logprobs", metavar="N", help="show each token's, and the best N")
     ] = None,
     as_json: options.Json = False,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", metavar="FILE", help="write the steps for Perfetto or chrome://tracing")
+    ] = None,
     device: options.Device = DEFAULTS.device,
     dtype: options.Dtype = DEFAULTS.dtype,
     max_model_len: options.MaxModelLen = DEFAULTS.max_model_len,
@@ -86,7 +91,9 @@ def generate(
         n=n,
         logprobs=logprobs,
     )
-    job = GenerateJob(prompt=prompt, params=params, model=model, config=engine_config(flags), as_json=as_json)
+    job = GenerateJob(
+        prompt=prompt, params=params, model=model, config=engine_config(flags), as_json=as_json, trace=trace
+    )
     run_generate(Console(), job)
 
 
@@ -95,15 +102,21 @@ def run_generate(console: Console, job: GenerateJob) -> None:
     with spinner(f"loading {job.model}"):
         llm = LLM(job.model, job.config)
     with llm:
-        if job.as_json:
-            output = whole(llm, job)
-            console.out(json.dumps(as_record(output, llm.stats.modes)), highlight=False)
-            return
-        output = several(console, llm, job) if job.params.n > 1 else streamed(console, llm, job)
-        if job.params.logprobs is not None:
-            console.print(logprob_table(output, llm))
-        if console.is_terminal:
-            console.print(figures(output, llm.stats.modes), style="dim", highlight=False)
+        show_answer(console, llm, job)
+        if job.trace is not None:
+            llm.engine.timeline.write(job.trace)
+
+
+def show_answer(console: Console, llm: LLM, job: GenerateJob) -> None:
+    if job.as_json:
+        output = whole(llm, job)
+        console.out(json.dumps(as_record(output, llm.stats.modes)), highlight=False)
+        return
+    output = several(console, llm, job) if job.params.n > 1 else streamed(console, llm, job)
+    if job.params.logprobs is not None:
+        console.print(logprob_table(output, llm))
+    if console.is_terminal:
+        console.print(figures(output, llm.stats.modes), style="dim", highlight=False)
 
 
 def whole(llm: LLM, job: GenerateJob) -> RequestOutput:

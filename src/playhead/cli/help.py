@@ -13,8 +13,9 @@ class OneScreenCommand(TyperCommand):
     """Typer's own help boxes every group and gives each alias a line."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        formatter.write(f"{self.get_usage(ctx)}\n")
-        formatter.write(f"{(self.help or '').strip()}\n")
+        # Usage and purpose share a line; typer's braces around a required argument mean nothing to a reader.
+        usage = self.get_usage(ctx).removeprefix("Usage:").translate(str.maketrans("", "", "{}")).strip()
+        formatter.write(f"{usage}: {(self.help or '').strip()}\n")
         panel = None
         for param in self.get_params(ctx):
             if not isinstance(param, TyperOption) or param.name == "help":

@@ -161,7 +161,10 @@ class CudaGraphBufferRegistry:
         self._frozen = True
 
     def fill_from(self, batch: Batch, ctx: FillContext) -> None:
-        """Write every slot for this step: padding, values, hooks. Raises before any device memory changes."""
+        """Write every slot for this step: padding, values, hooks. Bad sources raise before any device memory changes.
+
+        A hook is the slot's own code and runs last: what it raises comes after the others were written.
+        """
         self._check_fill(batch, ctx)
         copies = [self._device_source(entry, batch, ctx) for entry in self._device if entry.slot.copy_from_fb]
         if self._ring is not None:
@@ -201,6 +204,7 @@ class CudaGraphBufferRegistry:
         for entry in self._device:
             entry.dirty_rows = entry.num_rows
         for stage in self._ring.stages if self._ring is not None else ():
+            stage.settle()
             stage.dirty_bs, stage.dirty_tokens = self.max_bs, self.max_num_tokens
             for staged, values in zip(self._staged, stage.fields, strict=True):
                 values[...] = poison_value(staged.slot.dtype)
@@ -337,10 +341,14 @@ def as_host_array(slot: GraphSlot, dtype: np.dtype[Any], source: object) -> np.n
         return source.numpy()
     try:
         array = np.asarray(source)
-        converted = array.astype(dtype, casting="unsafe")
+        with np.errstate(over="ignore", invalid="ignore"):  # what does not fit is found below, and refused
+            converted = array.astype(dtype, casting="unsafe")
+        is_same = np.array_equal(converted, array)
+        if slot.dtype.is_floating_point:  # rounding is what a float is; becoming infinite is not
+            is_same = np.array_equal(np.isfinite(converted), np.isfinite(array))
     except (TypeError, ValueError, OverflowError) as error:
         raise SlotError(slot.name, f"source {type(source).__name__}", f"numbers of {dtype}", str(error)) from error
-    if not np.array_equal(converted, array):
+    if not is_same:
         raise SlotError(
             slot.name, f"values from {array.min()} to {array.max()}", f"values that fit {dtype}", "They would wrap."
         )

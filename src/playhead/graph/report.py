@@ -53,11 +53,13 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        return not self.findings
+        """No finding, and something was looked at."""
+        return not self.findings and self.checked.total() > 0
 
     def text(self) -> str:
         """A page for a terminal: sizes, then each promise with the number of comparisons and what broke it."""
-        lines = [f"audit of {self.name}: {'clean' if self.ok else f'{len(self.findings)} findings'}"]
+        verdict = "clean" if self.ok else f"{len(self.findings)} findings, {self.checked.total()} comparisons"
+        lines = [f"audit of {self.name}: {verdict}"]
         for graph in self.graphs:
             lines.append(
                 f"  bucket {graph.bucket}: {graph.num_recordings} recordings, {graph.num_nodes} nodes, "

@@ -128,13 +128,13 @@ class GraphRunner:
     def capture_all(self, progress: Callable[[CaptureReport], None] | None = None) -> None:
         """Capture every bucket, largest first: the smaller ones then fit into memory the largest made."""
         sizes = sorted(set(self.dispatcher.buckets) - self._captured.keys(), reverse=True)
-        with quiet_gc():
-            for done, size in enumerate(sizes, start=1):
-                if not self.dispatcher.within_budget():
-                    break
-                report = self.capture_bucket(size, done=done, total=len(sizes))
-                if progress is not None:
-                    progress(report)
+        gc.collect()  # what it frees now is room for the graphs
+        for done, size in enumerate(sizes, start=1):
+            if not self.dispatcher.within_budget():
+                break
+            report = self.capture_bucket(size, done=done, total=len(sizes))
+            if progress is not None:
+                progress(report)
 
     def capture_bucket(self, bucket: int, *, done: int = 1, total: int = 1) -> CaptureReport:
         """Capture one size on placeholder requests."""
@@ -142,7 +142,8 @@ class GraphRunner:
         ctx = self.placeholder_context(bucket)
         live = self.prepare(self.step.placeholder(ctx), ctx)
         self._refuse_live_rows(ctx)
-        captured = self.capture.capture(self.backend, self.step.fn, self.graph_inputs(ctx), live)
+        with quiet_gc():
+            captured = self.capture.capture(self.backend, self.step.fn, self.graph_inputs(ctx), live)
         self._captured[bucket], self._plan_keys[bucket] = captured, plan_key(live)
         num_bytes = sum(recording.num_bytes for recording in captured.recordings)
         self.dispatcher.mark_captured(bucket, num_bytes)
@@ -230,7 +231,6 @@ class GraphRunner:
 def quiet_gc() -> Iterator[None]:
     """No collection in here: one that frees device memory during a capture would invalidate it."""
     was_enabled = gc.isenabled()
-    gc.collect()
     gc.disable()
     try:
         yield

@@ -75,7 +75,8 @@ class CudaChannel:
     def __init__(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         self._dst, self._src, self._device_index = dst, src, dst.device.index
         self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._event.record()  # an event has no handle before its first record
+        # An event has no handle before its first record, and belongs to the device of that record's stream.
+        self._event.record(torch.cuda.current_stream(dst.device))
         self._handle = self._event.cuda_event
         if runtime is not None:
             kind = runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
@@ -90,7 +91,10 @@ class CudaChannel:
         (copied,) = runtime.cudaMemcpyAsync(*self._copy, stream)
         (recorded,) = runtime.cudaEventRecord(self._handle, stream)
         if copied or recorded:
-            raise GraphError(f"staging copy of {self._src.nbytes} bytes: CUDA said {copied!r}, {recorded!r}.")
+            raise GraphError(
+                f"staging copy of {self._src.nbytes} bytes: found {copied!r} and {recorded!r}; wanted success. "
+                "An earlier kernel may have failed: run with CUDA_LAUNCH_BLOCKING=1."
+            )
 
     def wait(self) -> None:
         self._event.synchronize()
@@ -131,6 +135,12 @@ class Stage:
     in_flight: bool = False
     dirty_bs: int = 0
     dirty_tokens: int = 0
+
+    def settle(self) -> None:
+        """Wait until the last copy has left the host: whoever writes a stage calls this first."""
+        if self.in_flight:
+            self.channel.wait()
+            self.in_flight = False
 
 
 def lay_out(specs: Sequence[tuple[tuple[int, ...], torch.dtype, float]]) -> tuple[tuple[StagedField, ...], int]:
@@ -173,9 +183,7 @@ class StagingRing:
         """The next stage, safe to write: its last copy has left the host."""
         stage = self.stages[self._next]
         self._next = (self._next + 1) % len(self.stages)
-        if stage.in_flight:
-            stage.channel.wait()
-            stage.in_flight = False
+        stage.settle()
         return stage
 
     def submit(self, stage: Stage) -> None:

@@ -17,7 +17,7 @@ from playhead.schedule.request import FinishReason, Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleLimits:
-    """`chunk_tokens` bounds the prompt tokens of a step; each decoding request adds one besides."""
+    """`chunk_tokens` bounds a step's chunks of prompts; every running request may add one token besides."""
 
     chunk_tokens: int
     max_waiting: int
@@ -69,17 +69,32 @@ class Scheduler:
             if num_tokens and self._make_room(request, num_tokens, chunks):
                 chunks[request.id] = self._chunk(request, num_tokens)
                 room -= num_tokens if num_tokens > 1 else 0
+        self._admit(room, chunks)
+        if not chunks and self.waiting and not self.running:
+            # Pages that a prefix hit scattered over slabs may keep its own request out: compute it from the start.
+            self._kv.flush_prefixes()
+            self._admit(room, chunks)
+        return list(chunks.values())
+
+    def _admit(self, room: int, chunks: dict[str, PlannedChunk]) -> None:
+        """Start waiting requests in their order, as long as the step and the memory have room."""
         while self.waiting and room > 0:
             started = self._start(self.waiting[0], room)
             if started is None:
-                break
+                return
             chunks[started.request.id] = started
             room -= len(started.tokens)
-        return list(chunks.values())
 
     def commit(self, request: Request, token: int) -> None:
         """A planned request got its next token."""
         request.output.append(token)
+
+    def roll_back(self, planned: Sequence[PlannedChunk]) -> None:
+        """A planned step failed: its requests give up their memory and wait to be computed anew."""
+        for chunk in planned:
+            if chunk.request.seq is not None:
+                self._kv.abort(chunk.request.seq)
+                self._requeue(chunk.request)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """The request is done or given up, wherever it is; its memory goes back, its prefix stays for others."""
@@ -133,11 +148,14 @@ class Scheduler:
         """Take a request's memory and put it back in line, where its order says."""
         assert victim.seq is not None
         self._kv.preempt(victim.seq, victim.tokens)
-        victim.seq = None
         victim.num_preemptions += 1
         self.num_preemptions += 1
-        self.running.remove(victim)
-        self.waiting.append(victim)
+        self._requeue(victim)
+
+    def _requeue(self, request: Request) -> None:
+        request.seq = None
+        self.running.remove(request)
+        self.waiting.append(request)
         self.waiting.sort(key=lambda waiting: waiting.order)
 
     def _chunk(self, request: Request, num_tokens: int) -> PlannedChunk:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from playhead.errors import OutOfPages
 from playhead.graph.audit import Sample, SampledStep, audit
 from playhead.graph.report import Report
 from playhead.kv.cache import SequenceKV
@@ -13,11 +14,9 @@ from playhead.step.worker import Chunk, Worker
 def audit_worker(worker: Worker) -> list[Report]:
     """One report per runner. The worker must be idle; whatever it does not have captured yet is captured."""
     worker.capture_all()
-    limits = worker.config.limits
-    sequences = [worker.kv.admit(f"audit {i}", [1]) for i in range(limits.max_running)]
+    sequences: list[SequenceKV] = []
     try:
-        for seq in sequences:
-            worker.kv.extend(seq, min(limits.chunk_tokens, limits.max_context_tokens))
+        place_sequences(worker, sequences)
         worker.publish()
         return [
             audit(worker.decode, decode_sample(worker, sequences)),
@@ -28,6 +27,19 @@ def audit_worker(worker: Worker) -> list[Report]:
             worker.kv.abort(seq)
 
 
+def place_sequences(worker: Worker, sequences: list[SequenceKV]) -> None:
+    """Fill the list with sequences of a chunk each, as many as may run and memory holds; at least one fits any plan."""
+    limits = worker.config.limits
+    for i in range(limits.max_running):
+        seq = worker.kv.admit(f"audit {i}", [1])
+        try:
+            worker.kv.extend(seq, min(limits.chunk_tokens, limits.max_context_tokens))
+        except OutOfPages:
+            worker.kv.abort(seq)
+            return
+        sequences.append(seq)
+
+
 def random_chunk(worker: Worker, seq: SequenceKV, num_tokens: int, rng: np.random.Generator) -> Chunk:
     """The last `num_tokens` of some prefix of the sequence, with random token ids."""
     end = int(rng.integers(num_tokens, seq.num_tokens + 1))
@@ -36,10 +48,11 @@ def random_chunk(worker: Worker, seq: SequenceKV, num_tokens: int, rng: np.rando
 
 
 def decode_sample(worker: Worker, sequences: list[SequenceKV]) -> Sample:
-    """One token each of `raw` sequences."""
+    """One token each of `raw` sequences, or of all there are."""
 
     def make(raw: int, seed: int) -> SampledStep:
         rng = np.random.default_rng((seed, raw))
+        raw = min(raw, len(sequences))
         chosen = rng.permutation(len(sequences))[:raw]
         chunks = [random_chunk(worker, sequences[i], 1, rng) for i in chosen]
         return SampledStep(batch=worker.decode_batch(chunks), raw_bs=raw, raw_num_tokens=raw)

@@ -18,6 +18,7 @@ import torch
 from playhead.attention.base import AttentionBackend, LayerAttention, Phase
 from playhead.attention.reference import ReferenceBackend
 from playhead.attention.triton_backend import TritonBackend
+from playhead.errors import ConfigError
 from playhead.graph.backends.base import Backend
 from playhead.graph.backends.cuda import CudaBackend
 from playhead.graph.backends.tape import TapeBackend
@@ -114,14 +115,23 @@ class Worker:
         batch = self.decode_batch(chunks) if is_decode else self.prefill_batch(chunks)
         self.publish()
         step = self.kv.launch()
-        runner = self.decode if is_decode else self.prefill
-        num_tokens = sum(len(chunk.tokens) for chunk in chunks)
-        result = runner.run(batch, raw_bs=len(chunks), raw_num_tokens=num_tokens)
+        try:
+            return self._run(self.decode if is_decode else self.prefill, batch)
+        except BaseException:
+            # The launch offered these tokens to the prefix cache, and they were never computed.
+            self.kv.flush_prefixes()
+            raise
+        finally:
+            self.kv.retire(step)
+
+    def _run(self, runner: GraphRunner, batch: dict[str, Any]) -> ForwardResult:
+        """The launched step itself, and after a step over tokens the logits of each request's last one."""
+        num_requests, num_tokens = len(batch["seq_lens"]), len(batch["input_ids"])
+        result = runner.run(batch, raw_bs=num_requests, raw_num_tokens=num_tokens)
         logits_NV = result.output
-        if not is_decode:
+        if runner is self.prefill:
             last_N = torch.from_numpy(batch["query_starts"] + batch["query_lens"] - 1).to(self.device)
             logits_NV = self.model.head(result.output[last_N])
-        self.kv.retire(step)
         return ForwardResult(logits_NV=logits_NV, decision=result.decision)
 
     def decode_batch(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
@@ -174,6 +184,10 @@ class Worker:
         capture: Capture = BreakableCapture(bridges)
         if self.config.token_mode is Mode.PIECEWISE:
             capture = PiecewiseCapture(bridges, compiler_for(self.device))
+        elif self.config.token_mode is Mode.FULL:
+            raise ConfigError(
+                "token_mode: found full; wanted breakable, piecewise or eager. A full graph fits one batch."
+            )
         return self._runner(self.model.spec("tokens", one_request), registry, capture, largest=most_tokens)
 
     def _placeholder_tokens(self, num_tokens: int) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import Any
+from contextlib import AbstractContextManager, suppress
+from typing import Any, NoReturn
 
 import torch
 
@@ -57,6 +57,13 @@ def placeholder_past_its_row() -> AbstractContextManager[None]:
     return swapped(Worker, "_placeholder_tokens", all_of_them)
 
 
+def nothing_is_flushed() -> AbstractContextManager[None]:
+    def keep(self: HybridKVCache) -> None:
+        return None
+
+    return swapped(HybridKVCache, "flush_prefixes", keep)
+
+
 def differences(found: torch.Tensor, wanted: torch.Tensor, what: str) -> list[str]:
     worst = float((found - wanted).abs().max() / wanted.abs().max())
     return [f"{what}: logits differ by {worst:.1e} of their size"] if not worst < 1e-5 else []
@@ -98,6 +105,21 @@ def chunks_beyond_the_context() -> list[str]:
     return found
 
 
+def failed_step() -> list[str]:
+    """A step that raises after its launch leaves nothing behind that a later request could be given."""
+    worker, prompt = tiny_worker(), PROMPTS[0]
+    seq = worker.kv.admit("fails", prompt)
+    worker.kv.extend(seq, len(prompt))
+    with swapped(worker.prefill, "run", fails), suppress(MemoryError):
+        worker.forward([Chunk.newest(seq, prompt)])
+    worker.kv.abort(seq)
+    return differences(last_logits(worker, [prompt]), dense_logits(worker.model.decoder, prompt), "afterwards")
+
+
+def fails(*args: object, **kwargs: object) -> NoReturn:
+    raise MemoryError("as a late capture may")
+
+
 def worker_audit() -> list[str]:
     reports = audit_worker(tiny_worker())
     return [f"{finding.check.value}: {finding.message}" for report in reports for finding in report.findings]
@@ -115,6 +137,11 @@ STEP_MUTANTS: tuple[Mutant, ...] = (
         source="found here: a bucket larger than the context",
         apply=placeholder_past_its_row,
     ),
+    Mutant(
+        name="failed step stays in the prefix cache",
+        source="found in review: pages offered at launch, never computed",
+        apply=nothing_is_flushed,
+    ),
     Mutant(name="read past length", source="lengths that count one more", apply=read_past_length),
 )
 
@@ -122,5 +149,6 @@ STEP_CHECKERS: tuple[Checker, ...] = (
     Checker(name="batch against dense attention", run=batch_against_dense),
     Checker(name="token by token", run=token_by_token),
     Checker(name="chunks beyond the context", run=chunks_beyond_the_context),
+    Checker(name="failed step", run=failed_step),
     Checker(name="worker audit", run=worker_audit),
 )

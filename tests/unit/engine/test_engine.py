@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 
 from playhead.engine import num_held_back
-from playhead.llm import LLM, EngineConfig, as_prompts
+from playhead.errors import ConfigError
+from playhead.graph import Mode
+from playhead.kv.ledger import Ledger
+from playhead.llm import LLM, EngineConfig, as_prompts, split_n
 from playhead.schedule.errors import RequestError
 from playhead.schedule.request import FinishReason
 from playhead.schedule.sampling_params import SamplingParams
+from playhead.timeline import StepRecord, Timeline
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
@@ -117,3 +122,119 @@ def test_prompts_may_be_one_or_many_text_or_ids():
 def test_chat_needs_a_template(llm):
     with pytest.raises(RequestError, match="chat template"):
         llm.chat([{"role": "user", "content": "hello"}])
+
+
+def test_the_timeline_has_every_step_and_opens_as_a_trace(llm, tmp_path):
+    before = len(llm.engine.timeline)
+    llm.generate(list(range(1, 41)), GREEDY)
+    steps = list(llm.engine.timeline)[before:]
+    assert [step.raw for step in steps] == [32, 8] + [1] * 11
+    assert all(step.padded >= step.raw and step.forward_us > 0 for step in steps)
+    assert [step.mode for step in steps[:3]] == ["breakable", "breakable", "full"]
+    assert steps[0].pages.keys() == {"full", "window128"}
+    path = tmp_path / "trace.json"
+    llm.engine.timeline.write(path)
+    events = json.loads(path.read_text())["traceEvents"]
+    bars = [event for event in events if event["ph"] == "X" and event["tid"] == 1]
+    assert len(bars) == len(llm.engine.timeline)
+    assert bars[-1]["args"]["reason"] == "a captured size fits"
+
+
+def test_the_timeline_forgets_the_oldest():
+    timeline = Timeline(max_steps=2)
+    for number in range(3):
+        timeline.add(
+            StepRecord(
+                number=number,
+                mode="full",
+                reason="",
+                raw=1,
+                padded=1,
+                num_requests=1,
+                started_us=0.0,
+                plan_us=1.0,
+                forward_us=2.0,
+                sample_us=3.0,
+                commit_us=4.0,
+                pages={},
+            )
+        )
+    assert [step.number for step in timeline] == [1, 2]
+    assert [start for _, start, _ in next(iter(timeline)).phases] == [0.0, 1.0, 3.0, 6.0]
+
+
+def test_two_streams_at_once_each_get_all_of_their_own(llm):
+    alone = [llm.generate(prompt, GREEDY)[0].outputs[0].token_ids for prompt in ("The whale", "My lord")]
+    streams = [llm.stream(prompt, GREEDY) for prompt in ("The whale", "My lord")]
+    outputs = [[next(stream)] for stream in streams]
+    for seen, stream in zip(outputs, streams, strict=True):
+        seen += list(stream)
+    assert [seen[-1].outputs[0].token_ids for seen in outputs] == alone
+    assert [len(seen) for seen in outputs] == [12, 12]
+
+
+def test_stop_strings_are_in_force_from_min_tokens_on(llm):
+    """What was shown before stays, though it has the stop string in it."""
+    text = llm.generate("The whale", GREEDY)[0].outputs[0].text
+    params = SamplingParams(temperature=0, max_tokens=12, min_tokens=8, ignore_eos=True, stop=[text[0]])
+    shown = [output.outputs[0].text for output in llm.stream("The whale", params)]
+    assert all(after.startswith(before) for before, after in itertools.pairwise(shown))
+    assert len(shown) >= 8
+
+
+def test_a_failed_step_leaves_the_engine_and_the_prefix_cache_sound(llm):
+    """The launch had offered the prompt's pages; nobody may be given KV that was never computed."""
+    prompt = [1, *range(100, 150)]
+    wanted = LLM(config=EngineConfig(max_model_len=96)).generate([prompt], GREEDY)[0].outputs[0].token_ids
+    run, llm.engine.worker.prefill.run = llm.engine.worker.prefill.run, broken
+    with pytest.raises(MemoryError):
+        llm.generate([prompt], GREEDY)
+    llm.engine.worker.prefill.run = run
+    output = llm.generate([prompt], GREEDY)[0]
+    assert output.outputs[0].token_ids == wanted
+    assert Ledger(llm.engine.worker.kv).audit() == []
+
+
+def broken(*args, **kwargs):
+    raise MemoryError("as a late capture may")
+
+
+def test_a_failed_step_is_computed_again_for_those_who_stay(llm):
+    wanted = llm.generate("The whale", GREEDY)[0].outputs[0].token_ids
+    llm.engine.add_request("stays", "The whale", GREEDY)
+    llm.engine.step()
+    run, llm.engine.worker.decode.run = llm.engine.worker.decode.run, broken
+    with pytest.raises(MemoryError):
+        llm.engine.step()
+    llm.engine.worker.decode.run = run
+    outputs = []
+    while llm.engine.has_work:
+        outputs += llm.engine.step()
+    assert outputs[-1].outputs[0].token_ids == wanted
+
+
+@pytest.mark.parametrize("prompts", [[1, "a"], b"abc", ["a", "\ud800"]])
+def test_bad_lists_of_prompts_are_refused_before_anything_runs(llm, prompts):
+    with pytest.raises(RequestError):
+        llm.generate(prompts, GREEDY)
+    assert not llm.engine.has_work
+
+
+def test_seeds_of_samples_wrap_around():
+    assert [one.seed for one in split_n(SamplingParams(n=2, seed=2**63 - 1))] == [2**63 - 1, -(2**63)]
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (EngineConfig(max_model_len=0), "max_model_len: found 0"),
+        (EngineConfig(max_model_len=10**6), "wanted 1 to 1024"),
+        (EngineConfig(device="banana"), "device: found 'banana'"),
+        (EngineConfig(dtype="int3"), "dtype: found 'int3'"),
+        (EngineConfig(kv_memory_bytes=0), "kv"),
+        (EngineConfig(graph_mode=Mode.FULL), "token_mode: found full"),
+    ],
+)
+def test_bad_settings_are_refused_with_their_names(config, says):
+    with pytest.raises(ConfigError, match=says):
+        LLM(config=config)

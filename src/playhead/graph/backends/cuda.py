@@ -39,12 +39,13 @@ class OpenCudaGraph:
         # The graph itself is kept beside its executable so that the audit can read its nodes.
         self._graph = torch.cuda.CUDAGraph(keep_graph=True)
         self._free_before = torch.cuda.mem_get_info(backend.device)[0]
-        self._stack = ExitStack()
-        self._stack.enter_context(torch.cuda.stream(backend.stream))
-        # Thread-local: other threads of a server may touch CUDA while a bucket is captured late.
-        self._graph.capture_begin(pool=backend.pool, capture_error_mode="thread_local")
-        self._stack.callback(self._graph.capture_end)
-        self._stack.enter_context(observer.watching())
+        with ExitStack() as stack:  # an error below must not leave the capture stream current
+            stack.enter_context(torch.cuda.stream(backend.stream))
+            # Thread-local: other threads of a server may touch CUDA while a bucket is captured late.
+            self._graph.capture_begin(pool=backend.pool, capture_error_mode="thread_local")
+            stack.callback(self._graph.capture_end)
+            stack.enter_context(observer.watching())
+            self._stack = stack.pop_all()
 
     def close(self) -> CudaRecording:
         self._stack.close()
