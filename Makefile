@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 .PHONY: demo test test-real check lint format mutants clean
 
 demo: $(STAMP)
-	$(BIN)/playhead generate "It is a truth universally acknowledged, that" --max-tokens 80 --temperature 0.7 --seed 7
+	$(BIN)/playhead generate "It is a truth universally acknowledged, that" --max-tokens 70 --temperature 0.6 --top-p 0.9 --seed 4
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 tests
