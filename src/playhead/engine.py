@@ -29,12 +29,23 @@ from playhead.timeline import StepRecord, Timeline
 WAITING_PER_RUNNING = 4  # a longer queue only makes everybody in it too late
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedPrompt:
+    """A prompt that fits the model: its ids, its text if it came as text, and how many tokens may follow it."""
+
+    text: str | None
+    ids: tuple[int, ...]
+    params: SamplingParams
+    max_new_tokens: int
+
+
 @dataclass(slots=True, kw_only=True, eq=False)  # mutable: text and logprobs grow with the tokens
 class Answer:
     """What the caller of one request has been told so far."""
 
     request: Request
     prompt: str | None
+    ending_ids: tuple[int, ...]
     detokenizer: IncrementalDetokenizer
     seed: int
     arrival_s: float
@@ -79,42 +90,49 @@ class Engine:
     @property
     def can_take(self) -> bool:
         """Whether one more request would be queued rather than refused."""
-        return len(self._scheduler.waiting) < WAITING_PER_RUNNING * self.worker.config.limits.max_running
+        return self._scheduler.can_queue
 
     def add_request(
         self, request_id: str, prompt: str | Sequence[int], params: SamplingParams, *, priority: int = 0
     ) -> None:
         """Queue a request, or `RequestError` with the limit it breaks; nothing else is disturbed."""
-        ids, max_new = self.check_request(prompt, params)
+        self.submit(request_id, self.check_request(prompt, params), priority=priority)
+
+    def submit(self, request_id: str, checked: CheckedPrompt, *, priority: int = 0) -> None:
+        """Queue a request whose prompt was checked already."""
+        params = checked.params
         if request_id in self._answers:
             raise RequestError(f"request {request_id!r}", "an id in use", "a new id", "Wait for the other to end.")
         self._arrivals += 1
         request = Request(
             id=request_id,
-            prompt=tuple(ids),
+            prompt=checked.ids,
             params=params,
-            max_new_tokens=max_new,
+            max_new_tokens=checked.max_new_tokens,
             arrival=self._arrivals,
             priority=priority,
         )
         self._scheduler.add(request)
         self._answers[request_id] = Answer(
             request=request,
-            prompt=prompt if isinstance(prompt, str) else None,
+            prompt=checked.text,
+            ending_ids=self._ending_ids(params),
             detokenizer=self.tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens),
             # Without a seed each request still has one of its own, so that a rerun of the program repeats itself.
             seed=params.seed if params.seed is not None else self._arrivals,
             arrival_s=time.perf_counter(),
         )
 
-    def check_request(self, prompt: str | Sequence[int], params: SamplingParams) -> tuple[list[int], int]:
-        """The prompt's ids and how many tokens may follow, or `RequestError`. Changes nothing."""
+    def check_request(self, prompt: str | Sequence[int], params: SamplingParams) -> CheckedPrompt:
+        """The prompt as the engine takes it, or `RequestError`. Changes nothing."""
         ids = checked_ids(prompt) if not isinstance(prompt, str) else self._encode(prompt)
         vocab_size = self.worker.model.decoder.spec.vocab_size
         outside = [token for token in ids if not 0 <= token < vocab_size]
         if outside:
             raise RequestError("prompt", f"token id {outside[0]}", f"ids in [0, {vocab_size})", "Check the tokenizer.")
-        return ids, params.check_against(vocab_size, len(ids), self.worker.config.limits.max_context_tokens)
+        max_new_tokens = params.check_against(vocab_size, len(ids), self.worker.config.limits.max_context_tokens)
+        text = prompt if isinstance(prompt, str) else None
+        return CheckedPrompt(text=text, ids=tuple(ids), params=params, max_new_tokens=max_new_tokens)
 
     def _encode(self, text: str) -> list[int]:
         try:
@@ -141,6 +159,8 @@ class Engine:
                 )
             return []
         chunks = [Chunk.newest(chunk.request.seq, chunk.tokens) for chunk in planned if chunk.request.seq is not None]
+        # Counted before the commit: a prompt whose last chunk this is has an output afterwards.
+        self.stats.num_prompt_tokens += sum(len(chunk.tokens) for chunk in planned if not chunk.request.output)
         clock.append(time.perf_counter())
         try:
             result = self.worker.forward(chunks)
@@ -167,7 +187,7 @@ class Engine:
                 num_generated=len(answer.request.output),
                 prompt_ids=answer.request.prompt,
                 output_ids=answer.request.output,
-                ending_ids=self._ending_ids(answer.request),
+                ending_ids=answer.ending_ids,
             )
             for answer in answers
         ]
@@ -180,9 +200,9 @@ class Engine:
             (token, reported(sampled, i, answer)) for i, (token, answer) in enumerate(zip(tokens, answers, strict=True))
         ]
 
-    def _ending_ids(self, request: Request) -> tuple[int, ...]:
-        eos = () if request.params.ignore_eos else tuple(sorted(self.tokenizer.special.eos_ids))
-        return (*eos, *request.params.stop_token_ids)
+    def _ending_ids(self, params: SamplingParams) -> tuple[int, ...]:
+        eos = () if params.ignore_eos else tuple(sorted(self.tokenizer.special.eos_ids))
+        return (*eos, *params.stop_token_ids)
 
     def _commit(self, answer: Answer, sampled: tuple[int, tuple[Logprob, ...]]) -> RequestOutput:
         """Append one token and see whether it ends the request."""
@@ -194,7 +214,7 @@ class Engine:
             answer.first_token_s = time.perf_counter()
         if params.logprobs is not None:
             answer.logprobs.append(logprobs)
-        if token in self._ending_ids(request):
+        if token in answer.ending_ids:
             answer.stop_reason = token if token in params.stop_token_ids else None
             return self._finish(answer, FinishReason.STOP)
         self._extend_text(answer, token)
@@ -261,7 +281,6 @@ class Engine:
         num_tokens = sum(len(chunk.tokens) for chunk in planned)
         mode = f"{decision.mode}: {decision.reason}"
         self.stats.num_steps += 1
-        self.stats.num_prompt_tokens += sum(len(chunk.tokens) for chunk in planned if not chunk.request.output)
         self.stats.num_preemptions = self._scheduler.num_preemptions
         self.stats.modes[mode] = self.stats.modes.get(mode, 0) + 1
         plan_us, forward_us, sample_us, commit_us = ((b - a) * 1e6 for a, b in itertools.pairwise(clock))

@@ -84,22 +84,26 @@ def load_tokenizer(description: ModelDescription) -> Tokenizer:
     return tokenizer_from_gguf(GgufFile(description.path).metadata)
 
 
-def worker_config(description: ModelDescription, config: EngineConfig, device: torch.device) -> WorkerConfig:
-    """Every size, with what was left open filled in."""
+def kv_limits(description: ModelDescription, config: EngineConfig) -> KVLimits:
+    """What the scheduler promises, with the model's own context where none was asked for."""
     longest = description.spec.max_context_tokens
     context = longest if config.max_model_len is None else config.max_model_len
     if not 1 <= context <= longest:
         raise ConfigError(f"max_model_len: found {context}; wanted 1 to {longest}, what the model has. Lower it.")
+    return KVLimits(
+        max_context_tokens=context, max_running=config.max_num_seqs, chunk_tokens=config.max_num_batched_tokens
+    )
+
+
+def worker_config(description: ModelDescription, config: EngineConfig, device: torch.device) -> WorkerConfig:
+    """Every size, with what was left open filled in."""
     kv_bytes = CPU_KV_BYTES if config.kv_memory_bytes is None else config.kv_memory_bytes
     if config.kv_memory_bytes is None and device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         kv_bytes = int(free * KV_SHARE_OF_FREE)
-    limits = KVLimits(
-        max_context_tokens=context, max_running=config.max_num_seqs, chunk_tokens=config.max_num_batched_tokens
-    )
     return WorkerConfig(
         kv_memory_bytes=kv_bytes,
-        limits=limits,
+        limits=kv_limits(description, config),
         page_size=config.page_size,
         token_mode=config.graph_mode,
         prefix_caching=config.enable_prefix_caching,
@@ -185,14 +189,13 @@ class LLM:
 
     def _run(self, pending: list[tuple[str, Prompt, SamplingParams]]) -> Iterator[RequestOutput]:
         """Feed the engine as it has room and give every output of these requests. All are checked before the first."""
-        for _, prompt, params in pending:
-            self.engine.check_request(prompt, params)
-        waiting, mine = deque(pending), deque[str]()
+        checked = [(request_id, self.engine.check_request(prompt, params)) for request_id, prompt, params in pending]
+        waiting, mine = deque(checked), deque[str]()
         try:
             while waiting or mine:
                 while waiting and self.engine.can_take:
-                    request_id, prompt, params = waiting.popleft()
-                    self.engine.add_request(request_id, prompt, params)
+                    request_id, prompt = waiting.popleft()
+                    self.engine.submit(request_id, prompt)
                     self._inboxes[request_id] = deque()
                     mine.append(request_id)
                 if not any(self._inboxes[request_id] for request_id in mine):

@@ -46,14 +46,18 @@ def is_tie(output: RequestOutput, position: int) -> bool:
     return best.logprob - second.logprob < TIE
 
 
+def first_difference(a: tuple[int, ...], b: tuple[int, ...]) -> int | None:
+    """The first position at which two runs of one length chose differently."""
+    return next((j for j, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), None)
+
+
 def differences(found: list[RequestOutput], wanted: list[RequestOutput]) -> tuple[list[str], int]:
     """Where two runs differ, and how many of their differences began at a tie."""
     real, num_ties = [], 0
     for i, (a, b) in enumerate(zip(tokens_of(found), tokens_of(wanted), strict=True)):
-        if a != b:
-            at = next(j for j, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)
-            if is_tie(wanted[i], at):
-                num_ties += 1
-            else:
-                real.append(f"request {i} differs at token {at}: {a[at]} instead of {b[at]}")
+        at = first_difference(a, b)
+        if at is not None and is_tie(wanted[i], at):
+            num_ties += 1
+        elif at is not None:
+            real.append(f"request {i} differs at token {at}: {a[at]} instead of {b[at]}")
     return real, num_ties

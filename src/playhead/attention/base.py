@@ -19,7 +19,7 @@ import torch
 from playhead.errors import ConfigError
 from playhead.graph.capture import Inputs
 from playhead.graph.runner import OwnedMemory
-from playhead.graph.slots import Batch, FillContext, GraphSlot, PaddingPolicy
+from playhead.graph.slots import Batch, FillContext, GraphSlot, host_vector
 
 # Slots every step has. A padded request is row 0 (no page but the sink) with one key.
 ROWS_SLOT = "req_pool_indices"
@@ -145,8 +145,8 @@ def attention_slots(phase: Phase) -> tuple[GraphSlot, ...]:
     if phase is Phase.DECODE:
         return ()
     return (
-        _per_request("query_starts", PaddingPolicy.FILL_SENTINEL, pad_value=PAST_EVERY_TOKEN),
-        _per_request("query_lens", PaddingPolicy.ZERO),
+        host_vector("query_starts", "bs", torch.int32, pad_value=PAST_EVERY_TOKEN),
+        host_vector("query_lens", "bs", torch.int32),
     )
 
 
@@ -184,15 +184,3 @@ def extend_arguments(plan: AttentionPlan, layer: LayerAttention) -> ExtendArgume
     memory = (layer.k_cache_NSKD, layer.v_cache_NSKE, plan.page_table_RP)
     requests = (plan.rows_B, plan.seq_lens_B, plan.query_starts_B, plan.query_lens_B)
     return (*memory, *requests, layer.mapping_L, layer.sinks_H, layer.scale, layer.window, layer.softcap)
-
-
-def _per_request(name: str, policy: PaddingPolicy, *, pad_value: int = 0) -> GraphSlot:
-    return GraphSlot(
-        name=name,
-        shape_fn=lambda max_bs, max_num_tokens: (max_bs,),
-        dtype=torch.int32,
-        axis="bs",
-        padding_policy=policy,
-        pad_value=pad_value,
-        staged=True,
-    )

@@ -13,8 +13,8 @@ from rich.table import Table
 from playhead.cli import options
 from playhead.cli.options import DEFAULTS, parse_size, show_size
 from playhead.errors import ConfigError
-from playhead.kv.plan import KVLimits, KVPlan, MemoryLimit, plan_kv
-from playhead.llm import KV_SHARE_OF_FREE, EngineConfig, resolve_dtype, resolve_model_name
+from playhead.kv.plan import KVPlan, MemoryLimit, plan_kv
+from playhead.llm import KV_SHARE_OF_FREE, EngineConfig, kv_limits, resolve_dtype, resolve_model_name
 from playhead.models.decoder import Decoder
 from playhead.models.load import ModelDescription, describe_model
 from playhead.models.spec import ModelSpec
@@ -95,12 +95,7 @@ def plan_memory(description: ModelDescription, config: EngineConfig, device_byte
         )
     wanted = int(free * KV_SHARE_OF_FREE) if config.kv_memory_bytes is None else config.kv_memory_bytes
     kv_bytes = MemoryLimit(kv_memory_bytes=wanted).resolve(device_bytes=device_bytes, taken_bytes=weight_bytes)
-    longest = description.spec.max_context_tokens
-    limits = KVLimits(
-        max_context_tokens=min(config.max_model_len or longest, longest),
-        max_running=config.max_num_seqs,
-        chunk_tokens=config.max_num_batched_tokens,
-    )
+    limits = kv_limits(description, config)
     geometry = kv_geometry(description.spec, page_size=config.page_size, dtype=dtype)
     return MemoryPlan(
         device_bytes=device_bytes,

@@ -221,3 +221,26 @@ class GraphSlot:
                 f"a written tail of {index.sink}, the sink of {index.name!r}",
                 "A padded row must not point at anybody's memory.",
             )
+
+
+def host_vector(
+    name: str,
+    axis: Axis,
+    dtype: torch.dtype,
+    *,
+    index: IndexSpace | None = None,
+    pad_value: int = 0,
+    fill_once: bool = False,
+) -> GraphSlot:
+    """One host value per request or token, padded with zero, a sentinel, or a sentinel written once."""
+    policy = PaddingPolicy.ZERO if pad_value == 0 else PaddingPolicy.FILL_SENTINEL
+    return GraphSlot(
+        name=name,
+        shape_fn=lambda bs, tokens: (bs if axis == "bs" else tokens,),
+        dtype=dtype,
+        axis=axis,
+        padding_policy=PaddingPolicy.FILL_ONCE if fill_once else policy,
+        pad_value=pad_value,
+        index=index,
+        staged=True,
+    )

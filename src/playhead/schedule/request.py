@@ -42,6 +42,11 @@ class Request:
         """All tokens known so far: the prompt and what was generated."""
         return [*self.prompt, *self.output]
 
+    def tokens_between(self, first: int, end: int) -> tuple[int, ...]:
+        """Tokens [first, end) without the rest: a decode step of a long context asks for one."""
+        num_prompt = len(self.prompt)
+        return (*self.prompt[first:end], *self.output[max(0, first - num_prompt) : max(0, end - num_prompt)])
+
     @property
     def num_to_compute(self) -> int:
         """Known tokens that have no KV yet. One, when it decodes."""

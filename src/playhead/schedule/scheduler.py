@@ -45,9 +45,14 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
+    @property
+    def can_queue(self) -> bool:
+        """Whether one more request would be queued rather than refused."""
+        return len(self.waiting) < self._limits.max_waiting
+
     def add(self, request: Request) -> None:
         """Queue a request, or refuse it with the limit."""
-        if len(self.waiting) >= self._limits.max_waiting:
+        if not self.can_queue:
             raise RequestError(
                 f"request {request.id!r}",
                 f"{len(self.waiting)} requests waiting",
@@ -162,5 +167,5 @@ class Scheduler:
         """The chunk whose places were just made."""
         assert request.seq is not None
         end = request.seq.num_tokens
-        tokens: Sequence[int] = request.tokens[end - num_tokens : end]
-        return PlannedChunk(request=request, tokens=tuple(tokens), samples=request.num_to_compute == 0)
+        tokens = request.tokens_between(end - num_tokens, end)
+        return PlannedChunk(request=request, tokens=tokens, samples=request.num_to_compute == 0)

@@ -16,7 +16,15 @@ import torch
 
 from playhead.graph.registry import CudaGraphBufferRegistry
 from playhead.graph.sharing import InputBufferPool
-from playhead.graph.slots import Axis, Batch, FillContext, GraphSlot, IndexSpace, PaddingPolicy, SourceFn
+from playhead.graph.slots import (
+    Batch,
+    FillContext,
+    GraphSlot,
+    IndexSpace,
+    PaddingPolicy,
+    SourceFn,
+    host_vector,
+)
 
 # 2^31 locations of the smallest layer geometry in use are more memory than any device has.
 FULL_LOCS = IndexSpace(name="full locations", dtype=torch.int32)
@@ -117,29 +125,6 @@ def optional_slots(features: InputFeatures) -> list[GraphSlot]:
         )
     slots += [proxy_slot(name, width, dtype) for name, (width, dtype) in features.pp_proxies.items()]
     return slots
-
-
-def host_vector(
-    name: str,
-    axis: Axis,
-    dtype: torch.dtype,
-    *,
-    index: IndexSpace | None = None,
-    pad_value: int = 0,
-    fill_once: bool = False,
-) -> GraphSlot:
-    """One host value per request or token, padded with zero, a sentinel, or a sentinel written once."""
-    policy = PaddingPolicy.ZERO if pad_value == 0 else PaddingPolicy.FILL_SENTINEL
-    return GraphSlot(
-        name=name,
-        shape_fn=lambda bs, tokens: (bs if axis == "bs" else tokens,),
-        dtype=dtype,
-        axis=axis,
-        padding_policy=PaddingPolicy.FILL_ONCE if fill_once else policy,
-        pad_value=pad_value,
-        index=index,
-        staged=True,
-    )
 
 
 def host_scalar(name: str, source_fn: SourceFn) -> GraphSlot:

@@ -20,7 +20,7 @@ from playhead.graph.breaks import BreakOp, Scope, Tensors, TensorSpec
 from playhead.graph.capture import Inputs
 from playhead.graph.registry import CudaGraphBufferRegistry
 from playhead.graph.runner import OwnedMemory, RunAxis, StepSpec
-from playhead.graph.slots import Batch, FillContext, GraphSlot, IndexSpace, PaddingPolicy
+from playhead.graph.slots import Batch, FillContext, IndexSpace, host_vector
 
 KV_LOCS = IndexSpace(name="kv locations", dtype=torch.int32)
 ROWS = IndexSpace(name="table rows", dtype=torch.int32)
@@ -207,27 +207,11 @@ def toy_registry(axis: RunAxis, *, max_rows: int, device: torch.device | str = "
         ("positions", POSITIONS.dtype, POSITIONS),
         ("out_cache_loc", KV_LOCS.dtype, KV_LOCS),
     ):
-        registry.register_slot(toy_slot(name, dtype, "tokens", index=index))
-    registry.register_slot(toy_slot("req_pool_indices", ROWS.dtype, "bs", index=ROWS))
+        registry.register_slot(host_vector(name, "tokens", dtype, index=index))
+    registry.register_slot(host_vector("req_pool_indices", "bs", ROWS.dtype, index=ROWS))
     # A padded row attends to one key, the sink's: with none its softmax would have no terms.
-    registry.register_slot(toy_slot("seq_lens", torch.int32, "bs", pad_value=1))
+    registry.register_slot(host_vector("seq_lens", "bs", torch.int32, pad_value=1))
     if axis == "tokens":
-        registry.register_slot(toy_slot("extend_lens", torch.int32, "bs"))
+        registry.register_slot(host_vector("extend_lens", "bs", torch.int32))
     registry.freeze()
     return registry
-
-
-def toy_slot(
-    name: str, dtype: torch.dtype, axis: RunAxis, *, index: IndexSpace | None = None, pad_value: int = 0
-) -> GraphSlot:
-    """A host-sourced vector with a written tail."""
-    return GraphSlot(
-        name=name,
-        shape_fn=lambda bs, tokens: (bs if axis == "bs" else tokens,),
-        dtype=dtype,
-        axis=axis,
-        padding_policy=PaddingPolicy.ZERO if pad_value == 0 else PaddingPolicy.FILL_SENTINEL,
-        pad_value=pad_value,
-        index=index,
-        staged=True,
-    )

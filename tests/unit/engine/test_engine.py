@@ -125,8 +125,9 @@ def test_chat_needs_a_template(llm):
 
 
 def test_the_timeline_has_every_step_and_opens_as_a_trace(llm, tmp_path):
-    before = len(llm.engine.timeline)
+    before, num_prompt_tokens = len(llm.engine.timeline), llm.stats.num_prompt_tokens
     llm.generate(list(range(1, 41)), GREEDY)
+    assert llm.stats.num_prompt_tokens == num_prompt_tokens + 40
     steps = list(llm.engine.timeline)[before:]
     assert [step.raw for step in steps] == [32, 8] + [1] * 11
     assert all(step.padded >= step.raw and step.forward_us > 0 for step in steps)
