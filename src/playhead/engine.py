@@ -1,28 +1,26 @@
 """The engine: requests in, tokens out, one step at a time.
 
-A step is: plan (integers), forward (captured), sample, commit. Everything here is on the host and in one thread; who
-wants to wait for several requests at once calls `step` until they are done.
+A step is planned (integers), launched, and read when the next one is on its way: what the next step needs of this one
+is on the device. So a stop that only the host can see is seen one step late; the row it wasted is dropped, and no
+wrong token is ever given out. Everything here is on the host and in one thread.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
-
+from playhead.answers import Answer
 from playhead.errors import PlayheadError
-from playhead.graph.shapes import Decision
-from playhead.models.text.detokenize import IncrementalDetokenizer
 from playhead.models.text.tokenizer import Tokenizer
-from playhead.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from playhead.outputs import Logprob, RequestOutput
 from playhead.schedule.errors import RequestError
 from playhead.schedule.request import FinishReason, Request
 from playhead.schedule.sampling_params import SamplingParams
 from playhead.schedule.scheduler import PlannedChunk, ScheduleLimits, Scheduler
-from playhead.step.sampling import SampledTokens, SamplerRow, build_inputs, sample, sampler_needs
+from playhead.step.inflight import InFlight
+from playhead.step.sampling import SampledTokens, SamplerRow
 from playhead.step.worker import Chunk, Worker
 from playhead.timeline import StepRecord, Timeline
 
@@ -39,53 +37,70 @@ class CheckedPrompt:
     max_new_tokens: int
 
 
-@dataclass(slots=True, kw_only=True, eq=False)  # mutable: text and logprobs grow with the tokens
-class Answer:
-    """What the caller of one request has been told so far."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """How a request is to be treated. Lower `priority` goes first. Prompts of another `salt` share no cached prefix.
 
-    request: Request
-    prompt: str | None
-    ending_ids: tuple[int, ...]
-    detokenizer: IncrementalDetokenizer
-    seed: int
-    arrival_s: float
-    text: str = ""
-    stop_reason: str | int | None = None
-    stop_from: int = 0
-    logprobs: list[tuple[Logprob, ...]] = field(default_factory=list)
-    first_token_s: float | None = None
+    `streams` if its output is wanted after every token, and not at the end alone.
+    """
+
+    priority: int = 0
+    salt: str = ""
+    streams: bool = True
 
 
 @dataclass(slots=True, kw_only=True)  # mutable: counters
 class EngineStats:
-    """What the engine has done since it started. `modes` counts steps by how and why they ran."""
+    """What the engine has done since it started. `modes` counts steps by how and why they ran.
+
+    A wasted row is one that was computed for a request which turned out to have ended.
+    """
 
     num_steps: int = 0
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    num_wasted_rows: int = 0
     modes: dict[str, int] = field(default_factory=dict)
 
 
-class Engine:
-    """Continuous batching of one model on one worker."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LaunchedStep:
+    """A step that runs, what it is for, and when the host did its part, in seconds."""
 
-    def __init__(self, worker: Worker, tokenizer: Tokenizer) -> None:
+    planned: list[PlannedChunk]
+    launched: InFlight
+    started_s: float
+    planned_s: float
+    launched_s: float
+
+
+class Engine:
+    """Continuous batching of one model on one worker.
+
+    With `overlap` a step is launched before the last one is read, so `step` gives the tokens of the step before. It
+    pays where a device works while the host does; by default that is wherever the device is not the host.
+    """
+
+    def __init__(self, worker: Worker, tokenizer: Tokenizer, *, overlap: bool | None = None) -> None:
         self.worker, self.tokenizer = worker, tokenizer
+        self.overlap = worker.device.type != "cpu" if overlap is None else overlap
         limits = worker.config.limits
         self._scheduler = Scheduler(
             worker.kv,
             ScheduleLimits(chunk_tokens=limits.chunk_tokens, max_waiting=WAITING_PER_RUNNING * limits.max_running),
         )
         self._answers: dict[str, Answer] = {}
+        self._in_flight: LaunchedStep | None = None
+        self._ready: list[RequestOutput] = []  # kept here, so that a step that fails loses nobody's last word
         self._arrivals = 0
         self.stats = EngineStats()
         self.timeline = Timeline()
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work
+        return self._scheduler.has_work or self._in_flight is not None or bool(self._ready)
 
     @property
     def can_take(self) -> bool:
@@ -93,14 +108,14 @@ class Engine:
         return self._scheduler.can_queue
 
     def add_request(
-        self, request_id: str, prompt: str | Sequence[int], params: SamplingParams, *, priority: int = 0
+        self, request_id: str, prompt: str | Sequence[int], params: SamplingParams, wishes: Wishes | None = None
     ) -> None:
         """Queue a request, or `RequestError` with the limit it breaks; nothing else is disturbed."""
-        self.submit(request_id, self.check_request(prompt, params), priority=priority)
+        self.submit(request_id, self.check_request(prompt, params), wishes)
 
-    def submit(self, request_id: str, checked: CheckedPrompt, *, priority: int = 0) -> None:
+    def submit(self, request_id: str, checked: CheckedPrompt, wishes: Wishes | None = None) -> None:
         """Queue a request whose prompt was checked already."""
-        params = checked.params
+        params, wishes = checked.params, wishes or Wishes()
         if request_id in self._answers:
             raise RequestError(f"request {request_id!r}", "an id in use", "a new id", "Wait for the other to end.")
         self._arrivals += 1
@@ -110,7 +125,8 @@ class Engine:
             params=params,
             max_new_tokens=checked.max_new_tokens,
             arrival=self._arrivals,
-            priority=priority,
+            priority=wishes.priority,
+            salt=wishes.salt,
         )
         self._scheduler.add(request)
         self._answers[request_id] = Answer(
@@ -120,6 +136,7 @@ class Engine:
             detokenizer=self.tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens),
             # Without a seed each request still has one of its own, so that a rerun of the program repeats itself.
             seed=params.seed if params.seed is not None else self._arrivals,
+            streams=wishes.streams,
             arrival_s=time.perf_counter(),
         )
 
@@ -148,155 +165,123 @@ class Engine:
         return None if answer is None else self._finish(answer, FinishReason.ABORT)
 
     def step(self) -> list[RequestOutput]:
-        """Run one step; gives the requests that got a token, the finished ones for the last time."""
-        clock = [time.perf_counter()]
+        """Launch one step and read one; gives the requests that got a token, the finished ones for the last time.
+
+        With overlap the two are different steps, and there may be nothing to give yet.
+        """
+        if self._in_flight is not None and self._scheduler.is_starved:
+            self._read(self._in_flight)
+        started_s = time.perf_counter()
         planned = self._scheduler.plan()
-        if not planned:
-            if self._scheduler.waiting:
-                first = self._scheduler.waiting[0].id
-                raise PlayheadError(
-                    f"request {first!r}: found no memory although nothing runs. See the ledger's report."
-                )
-            return []
-        chunks = [Chunk.newest(chunk.request.seq, chunk.tokens) for chunk in planned if chunk.request.seq is not None]
-        # Counted before the commit: a prompt whose last chunk this is has an output afterwards.
-        self.stats.num_prompt_tokens += sum(len(chunk.tokens) for chunk in planned if not chunk.request.output)
-        clock.append(time.perf_counter())
+        last = self._in_flight
+        if planned:
+            self._in_flight = self._launch(planned, started_s)
+        elif last is None:
+            self._refuse_to_starve()
+        if last is not None:
+            self._read(last)
+        if self._in_flight is not None and not self.overlap:
+            self._read(self._in_flight)
+        outputs, self._ready = self._ready, []
+        return outputs
+
+    def _refuse_to_starve(self) -> None:
+        if self._scheduler.waiting:
+            first = self._scheduler.waiting[0].id
+            raise PlayheadError(f"request {first!r}: found no memory although nothing runs. See the ledger's report.")
+
+    def _launch(self, planned: list[PlannedChunk], started_s: float) -> LaunchedStep:
+        """Tell the sampler about new rows and launch; if that fails, everybody planned waits to be computed anew."""
+        planned_s = time.perf_counter()
         try:
-            result = self.worker.forward(chunks)
+            for chunk in planned:
+                answer = self._answers[chunk.request.id]
+                if answer.sampler_seq is not chunk.seq:
+                    self.worker.sampler.set(chunk.seq.row, sampler_row(answer))
+                    answer.sampler_seq = chunk.seq
+            chunks = [
+                Chunk(
+                    seq=chunk.seq,
+                    tokens=chunk.tokens,
+                    end=chunk.seq.num_tokens,
+                    samples=chunk.samples,
+                    num_generated=chunk.num_generated,
+                )
+                for chunk in planned
+            ]
+            launched = self.worker.launch(chunks)
         except BaseException:
             self._scheduler.roll_back(planned)
             raise
-        clock.append(time.perf_counter())
-        rows = [row for row, chunk in enumerate(planned) if chunk.samples]
-        answers = [self._answers[planned[row].request.id] for row in rows]
-        logits_NV = result.logits_NV if len(rows) == len(planned) else result.logits_NV[rows]
-        sampled = self._sample(answers, logits_NV) if rows else []
-        clock.append(time.perf_counter())
-        outputs = [self._commit(*pair) for pair in zip(answers, sampled, strict=True)]
-        clock.append(time.perf_counter())
-        self._record(planned, result.decision, clock)
-        return outputs
+        self.stats.num_prompt_tokens += sum(len(chunk.tokens) for chunk in planned if not chunk.num_generated)
+        return LaunchedStep(
+            planned=planned,
+            launched=launched,
+            started_s=started_s,
+            planned_s=planned_s,
+            launched_s=time.perf_counter(),
+        )
 
-    def _sample(self, answers: Sequence[Answer], logits_NV: torch.Tensor) -> list[tuple[int, tuple[Logprob, ...]]]:
-        """The next token of each row, with its logprobs if the request wants them."""
-        rows = [
-            SamplerRow(
-                params=answer.request.params,
-                seed=answer.seed,
-                num_generated=len(answer.request.output),
-                prompt_ids=answer.request.prompt,
-                output_ids=answer.request.output,
-                ending_ids=answer.ending_ids,
-            )
-            for answer in answers
-        ]
-        needs = sampler_needs(rows)
-        inputs = build_inputs(rows, needs, num_rows=len(rows), vocab_size=logits_NV.shape[1], device=logits_NV.device)
-        with torch.no_grad():
-            sampled = sample(logits_NV, inputs, needs)
-        tokens = sampled.tokens_N.tolist()
-        return [
-            (token, reported(sampled, i, answer)) for i, (token, answer) in enumerate(zip(tokens, answers, strict=True))
-        ]
+    def _read(self, step: LaunchedStep) -> None:
+        """Wait for a step and give its tokens to those who are still there."""
+        if self._in_flight is step:
+            self._in_flight = None
+        read_s = time.perf_counter()
+        collected = self.worker.collect(step.launched)
+        collected_s = time.perf_counter()
+        for row, (chunk, token) in enumerate(zip(step.planned, collected.sampled.tokens_N.tolist(), strict=True)):
+            if chunk.samples:
+                self._commit(chunk.request, token, collected.sampled, row)
+        self._record(step, collected.device_us, (read_s, collected_s, time.perf_counter()))
+
+    def _commit(self, request: Request, token: int, sampled: SampledTokens, row: int) -> None:
+        """One token of a step that was read. A request that has ended meanwhile has no use for it."""
+        if request.finish_reason is not None:
+            self.stats.num_wasted_rows += 1
+            return
+        answer = self._answers[request.id]
+        self._scheduler.commit(request, token)
+        self.stats.num_generated_tokens += 1
+        reason = answer.take(token, reported(sampled, row, request.params.logprobs))
+        if reason is not None:
+            self._ready.append(self._finish(answer, reason))
+        elif answer.streams:
+            self._ready.append(answer.output())
 
     def _ending_ids(self, params: SamplingParams) -> tuple[int, ...]:
         eos = () if params.ignore_eos else tuple(sorted(self.tokenizer.special.eos_ids))
         return (*eos, *params.stop_token_ids)
 
-    def _commit(self, answer: Answer, sampled: tuple[int, tuple[Logprob, ...]]) -> RequestOutput:
-        """Append one token and see whether it ends the request."""
-        token, logprobs = sampled
-        request, params = answer.request, answer.request.params
-        self._scheduler.commit(request, token)
-        self.stats.num_generated_tokens += 1
-        if answer.first_token_s is None:
-            answer.first_token_s = time.perf_counter()
-        if params.logprobs is not None:
-            answer.logprobs.append(logprobs)
-        if token in answer.ending_ids:
-            answer.stop_reason = token if token in params.stop_token_ids else None
-            return self._finish(answer, FinishReason.STOP)
-        self._extend_text(answer, token)
-        if answer.stop_reason is not None:
-            return self._finish(answer, FinishReason.STOP)
-        if len(request.output) >= request.max_new_tokens:
-            return self._finish(answer, FinishReason.LENGTH)
-        return self._output(answer)
-
-    def _extend_text(self, answer: Answer, token: int) -> None:
-        """Add a token's characters, and end the text before a stop string that they complete."""
-        params = answer.request.params
-        num_known = len(answer.text)
-        answer.text += answer.detokenizer.feed([token])
-        if len(answer.request.output) < params.min_tokens:
-            answer.stop_from = len(answer.text)  # what came before stop strings were in force stays
-            return
-        longest = max(map(len, params.stop), default=0)
-        found = first_stop(answer.text, params.stop, max(answer.stop_from, num_known - longest + 1))
-        if found is not None:
-            at, answer.stop_reason = found
-            answer.text = answer.text[:at]
-
     def _finish(self, answer: Answer, reason: FinishReason) -> RequestOutput:
-        if answer.stop_reason is None or isinstance(answer.stop_reason, int):
-            answer.text += answer.detokenizer.finish()
+        answer.finish()
         self._scheduler.finish(answer.request, reason)
         self.stats.num_cached_tokens += answer.request.num_cached_tokens
         del self._answers[answer.request.id]
-        return self._output(answer)
+        return answer.output()
 
-    def _output(self, answer: Answer) -> RequestOutput:
-        request = answer.request
-        finished = request.finish_reason is not None
-        chosen = [entries[0].logprob for entries in answer.logprobs]
-        # Text that may turn out to be a stop string is not shown yet: shown text never shrinks.
-        held_back = 0 if finished else num_held_back(answer.text, request.params.stop)
-        completion = CompletionOutput(
-            index=0,
-            text=answer.text[: len(answer.text) - held_back],
-            token_ids=tuple(request.output),
-            finish_reason=request.finish_reason,
-            stop_reason=answer.stop_reason,
-            cumulative_logprob=sum(chosen) if request.params.logprobs is not None else None,
-            logprobs=tuple(answer.logprobs) if request.params.logprobs is not None else None,
-        )
-        metrics = RequestMetrics(
-            arrival_s=answer.arrival_s,
-            first_token_s=answer.first_token_s,
-            finished_s=time.perf_counter() if finished else None,
-        )
-        return RequestOutput(
-            request_id=request.id,
-            prompt=answer.prompt,
-            prompt_token_ids=request.prompt,
-            outputs=(completion,),
-            finished=finished,
-            num_cached_tokens=request.num_cached_tokens,
-            metrics=metrics,
-        )
-
-    def _record(self, planned: Sequence[PlannedChunk], decision: Decision, clock: Sequence[float]) -> None:
-        """Counters and timeline. `clock` has the start of the step and the end of each of its parts, in seconds."""
-        num_tokens = sum(len(chunk.tokens) for chunk in planned)
+    def _record(self, step: LaunchedStep, device_us: float, read: tuple[float, float, float]) -> None:
+        """Counters and timeline. `read` has when the host began to wait, had the tokens, and had given them out."""
+        decision = step.launched.decision
         mode = f"{decision.mode}: {decision.reason}"
         self.stats.num_steps += 1
         self.stats.num_preemptions = self._scheduler.num_preemptions
         self.stats.modes[mode] = self.stats.modes.get(mode, 0) + 1
-        plan_us, forward_us, sample_us, commit_us = ((b - a) * 1e6 for a, b in itertools.pairwise(clock))
+        read_s, collected_s, committed_s = read
         self.timeline.add(
             StepRecord(
                 number=self.stats.num_steps,
                 mode=decision.mode,
                 reason=decision.reason,
-                raw=num_tokens,
+                raw=sum(len(chunk.tokens) for chunk in step.planned),
                 padded=decision.bucket,
-                num_requests=len(planned),
-                started_us=clock[0] * 1e6,
-                plan_us=plan_us,
-                forward_us=forward_us,
-                sample_us=sample_us,
-                commit_us=commit_us,
+                num_requests=len(step.planned),
+                started_us=step.started_s * 1e6,
+                plan_us=(step.planned_s - step.started_s) * 1e6,
+                launch_us=(step.launched_s - step.planned_s) * 1e6,
+                read_us=read_s * 1e6,
+                wait_us=(collected_s - read_s) * 1e6,
+                commit_us=(committed_s - collected_s) * 1e6,
+                device_us=device_us,
                 pages={group.name: group.num_taken for group in self.worker.kv.allocator.groups},
             )
         )
@@ -311,23 +296,23 @@ def checked_ids(prompt: object) -> list[int]:
     raise RequestError("prompt", found, "text, or token ids", "Encode it first.")
 
 
-def reported(sampled: SampledTokens, row: int, answer: Answer) -> tuple[Logprob, ...]:
-    """The chosen token's logprob, then those of the best ones, as many as this request asked for."""
-    wanted = answer.request.params.logprobs
+def sampler_row(answer: Answer) -> SamplerRow:
+    """What the sampler must know of a request that has just got its row: everything so far has been read."""
+    request = answer.request
+    return SamplerRow(
+        params=request.params,
+        seed=answer.seed,
+        num_generated=len(request.output),
+        prompt_ids=request.prompt,
+        output_ids=request.output,
+        ending_ids=answer.ending_ids,
+    )
+
+
+def reported(sampled: SampledTokens, row: int, wanted: int | None) -> tuple[Logprob, ...]:
+    """The chosen token's logprob, then those of the best ones, as many as the request asked for."""
     if wanted is None:
         return ()
     ids, values = sampled.logprob_ids_NL[row].tolist(), sampled.logprobs_NL[row].tolist()
     pairs = list(zip(ids, values, strict=True))[: 1 + wanted]
     return tuple(Logprob(token_id=token, logprob=value) for token, value in pairs)
-
-
-def first_stop(text: str, stops: Sequence[str], start: int) -> tuple[int, str] | None:
-    """Where the first stop string from `start` on begins, and which it is."""
-    found = [(text.find(stop, start), stop) for stop in stops]
-    return min(((at, stop) for at, stop in found if at >= 0), default=None)
-
-
-def num_held_back(text: str, stops: Sequence[str]) -> int:
-    """Characters at the end that may be the beginning of a stop string: 2 of "the en" with "end"."""
-    starts = (size for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size]))
-    return max(starts, default=0)

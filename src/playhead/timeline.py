@@ -13,9 +13,11 @@ MAX_STEPS = 4096  # an hour of steps of a second, or ten seconds of the fastest;
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One step: how it ran and why, how large it was, and where the host's time went, in microseconds.
+    """One step: how it ran and why, how large it was, and where the time went, in microseconds.
 
-    `raw` and `padded` count tokens, which in a decode step are requests. `pages` are those in use by group, after it.
+    `raw` and `padded` count tokens, which in a decode step are requests. The host plans and launches from `started_us`
+    on, and reads the tokens from `read_us` on, which may be after the next step's launch. `device_us` is the device's
+    own time. `pages` are those in use by group, after it.
     """
 
     number: int
@@ -26,23 +28,20 @@ class StepRecord:
     num_requests: int
     started_us: float
     plan_us: float
-    forward_us: float
-    sample_us: float
+    launch_us: float
+    read_us: float
+    wait_us: float
     commit_us: float
+    device_us: float
     pages: Mapping[str, int]
 
     @property
     def phases(self) -> Iterator[tuple[str, float, float]]:
-        """(name, start, duration) of each part of the step, one after another."""
-        at = self.started_us
-        for name, duration in (
-            ("plan", self.plan_us),
-            ("forward", self.forward_us),
-            ("sample", self.sample_us),
-            ("commit", self.commit_us),
-        ):
-            yield name, at, duration
-            at += duration
+        """(name, start, duration) of each part of the host's work."""
+        yield "plan", self.started_us, self.plan_us
+        yield "launch", self.started_us + self.plan_us, self.launch_us
+        yield "wait", self.read_us, self.wait_us
+        yield "commit", self.read_us + self.wait_us, self.commit_us
 
 
 class Timeline:
@@ -61,13 +60,16 @@ class Timeline:
         return iter(self._steps)
 
     def chrome_trace(self) -> str:
-        """Trace events as JSON: a bar per step with its facts, its parts below it, and a counter of pages per group."""
+        """Trace events as JSON: the host's parts of each step, the device's time with the step's facts, and the pages.
+
+        A device's bar ends where the host had the tokens; its length is the device's own.
+        """
         events: list[dict[str, object]] = []
         for step in self._steps:
-            whole = step.plan_us + step.forward_us + step.sample_us + step.commit_us
             facts = {key: value for key, value in asdict(step).items() if not key.endswith("_us")}
             name = f"{step.mode} {step.raw}/{step.padded}"
-            events.append(bar(name, step.started_us, whole, lane=1) | {"args": facts})
+            done_us = step.read_us + step.wait_us
+            events.append(bar(name, done_us - step.device_us, step.device_us, lane=1) | {"args": facts})
             events += [bar(part, start, duration, lane=2) for part, start, duration in step.phases]
             events.append({"name": "pages", "ph": "C", "ts": step.started_us, "pid": 1, "args": dict(step.pages)})
         return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})

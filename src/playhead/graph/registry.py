@@ -65,6 +65,7 @@ class CudaGraphBufferRegistry:
 
     Register slots, `freeze()`, then `fill_from` once per step. After `freeze()` nothing can be added: a graph captured
     before could not know of it. Registries given the same `pool` share the memory of equal device-sourced slots.
+    `num_fills` tells whoever counts on what the slots hold whether somebody has written them since.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class CudaGraphBufferRegistry:
         self._sources: frozenset[str] = frozenset()
         self._hooked: tuple[GraphSlot, ...] = ()
         self._frozen = False
+        self.num_fills = 0
 
     @property
     def slots(self) -> Mapping[str, GraphSlot]:
@@ -166,6 +168,7 @@ class CudaGraphBufferRegistry:
         A hook is the slot's own code and runs last: what it raises comes after the others were written.
         """
         self._check_fill(batch, ctx)
+        self.num_fills += 1
         copies = [self._device_source(entry, batch, ctx) for entry in self._device if entry.slot.copy_from_fb]
         if self._ring is not None:
             stage = self._ring.acquire()
@@ -198,6 +201,7 @@ class CudaGraphBufferRegistry:
 
     def poison(self) -> None:
         """Overwrite every slot, on both sides of the copy, so that whatever a fill does not write shows."""
+        self.num_fills += 1
         for slot in self._slots.values():
             if slot.buffer is not None:
                 slot.buffer.fill_(poison_value(slot.dtype))

@@ -109,6 +109,7 @@ class GraphRunner:
         self._captured: dict[int, CapturedStep] = {}
         self._views: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
         self._plan_keys: dict[int, PlanKey] = {}
+        self._last: tuple[FillContext, LivePlan | None] | None = None
 
     @property
     def captured(self) -> Mapping[int, CapturedStep]:
@@ -142,6 +143,7 @@ class GraphRunner:
         ctx = self.placeholder_context(bucket)
         live = self.prepare(self.step.placeholder(ctx), ctx)
         self._refuse_live_rows(ctx)
+        self._last = None  # the placeholder is in the slots now
         with quiet_gc():
             captured = self.capture.capture(self.backend, self.step.fn, self.graph_inputs(ctx), live)
         self._captured[bucket], self._plan_keys[bucket] = captured, plan_key(live)
@@ -173,6 +175,21 @@ class GraphRunner:
         if pp_proxy_tensors is not None:
             ctx = replace(ctx, pp_proxy_tensors=pp_proxy_tensors)
         live = self.prepare(batch, ctx)
+        self._last = ctx, live
+        return self._run_filled(decision, ctx, live)
+
+    def run_again(self) -> StepResult:
+        """The step after the one that ran last, over slots which that one left as this one's. Nothing is filled."""
+        if self._last is None:
+            raise GraphError(
+                f"{self.step.name}: run_again without a step before; wanted one that advanced the slots. Call run."
+            )
+        ctx, live = self._last
+        decision = self.dispatcher.decide(ctx.raw_bs if self.step.axis == "bs" else ctx.raw_num_tokens)
+        return self._run_filled(decision, ctx, live)
+
+    def _run_filled(self, decision: Decision, ctx: FillContext, live: LivePlan | None) -> StepResult:
+        raw = ctx.raw_bs if self.step.axis == "bs" else ctx.raw_num_tokens
         output = self.run_eager(ctx, live) if decision.mode is Mode.EAGER else self.replay(decision.bucket, live)
         return StepResult(output=map_tensors(lambda tensor: tensor[:raw], output), decision=decision)
 

@@ -229,8 +229,9 @@ def host_vector(
     dtype: torch.dtype,
     *,
     index: IndexSpace | None = None,
-    pad_value: int = 0,
+    pad_value: float = 0,
     fill_once: bool = False,
+    graph_writes: str | None = None,
 ) -> GraphSlot:
     """One host value per request or token, padded with zero, a sentinel, or a sentinel written once."""
     policy = PaddingPolicy.ZERO if pad_value == 0 else PaddingPolicy.FILL_SENTINEL
@@ -243,4 +244,5 @@ def host_vector(
         pad_value=pad_value,
         index=index,
         staged=True,
+        graph_writes=graph_writes,
     )

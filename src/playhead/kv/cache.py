@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,11 +109,29 @@ class HybridKVCache:
             raise ContextTooLong(seq.request, end, self.plan.limits.max_context_tokens)
         num_missing = num_pages_for(end, self._page_size) - len(seq.pages)
         if num_missing > 0:
-            first = len(seq.pages)
-            seq.pages.extend(self._allocate(num_missing))
-            self._write_row(seq, first)
+            self._append_pages(seq, num_missing)
         seq.num_tokens = end
         self._extended[seq.request] = seq
+
+    def reserve(self, seq: SequenceKV, end: int) -> None:
+        """Pages for the tokens before position `end`, if they can be had. No token is placed.
+
+        A step that finds its next place reserved needs no word from the host.
+        """
+        num_missing = num_pages_for(min(end, self.plan.limits.max_context_tokens), self._page_size) - len(seq.pages)
+        if num_missing > 0:
+            with suppress(OutOfPages):
+                self._append_pages(seq, num_missing)
+
+    def has_vacancy(self, num_tokens: int) -> bool:
+        """Whether every group could place this many tokens at nobody's expense but the prefix cache's."""
+        num_pages = num_pages_for(num_tokens, self._page_size)
+        available = zip(self.allocator.groups, self.allocator.num_cached, strict=True)
+        return all(group.num_available + num_cached >= num_pages for group, num_cached in available)
+
+    def num_places(self, seq: SequenceKV) -> int:
+        """Tokens that the sequence has pages for, used or reserved."""
+        return len(seq.pages) * self._page_size
 
     def finish(self, seq: SequenceKV, tokens: Sequence[int]) -> None:
         """The request is done; the pages of its known tokens stay for others, as far as they are whole."""
@@ -226,6 +245,11 @@ class HybridKVCache:
             except OutOfPages as shortage:
                 if not self.prefix.evict(shortage.wanted - shortage.free):
                     raise
+
+    def _append_pages(self, seq: SequenceKV, num_pages: int) -> None:
+        first = len(seq.pages)
+        seq.pages.extend(self._allocate(num_pages))
+        self._write_row(seq, first)
 
     def _slide(self, seq: SequenceKV) -> None:
         """Let window pages go that neither the next token nor a hit at the last whole page can see."""

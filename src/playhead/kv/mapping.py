@@ -1,7 +1,9 @@
 """Which window page lies under which full page: the host's truth, and what the device has not seen yet.
 
 The mapping is kept by page here and by location on the device. It changes in this class only, every change moves its
-version, and a version that was not published stops the next step (`require_published`), so forgetting cannot go unseen.
+version, and a new pair that was not published stops the next step (`require_published`): forgetting cannot go unseen.
+A pair that was taken away may wait for the next publication: no query can see an expired location, and its full page
+gets a new pair, which cannot wait, before anything is written there.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ class WindowMapping:
         self.page_size = page_size
         self.version = 0
         self.published_version = 0
+        self._last_set_version = 0
         # array('i') reads a single entry four times faster than numpy; `table` is a numpy view of the same memory.
         self._window_of = tuple(_zeros(num_full_pages) for _ in num_window_pages)
         self._full_of = tuple(_zeros(count) for count in num_window_pages)
@@ -83,6 +86,7 @@ class WindowMapping:
             full_of[window] = full
             unpublished[full] = window
         self.version += 1
+        self._last_set_version = self.version
 
     def clear(self, group: int, full_page: int) -> int:
         """Take the window page from under a full page and return it; it must have one."""
@@ -97,6 +101,11 @@ class WindowMapping:
         self.version += 1
         return window
 
+    @property
+    def must_publish(self) -> bool:
+        """Whether the device lacks a pair that the next step may use."""
+        return self.published_version < self._last_set_version
+
     def take_unpublished(self) -> tuple[Int32Array, ...]:
         """Changes since the last call, one (full page, window page) row each, the latest value only; now published."""
         changes = tuple(np.array(list(changed.items()), dtype=np.int32).reshape(-1, 2) for changed in self._unpublished)
@@ -106,8 +115,8 @@ class WindowMapping:
         return changes
 
     def require_published(self, where: str) -> None:
-        """Refuse to go on with a device mapping that is behind."""
-        if self.published_version != self.version:
+        """Refuse to go on with a device mapping that lacks a pair."""
+        if self.must_publish:
             raise StaleTranslation(
                 where, self.published_version, self.version, "Call the pool's publish() before the step is launched"
             )

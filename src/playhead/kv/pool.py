@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from playhead.kv.geometry import KVDtype, LayerKV
@@ -50,6 +53,14 @@ class ForwardLocs:
 
     groups: tuple[PagedLocs, ...]
     version: int
+
+
+class DeviceWrite(NamedTuple):
+    """Numbers on their way into a flat int32 tensor on the device: `target[places] = values`, each place once."""
+
+    target: torch.Tensor
+    places: npt.NDArray[np.int64]
+    values: npt.NDArray[np.int32]
 
 
 class GroupKVPool:
@@ -111,6 +122,11 @@ class MHAKVPool:
     def publish(self, mapping: WindowMapping) -> None:
         """Nothing reaches the device: a mapping without window groups never changes."""
         mapping.take_unpublished()
+
+    def take_writes(self, mapping: WindowMapping) -> list[DeviceWrite]:
+        """None, for the same reason."""
+        mapping.take_unpublished()
+        return []
 
 
 def new_arena(plan: KVPlan, device: torch.device) -> torch.Tensor:

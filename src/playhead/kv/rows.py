@@ -8,12 +8,22 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from playhead.errors import OutOfPages
+from playhead.kv.hybrid import FULL
 from playhead.kv.mapping import NO_PAGE, Int32Array
 from playhead.types import Row
+
+
+class RowSpan(NamedTuple):
+    """Entries [first, end) of one row."""
+
+    row: Row
+    first: int
+    end: int
 
 
 class RowTables:
@@ -25,7 +35,7 @@ class RowTables:
         )
         self._free = [Row(row) for row in range(max_running, 0, -1)]
         self._num_used_pages = array("i", bytes(4 * (1 + max_running)))
-        self._changed: set[Row] = set()
+        self._changed: dict[Row, tuple[int, int]] = {}
 
     @property
     def num_free(self) -> int:
@@ -39,10 +49,11 @@ class RowTables:
 
     def give_back(self, row: Row) -> None:
         """Clear a row and let another request have it."""
+        num_used = self._num_used_pages[row]
         for table in self.tables:
-            table[row, : self._num_used_pages[row]] = NO_PAGE
+            table[row, :num_used] = NO_PAGE
         self._num_used_pages[row] = 0
-        self._changed.add(row)
+        self._mark(row, 0, num_used)
         self._free.append(row)
 
     def write(self, group_index: int, row: Row, first: int, pages: Sequence[int]) -> None:
@@ -50,15 +61,20 @@ class RowTables:
         end = first + len(pages)
         self.tables[group_index][row, first:end] = pages
         self._num_used_pages[row] = max(self._num_used_pages[row], end)
-        self._changed.add(row)
+        if group_index == FULL:  # the device has a copy of this table alone: it finds window pages by the mapping
+            self._mark(row, first, end)
 
     def clear(self, group_index: int, row: Row, first: int, end: int) -> None:
         """Entries [first, end) of a group are gone: their window has passed."""
         self.tables[group_index][row, first:end] = NO_PAGE
-        self._changed.add(row)
 
-    def take_changed(self) -> list[Row]:
-        """Rows that changed since the last call, for whoever keeps a copy of the tables."""
-        changed = sorted(self._changed)
+    def take_changed(self) -> list[RowSpan]:
+        """Entries of the full group's table that changed since the last call, for whoever keeps a copy of it."""
+        changed = [RowSpan(row, first, end) for row, (first, end) in sorted(self._changed.items())]
         self._changed.clear()
         return changed
+
+    def _mark(self, row: Row, first: int, end: int) -> None:
+        if first < end:
+            known_first, known_end = self._changed.get(row, (first, end))
+            self._changed[row] = min(first, known_first), max(end, known_end)

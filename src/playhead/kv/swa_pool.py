@@ -16,7 +16,7 @@ from playhead.errors import ConfigError
 from playhead.kv.errors import StaleTranslation
 from playhead.kv.mapping import NO_PAGE, Int32Array, WindowMapping
 from playhead.kv.plan import KVPlan
-from playhead.kv.pool import ForwardLocs, GroupKVPool, MHAKVPool, PagedLocs, new_arena
+from playhead.kv.pool import DeviceWrite, ForwardLocs, GroupKVPool, MHAKVPool, PagedLocs, new_arena
 
 
 class SWAKVPool:
@@ -47,7 +47,7 @@ class SWAKVPool:
         self._device_mappings = tuple(
             _device_mapping(mapping.table(window), self._page_size, device) for window in range(mapping.num_groups)
         )
-        self._offsets = torch.arange(self._page_size, dtype=torch.int32, device=device)
+        self._offsets = np.arange(self._page_size, dtype=np.int32)
         mapping.take_unpublished()
 
     @property
@@ -106,10 +106,18 @@ class SWAKVPool:
 
     def publish(self, mapping: WindowMapping) -> None:
         """Bring the mapping's changes to the device, ordered before what is launched next on this stream."""
+        for write in self.take_writes(mapping):
+            index = torch.from_numpy(write.places).to(self._device)
+            write.target.index_copy_(0, index, torch.from_numpy(write.values).to(self._device))
+
+    def take_writes(self, mapping: WindowMapping) -> list[DeviceWrite]:
+        """The changes since the last call, for a caller that brings them to the device itself; now published."""
         assert mapping is self.mapping, "a pool has one mapping for life: captured graphs read its tensor"
-        for device_mapping, changes in zip(self._device_mappings, mapping.take_unpublished(), strict=True):
-            if len(changes):
-                self._write(device_mapping, changes)
+        return [
+            self._expanded(device_mapping, changes)
+            for device_mapping, changes in zip(self._device_mappings, mapping.take_unpublished(), strict=True)
+            if len(changes)
+        ]
 
     def set_full_to_swa_mapping(self, full_pages: Sequence[int], window_pages: Sequence[int], window: int = 0) -> None:
         """Map many pages at once, as a cache does that loads KV back; on the device when this returns.
@@ -120,13 +128,12 @@ class SWAKVPool:
         self.mapping.set(window, full_pages, window_pages)
         self.publish(self.mapping)
 
-    def _write(self, device_mapping: torch.Tensor, changes: Int32Array) -> None:
-        """Expand changed pages to locations: one copy to the device, one scatter."""
-        pages = torch.from_numpy(changes).to(self._device)
-        window_locs = pages[:, 1:] * self._page_size + self._offsets
-        # A full page without a window page shows the sink's first location, whatever the offset.
-        window_locs = torch.where(pages[:, 1:] == NO_PAGE, 0, window_locs)
-        device_mapping[:-1].view(-1, self._page_size)[pages[:, 0]] = window_locs
+    def _expanded(self, device_mapping: torch.Tensor, changes: Int32Array) -> DeviceWrite:
+        """Changed pages as locations. A full page without a window page shows the sink's first one, at any offset."""
+        full, window = changes[:, :1].astype(np.int64), changes[:, 1:]
+        locs = np.where(window == NO_PAGE, 0, window * self._page_size + self._offsets)
+        index = full * self._page_size + self._offsets
+        return DeviceWrite(device_mapping, index.reshape(-1), locs.astype(np.int32).reshape(-1))
 
 
 def create_kv_pool(plan: KVPlan, mapping: WindowMapping, *, device: torch.device) -> MHAKVPool | SWAKVPool:

@@ -21,7 +21,9 @@ class FinishReason(StrEnum):
 class Request:
     """One sequence to generate. Lower `priority` goes first; equals go in the order of `arrival`.
 
-    `seq` is its KV memory while it runs. A preempted request loses it and computes its tokens again.
+    `seq` is its KV memory while it runs. A preempted request loses it and computes its tokens again. `num_unread`
+    counts tokens that launched steps sample and nobody has read yet; they follow `output`. `newest_in` is the memory in
+    whose row the device keeps the newest token.
     """
 
     id: str
@@ -32,7 +34,9 @@ class Request:
     priority: int = 0
     salt: str = ""
     output: list[int] = field(default_factory=list)
+    num_unread: int = 0
     seq: SequenceKV | None = None
+    newest_in: SequenceKV | None = None
     num_preemptions: int = 0
     num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
@@ -43,15 +47,20 @@ class Request:
         return [*self.prompt, *self.output]
 
     def tokens_between(self, first: int, end: int) -> tuple[int, ...]:
-        """Tokens [first, end) without the rest: a decode step of a long context asks for one."""
+        """Tokens [first, end) without the rest."""
         num_prompt = len(self.prompt)
         return (*self.prompt[first:end], *self.output[max(0, first - num_prompt) : max(0, end - num_prompt)])
 
     @property
     def num_to_compute(self) -> int:
-        """Known tokens that have no KV yet. One, when it decodes."""
+        """Tokens that have no KV yet, known or unread. One, when it decodes."""
         placed = 0 if self.seq is None else self.seq.num_tokens
-        return len(self.prompt) + len(self.output) - placed
+        return len(self.prompt) + len(self.output) + self.num_unread - placed
+
+    @property
+    def num_to_sample(self) -> int:
+        """Tokens it may still get, beyond those that are under way."""
+        return self.max_new_tokens - len(self.output) - self.num_unread
 
     @property
     def order(self) -> tuple[int, int]:

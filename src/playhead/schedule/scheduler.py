@@ -2,17 +2,23 @@
 
 Running requests that decode go first, then prompts under way, then new ones, while the step has room. Memory is taken
 while planning: a request that finds none takes it from the last in order, which computes its tokens again later.
+A step may be planned before the tokens of the last one are read; what it takes from others it can only have when the
+steps that may touch it are done.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from playhead.errors import OutOfPages
-from playhead.kv.cache import HybridKVCache
+from playhead.kv.cache import HybridKVCache, SequenceKV
 from playhead.schedule.errors import RequestError
 from playhead.schedule.request import FinishReason, Request
+
+RESERVED_TOKENS = 64  # places kept ahead of decoding requests: their steps then need nothing from the host
+VACANCY = 4  # reserve only where this many times as much is to be had
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +31,17 @@ class ScheduleLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedChunk:
-    """Tokens of one request in a step. `samples` if they are its last known ones, so that the step gives the next."""
+    """Tokens of one request in a step. `samples` if they are its last ones, so that the step gives the next.
+
+    A token that was sampled in the request's row is -row: the device has it, and may have it before the host. `seq` is
+    where they go: the request may have lost it, and got another, before the step is read.
+    """
 
     request: Request
+    seq: SequenceKV
     tokens: tuple[int, ...]
     samples: bool
+    num_generated: int
 
 
 class Scheduler:
@@ -40,6 +52,8 @@ class Scheduler:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.num_preemptions = 0
+        self.is_starved = False
+        """Whether the last plan left somebody out whose memory only the end of the steps in flight can free."""
 
     @property
     def has_work(self) -> bool:
@@ -59,15 +73,17 @@ class Scheduler:
                 f"fewer than {self._limits.max_waiting}",
                 "Send it again when some are done.",
             )
-        self.waiting.append(request)
-        self.waiting.sort(key=lambda waiting: waiting.order)
+        insort(self.waiting, request, key=in_order)
 
     def plan(self) -> list[PlannedChunk]:
-        """The next step, with memory for all of it. Empty only if there is nothing to do."""
+        """The next step, with memory for all of it, counted as launched.
+
+        Empty if there is nothing to do before the steps in flight are read.
+        """
+        self.is_starved = False
         chunks: dict[str, PlannedChunk] = {}
         room = self._limits.chunk_tokens
-        by_turn = sorted(self.running, key=lambda request: (request.num_to_compute > 1, request.order))
-        for request in by_turn:
+        for request in self._by_turn():
             if request.seq is None:
                 continue  # preempted by one before it in this very step
             num_tokens = min(request.num_to_compute, room) if request.num_to_compute > 1 else 1
@@ -75,11 +91,22 @@ class Scheduler:
                 chunks[request.id] = self._chunk(request, num_tokens)
                 room -= num_tokens if num_tokens > 1 else 0
         self._admit(room, chunks)
-        if not chunks and self.waiting and not self.running:
+        if not chunks and self.waiting and not self.running and not self._in_flight:
             # Pages that a prefix hit scattered over slabs may keep its own request out: compute it from the start.
             self._kv.flush_prefixes()
             self._admit(room, chunks)
-        return list(chunks.values())
+        planned = list(chunks.values())
+        self._reserve(planned)
+        for chunk in planned:
+            if chunk.samples:
+                chunk.request.num_unread += 1
+                chunk.request.newest_in = chunk.seq
+        return planned
+
+    def _by_turn(self) -> list[Request]:
+        """Running requests with something to compute: those that decode, then prompts, each in order."""
+        decoding = [r for r in self.running if r.num_to_compute == 1 and r.num_to_sample > 0]
+        return decoding + [r for r in self.running if r.num_to_compute > 1]
 
     def _admit(self, room: int, chunks: dict[str, PlannedChunk]) -> None:
         """Start waiting requests in their order, as long as the step and the memory have room."""
@@ -90,13 +117,25 @@ class Scheduler:
             chunks[started.request.id] = started
             room -= len(started.tokens)
 
+    def _reserve(self, planned: Sequence[PlannedChunk]) -> None:
+        """Places ahead of requests that decode, for all at once, so that most steps change no table at all."""
+        decoding = [chunk for chunk in planned if len(chunk.tokens) == 1 and chunk.request.num_to_sample > 1]
+        if all(self._kv.num_places(chunk.seq) > chunk.seq.num_tokens for chunk in decoding):
+            return
+        if self._kv.has_vacancy(VACANCY * RESERVED_TOKENS * len(decoding)):
+            for chunk in decoding:
+                ahead = min(RESERVED_TOKENS, chunk.request.num_to_sample - 1)
+                self._kv.reserve(chunk.seq, chunk.seq.num_tokens + ahead)
+
     def commit(self, request: Request, token: int) -> None:
-        """A planned request got its next token."""
+        """A token that was under way has been read."""
         request.output.append(token)
+        request.num_unread -= 1
 
     def roll_back(self, planned: Sequence[PlannedChunk]) -> None:
         """A planned step failed: its requests give up their memory and wait to be computed anew."""
         for chunk in planned:
+            chunk.request.num_unread -= chunk.samples
             if chunk.request.seq is not None:
                 self._kv.abort(chunk.request.seq)
                 self._requeue(chunk.request)
@@ -116,6 +155,8 @@ class Scheduler:
 
     def _start(self, request: Request, room: int) -> PlannedChunk | None:
         """Admit the first waiting request with its first chunk, if rows and pages allow it without preempting."""
+        if request.num_unread:
+            return None  # preempted a moment ago: its last token must be read before it can be computed anew
         tokens = request.tokens
         try:
             request.seq = self._kv.admit(request.id, tokens, salt=request.salt)
@@ -129,19 +170,25 @@ class Scheduler:
             request.seq = None
             return None
         self.waiting.pop(0)
-        self.running.append(request)
+        insort(self.running, request, key=in_order)
         if not request.num_preemptions:
             request.num_cached_tokens = request.seq.num_hit_tokens
         return self._chunk(request, num_tokens)
 
     def _make_room(self, request: Request, num_tokens: int, chunks: dict[str, PlannedChunk]) -> bool:
-        """Places for these tokens, at the expense of later requests; False if the request itself had to go."""
+        """Places for these tokens, at the expense of later requests; False if the request itself had to go, or to wait.
+
+        While steps are in flight nothing that others give up can be had: whoever needs it sits this step out.
+        """
         assert request.seq is not None
         while True:
             try:
                 self._kv.extend(request.seq, num_tokens)
             except OutOfPages:
-                victim = max(self.running, key=lambda running: running.order)
+                if self._in_flight:
+                    self.is_starved = True
+                    return False
+                victim = self.running[-1]
                 chunks.pop(victim.id, None)
                 self._preempt(victim)
                 if victim is request:
@@ -160,12 +207,25 @@ class Scheduler:
     def _requeue(self, request: Request) -> None:
         request.seq = None
         self.running.remove(request)
-        self.waiting.append(request)
-        self.waiting.sort(key=lambda waiting: waiting.order)
+        insort(self.waiting, request, key=in_order)
+
+    @property
+    def _in_flight(self) -> bool:
+        return self._kv.allocator.retired_step < self._kv.allocator.launched_step
 
     def _chunk(self, request: Request, num_tokens: int) -> PlannedChunk:
         """The chunk whose places were just made."""
-        assert request.seq is not None
-        end = request.seq.num_tokens
-        tokens = request.tokens_between(end - num_tokens, end)
-        return PlannedChunk(request=request, tokens=tokens, samples=request.num_to_compute == 0)
+        seq = request.seq
+        assert seq is not None
+        decodes = num_tokens == 1 and request.newest_in is seq
+        return PlannedChunk(
+            request=request,
+            seq=seq,
+            tokens=(-seq.row,) if decodes else request.tokens_between(seq.num_tokens - num_tokens, seq.num_tokens),
+            samples=request.num_to_compute == 0,
+            num_generated=len(request.output) + request.num_unread,
+        )
+
+
+def in_order(request: Request) -> tuple[int, int]:
+    return request.order

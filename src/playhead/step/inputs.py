@@ -32,6 +32,8 @@ ROWS = IndexSpace(name="request rows", dtype=torch.int32)
 POSITIONS = IndexSpace(name="positions", dtype=torch.int32)
 MAMBA_SLOTS = IndexSpace(name="mamba state slots", dtype=torch.int32)
 
+ADVANCES = "decode leaves its inputs as the next step's"
+
 SHORTEST_LENGTH = 1  # with length 0 a softmax has no terms, and its NaN would reach live rows through a reduction
 
 
@@ -55,9 +57,12 @@ def build_decode_registry(
     features: InputFeatures | None = None,
     pool: InputBufferPool | None = None,
 ) -> CudaGraphBufferRegistry:
-    """Inputs of a step with one token per request: everything has `max_bs` rows."""
+    """Inputs of a step with one token per request: everything has `max_bs` rows.
+
+    A decode graph may leave them as the next step's: fed back, one further, at the next place.
+    """
     registry = CudaGraphBufferRegistry(max_bs=max_bs, max_num_tokens=max_bs, device=device, pool=pool)
-    return register_inputs(registry, features or InputFeatures())
+    return register_inputs(registry, features or InputFeatures(), advances=ADVANCES)
 
 
 def build_prefill_registry(
@@ -73,22 +78,25 @@ def build_prefill_registry(
     return register_inputs(registry, features or InputFeatures())
 
 
-def register_inputs(registry: CudaGraphBufferRegistry, features: InputFeatures) -> CudaGraphBufferRegistry:
+def register_inputs(
+    registry: CudaGraphBufferRegistry, features: InputFeatures, *, advances: str | None = None
+) -> CudaGraphBufferRegistry:
     """All declarations, then freeze."""
-    for slot in (*usual_slots(), *optional_slots(features), *features.extra):
+    for slot in (*usual_slots(advances), *optional_slots(features), *features.extra):
         registry.register_slot(slot)
     registry.freeze()
     return registry
 
 
-def usual_slots() -> tuple[GraphSlot, ...]:
-    """What every model reads."""
+def usual_slots(advances: str | None = None) -> tuple[GraphSlot, ...]:
+    """What every model reads. `advances` says why a graph may write what the next step differs in."""
     return (
-        host_vector("input_ids", "tokens", torch.int32),
-        host_vector("positions", "tokens", POSITIONS.dtype, index=POSITIONS),
-        host_vector("out_cache_loc", "tokens", FULL_LOCS.dtype, index=FULL_LOCS),
+        # An id below zero is -row: that row's newest token, which is on the device alone.
+        host_vector("input_ids", "tokens", torch.int32, graph_writes=advances),
+        host_vector("positions", "tokens", POSITIONS.dtype, index=POSITIONS, graph_writes=advances),
+        host_vector("out_cache_loc", "tokens", FULL_LOCS.dtype, index=FULL_LOCS, graph_writes=advances),
         host_vector("req_pool_indices", "bs", ROWS.dtype, index=ROWS),
-        host_vector("seq_lens", "bs", torch.int32, pad_value=SHORTEST_LENGTH),
+        host_vector("seq_lens", "bs", torch.int32, pad_value=SHORTEST_LENGTH, graph_writes=advances),
         GraphSlot(
             name="seq_lens_cpu",
             shape_fn=lambda bs, tokens: (bs,),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from playhead.kv.pool import DeviceWrite
 from playhead.kv.rows import RowTables
-from playhead.types import Row
 
 
 class DevicePageTable:
@@ -16,10 +16,11 @@ class DevicePageTable:
         self._rows = rows
         self.table_RP = torch.zeros(rows.tables[0].shape, dtype=torch.int32, device=device)
 
-    def publish(self) -> list[Row]:
-        """Copy the rows that changed since the last call, ordered before what is launched next on this stream."""
-        changed = self._rows.take_changed()
-        if changed:
-            index = torch.from_numpy(np.array(changed, dtype=np.int64)).to(self.table_RP.device)
-            self.table_RP[index] = torch.from_numpy(self._rows.tables[0][changed]).to(self.table_RP.device)
-        return changed
+    def take_writes(self) -> list[DeviceWrite]:
+        """What changed since the last call: row 2, entries [1, 3) of a table with 8 a row are 17 and 18."""
+        table = self._rows.tables[0]
+        spans = self._rows.take_changed()
+        if not spans:
+            return []
+        index = np.concatenate([row * table.shape[1] + np.arange(first, end) for row, first, end in spans])
+        return [DeviceWrite(self.table_RP.view(-1), index, table.reshape(-1)[index])]

@@ -5,7 +5,8 @@ a hash of (seed, tokens generated so far, token id), so a request draws the same
 row, padded, captured or eager. Sums that decide something are sums of integers: floats would round differently in a
 batch of another size.
 
-Shapes: N rows, V vocabulary, B bias entries a row, L reported logprobs a row. A trailing 1 is kept for broadcasting.
+Shapes: N requests of a step, R rows of running requests, V vocabulary, B bias entries, L reported logprobs. A trailing
+1 is kept for broadcasting.
 """
 
 from __future__ import annotations
@@ -123,12 +124,45 @@ def sampler_needs(rows: Sequence[SamplerRow]) -> SamplerNeeds:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplerInputs:
-    """Tensors with one row per request. What the needs leave out has no columns.
+VARIANTS = (
+    SamplerNeeds(),
+    SamplerNeeds(random=True),
+    SamplerNeeds(random=True, sort=True, min_p=True),
+    EVERYTHING,
+)
+"""What steps are captured for, each covering those before it: greedy, temperature alone, filters, everything."""
 
-    An empty row is greedy and has nothing on: temperature, top_k, bias and counts 0, top_p and repetition 1,
-    log_min_p -inf.
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SamplerTables:
+    """What few requests need and is wide: bias entries and the tokens seen, with a line per row of running requests.
+
+    With `prompt_seen_RV` and `output_counts_RV`, 5 bytes a token id: 168 MB for 128 rows of 262,144. An unused bias
+    entry adds 0 to token 0, which changes nothing.
+    """
+
+    bias_ids_RB: torch.Tensor
+    bias_values_RB: torch.Tensor
+    bias_until_RB: torch.Tensor
+    prompt_seen_RV: torch.Tensor
+    output_counts_RV: torch.Tensor
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        bias = (self.bias_ids_RB, self.bias_values_RB, self.bias_until_RB)
+        return (*bias, self.prompt_seen_RV, self.output_counts_RV)
+
+    def count_(self, rows_N: torch.Tensor, tokens_N: torch.Tensor) -> None:
+        """One more of these tokens in these rows. Integers: the order of equal places does not matter."""
+        ones_N = torch.ones_like(tokens_N, dtype=torch.int32)
+        self.output_counts_RV.index_put_((rows_N.long(), tokens_N), ones_N, accumulate=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SamplerInputs:
+    """Tensors with one number per request. `tables` may be missing where the needs do not ask for them.
+
+    An empty row is greedy and has nothing on: temperature and top_k 0, top_p and repetition 1, log_min_p -inf.
     """
 
     temperature_N: torch.Tensor
@@ -141,12 +175,9 @@ class SamplerInputs:
     seeds_N: torch.Tensor
     positions_N: torch.Tensor
     """How many tokens the request has generated: the draw's number."""
-    bias_ids_NB: torch.Tensor
-    bias_values_NB: torch.Tensor
-    bias_until_NB: torch.Tensor
-    prompt_seen_NV: torch.Tensor
-    output_counts_NV: torch.Tensor
-    """With `prompt_seen_NV`, 5 bytes a token id: 168 MB for 128 rows of 262,144."""
+    rows_N: torch.Tensor
+    """The request's line of the tables."""
+    tables: SamplerTables | None = None
 
 
 class SampledTokens(NamedTuple):
@@ -160,71 +191,6 @@ class SampledTokens(NamedTuple):
     logprob_ids_NL: torch.Tensor
     logprobs_NL: torch.Tensor
     ranks_NL: torch.Tensor
-
-
-def build_inputs(
-    rows: Sequence[SamplerRow],
-    needs: SamplerNeeds,
-    *,
-    num_rows: int,
-    vocab_size: int,
-    device: torch.device | str = "cpu",
-) -> SamplerInputs:
-    """The rows as tensors, followed by empty rows up to `num_rows`."""
-    assert needs.covers(sampler_needs(rows)), "the needs are those of other rows"
-    num_empty = num_rows - len(rows)
-    params = [row.params for row in rows]
-
-    def floats(values: list[float], empty: float) -> torch.Tensor:
-        return torch.tensor(values + [empty] * num_empty, dtype=torch.float32).to(device)
-
-    def ints(values: list[int]) -> torch.Tensor:
-        return torch.tensor(values + [0] * num_empty, dtype=torch.int64).to(device)
-
-    ids_NB, values_NB, until_NB = bias_tensors(rows, num_rows, needs.num_bias)
-    seen_NV, counts_NV = penalty_tables(rows, num_rows, vocab_size if needs.penalties else 0)
-    return SamplerInputs(
-        temperature_N=floats([p.temperature for p in params], 0.0),
-        top_k_N=ints([max(p.top_k, 0) for p in params]),
-        top_p_N=floats([p.top_p for p in params], 1.0),
-        # The host's logarithm: on N values the device's rounding may depend on N.
-        log_min_p_N=floats([math.log(p.min_p) if p.min_p > 0 else -math.inf for p in params], -math.inf),
-        repetition_N=floats([max(p.repetition_penalty, SMALLEST_REPETITION) for p in params], 1.0),
-        presence_N=floats([p.presence_penalty for p in params], 0.0),
-        frequency_N=floats([p.frequency_penalty for p in params], 0.0),
-        seeds_N=ints([row.seed for row in rows]),
-        positions_N=ints([row.num_generated for row in rows]),
-        bias_ids_NB=ids_NB.to(device),
-        bias_values_NB=values_NB.to(device),
-        bias_until_NB=until_NB.to(device),
-        prompt_seen_NV=seen_NV.to(device),
-        output_counts_NV=counts_NV.to(device),
-    )
-
-
-def bias_tensors(
-    rows: Sequence[SamplerRow], num_rows: int, num_bias: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Ids, additions and bounds. An unused entry adds 0 to token 0, which changes nothing."""
-    ids_NB = torch.zeros((num_rows, num_bias), dtype=torch.int64)
-    values_NB = torch.zeros((num_rows, num_bias), dtype=torch.float32)
-    until_NB = torch.zeros((num_rows, num_bias), dtype=torch.int64)
-    for i, row in enumerate(rows):
-        for j, (token, value, until) in enumerate(row.bias_entries()):
-            ids_NB[i, j], values_NB[i, j], until_NB[i, j] = token, value, until
-    return ids_NB, values_NB, until_NB
-
-
-def penalty_tables(rows: Sequence[SamplerRow], num_rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which ids each prompt has, and how often each id was generated. No columns without a `width`."""
-    seen_NV = torch.zeros((num_rows, width), dtype=torch.bool)
-    counts_NV = torch.zeros((num_rows, width), dtype=torch.int32)
-    for i, row in enumerate(rows):
-        if width and row.has_penalties:
-            seen_NV[i, torch.tensor(row.prompt_ids, dtype=torch.int64)] = True
-            outputs = torch.tensor(row.output_ids, dtype=torch.int64)
-            counts_NV[i].scatter_add_(0, outputs, torch.ones_like(outputs, dtype=torch.int32))
-    return seen_NV, counts_NV
 
 
 def sample(logits_NV: torch.Tensor, inputs: SamplerInputs, needs: SamplerNeeds = EVERYTHING) -> SampledTokens:
@@ -247,27 +213,25 @@ def sample(logits_NV: torch.Tensor, inputs: SamplerInputs, needs: SamplerNeeds =
     return report(raw_NV, tokens_N, needs.num_logprobs)
 
 
-def advance_(inputs: SamplerInputs, tokens_N: torch.Tensor, needs: SamplerNeeds) -> None:
-    """Make the inputs those of the next step, in place: a decode graph that ends with this needs no host."""
-    inputs.positions_N.add_(1)
-    if needs.penalties:
-        ones_N1 = torch.ones_like(tokens_N[:, None], dtype=torch.int32)
-        inputs.output_counts_NV.scatter_add_(1, tokens_N[:, None], ones_N1)
-
-
 def biased(logits_NV: torch.Tensor, inputs: SamplerInputs) -> torch.Tensor:
     """Logits with what the bias entries add while they hold.
 
     An id may stand twice only with infinities and zeros, so the order of the additions does not matter.
     """
-    holds_NB = inputs.positions_N[:, None] < inputs.bias_until_NB
-    return logits_NV.scatter_add(1, inputs.bias_ids_NB, torch.where(holds_NB, inputs.bias_values_NB, 0.0))
+    assert inputs.tables is not None, "rows with a bias have tables"
+    ids_NB, values_NB, until_NB = (
+        table[inputs.rows_N]
+        for table in (inputs.tables.bias_ids_RB, inputs.tables.bias_values_RB, inputs.tables.bias_until_RB)
+    )
+    holds_NB = inputs.positions_N[:, None] < until_NB
+    return logits_NV.scatter_add(1, ids_NB, torch.where(holds_NB, values_NB, 0.0))
 
 
 def penalised(logits_NV: torch.Tensor, inputs: SamplerInputs) -> torch.Tensor:
     """Repetition for ids of the prompt or the output, then frequency and presence for ids of the output."""
-    counts_NV = inputs.output_counts_NV
-    repeated_NV = inputs.prompt_seen_NV | (counts_NV > 0)
+    assert inputs.tables is not None, "rows with penalties have tables"
+    counts_NV = inputs.tables.output_counts_RV[inputs.rows_N]
+    repeated_NV = inputs.tables.prompt_seen_RV[inputs.rows_N] | (counts_NV > 0)
     factor_NV = torch.where(repeated_NV, inputs.repetition_N[:, None], 1.0)
     logits_NV = torch.where(logits_NV > 0, logits_NV / factor_NV, logits_NV * factor_NV)
     logits_NV = logits_NV - inputs.frequency_N[:, None] * counts_NV

@@ -1,7 +1,8 @@
-"""Runs steps of one model: fills the graphs' inputs, replays, gives logits.
+"""Runs steps of one model: fills the graphs' inputs, replays, gives tokens.
 
-One worker owns the KV cache, the pool, the page table and two runners: decode over requests, prefill over tokens. A
-step goes to decode when every request has one token, else to prefill; both go through the same memory.
+One worker owns the KV cache, the pool, the page table and its runners: decode over requests, prefill over tokens. A
+step goes to decode when every request has one token, else to prefill; both go through the same memory. A step is
+launched and later collected; the next may be launched before that, because what it needs of the last is on the device.
 
 Shapes: N requests of a step, T tokens of a step, V vocabulary.
 """
@@ -32,12 +33,25 @@ from playhead.graph.runner import CaptureReport, GraphRunner, StepSpec
 from playhead.graph.shapes import Decision, Dispatcher, DispatchLimits, Mode, bucket_sizes
 from playhead.graph.slots import Batch, FillContext
 from playhead.kv.cache import HybridKVCache, SequenceKV
+from playhead.kv.mapping import Int32Array
 from playhead.kv.plan import KVLimits, plan_kv
 from playhead.kv.swa_pool import create_kv_pool
 from playhead.models.decoder import Decoder
-from playhead.step.inputs import InputFeatures, build_decode_registry, build_prefill_registry
+from playhead.step.inflight import Collected, InFlight, start_stopwatch
+from playhead.step.inputs import ADVANCES, InputFeatures, build_decode_registry, build_prefill_registry
 from playhead.step.model_step import ModelStep, kv_geometry, layer_attentions
 from playhead.step.page_table import DevicePageTable
+from playhead.step.publish import Publisher
+from playhead.step.sampled_step import (
+    LAST_TOKEN_SLOT,
+    SAMPLING_ROWS_SLOT,
+    SampledStep,
+    StepOutput,
+    token_step_slots,
+)
+from playhead.step.sampler_rows import SamplerRows, sampler_slots
+from playhead.step.sampling import EVERYTHING, VARIANTS, SamplerNeeds
+from playhead.types import Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,16 +71,20 @@ class WorkerConfig:
 class Chunk:
     """One request's part in a step: `tokens` of a sequence that end before position `end`.
 
-    In a running step they are the newest ones, which `kv.extend` has just made places for.
+    In a running step they are the newest ones, which `kv.extend` has just made places for. A token below zero is -row:
+    the newest of that row, sampled and not read yet. `samples` if the step gives the request its next token, its
+    `num_generated`-th counted from 0.
     """
 
     seq: SequenceKV
     tokens: Sequence[int]
     end: int
+    samples: bool = True
+    num_generated: int = 0
 
     @classmethod
-    def newest(cls, seq: SequenceKV, tokens: Sequence[int]) -> Chunk:
-        return cls(seq=seq, tokens=tokens, end=seq.num_tokens)
+    def newest(cls, seq: SequenceKV, tokens: Sequence[int], *, samples: bool = True, num_generated: int = 0) -> Chunk:
+        return cls(seq=seq, tokens=tokens, end=seq.num_tokens, samples=samples, num_generated=num_generated)
 
     @property
     def first(self) -> int:
@@ -81,6 +99,21 @@ class ForwardResult:
     decision: Decision
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Advanced:
+    """What the slots of decode hold after its last step: these sequences, one token longer than it ran with.
+
+    Only what had a page when that step was launched: `num_places` counts the tokens of each row that had one. Void when
+    anybody has filled the slots since: `num_fills` is the registry's at that time.
+    """
+
+    needs: SamplerNeeds
+    num_fills: int
+    seqs: list[SequenceKV]
+    seq_lens: Int32Array
+    num_places: Int32Array
+
+
 class Worker:
     """One model on one device."""
 
@@ -91,66 +124,167 @@ class Worker:
         self.kv = HybridKVCache(plan, prefix_caching=config.prefix_caching, strict=config.strict_ledger)
         self.pool = create_kv_pool(plan, self.kv.allocator.mapping, device=self.device)
         self.page_table = DevicePageTable(self.kv.rows, self.device)
+        self._publisher = Publisher(self.device)
         layers = layer_attentions(decoder, self.pool)
-        backend = self._attention_backend(layers)
-        self.model = ModelStep(decoder, self.pool, layers, backend)
+        self._attention = self._attention_backend(layers)
+        self.model = ModelStep(decoder, self.pool, layers, self._attention)
+        max_running = config.limits.max_running
+        self.sampler = SamplerRows(max_running=max_running, vocab_size=decoder.spec.vocab_size, device=self.device)
+        self._sampled = SampledStep(self.model, self.sampler, self.page_table.table_RP)
         self._graphs: Backend = CudaBackend(self.device) if self.device.type == "cuda" else TapeBackend()
-        self.decode = self._decode_runner(backend)
-        self.prefill = self._prefill_runner(backend)
+        features = InputFeatures(extra=(*self._attention.slots(Phase.DECODE), *sampler_slots(advances=ADVANCES)))
+        self._decode_registry = build_decode_registry(max_bs=max_running, device=self.device, features=features)
+        host_lens = self._decode_registry.get_slot("seq_lens_cpu").buffer
+        assert host_lens is not None, "a frozen registry has buffers"
+        self._host_lens = host_lens.numpy()  # the one slot that a graph cannot advance
+        self.decoders: dict[SamplerNeeds, GraphRunner] = {}
+        self.decode = self.decoder_for(VARIANTS[0])
+        self.prefill = self._prefill_runner(self._attention)
+        self._advanced: Advanced | None = None
+        self._num_in_flight = 0
+        self._failed_step: Step | None = None
+
+    def decoder_for(self, needs: SamplerNeeds) -> GraphRunner:
+        """The decode runner with this sampling behind it. All of them run over the same slots."""
+        runner = self.decoders.get(needs)
+        if runner is None:
+            if needs == EVERYTHING:
+                self.sampler.make_tables()
+            spec = self._sampled.decode_spec(needs, self._decode_registry.null_batch)
+            runner = self._runner(spec, self._decode_registry, FullCapture(), largest=self.config.limits.max_running)
+            self.decoders[needs] = runner
+        return runner
 
     def capture_all(self, progress: Callable[[CaptureReport], None] | None = None) -> None:
-        """Capture every bucket of both runners now, instead of each at its first use."""
+        """Capture every bucket of prefill, greedy and drawing decode now; other sampling waits for its first use."""
         self.prefill.capture_all(progress)
-        self.decode.capture_all(progress)
+        for needs in VARIANTS[:2]:
+            self.decoder_for(needs).capture_all(progress)
 
     def publish(self) -> None:
         """Show the device which pages the sequences have now, ordered before what is launched next."""
-        self.pool.publish(self.kv.allocator.mapping)
-        self.page_table.publish()
+        writes = self.page_table.take_writes()
+        mapping = self.kv.allocator.mapping
+        if mapping.must_publish:
+            writes += self.pool.take_writes(mapping)
+        self._publisher.send(writes)
 
     def forward(self, chunks: Sequence[Chunk]) -> ForwardResult:
-        """One step over sequences that were extended: publish, launch, run, retire."""
+        """One step over sequences that were extended, and nothing else in flight."""
+        launched = self.launch(chunks)
+        self.collect(launched)
+        return ForwardResult(logits_NV=launched.logits_NV, decision=launched.decision)
+
+    def launch(self, chunks: Sequence[Chunk]) -> InFlight:
+        """Start a step over sequences that were extended; the host goes on. Collect steps in the order of launch."""
+        rows = np.array([chunk.seq.row for chunk in chunks], dtype=np.int32)
+        needs = self.sampler.variant(rows)
         is_decode = all(len(chunk.tokens) == 1 for chunk in chunks)
-        # Before the launch, which may exchange a page for an equal one of the prefix cache, for the steps to come.
-        batch = self.decode_batch(chunks) if is_decode else self.prefill_batch(chunks)
+        goes_on = is_decode and self._goes_on(chunks, needs)
+        batch: dict[str, Any] = {}
+        if not goes_on:
+            # Before the launch, which may exchange a page for an equal one of the prefix cache, for the steps to come.
+            batch = self.decode_batch(chunks) if is_decode else self.prefill_batch(chunks)
         self.publish()
         step = self.kv.launch()
+        stopwatch = start_stopwatch(self.device)
         try:
-            return self._run(self.decode if is_decode else self.prefill, batch)
+            if is_decode:
+                decision, output = self._decode(self.decoder_for(needs), batch)
+                self._advanced = self._after_decode(chunks, needs)
+            else:
+                decision, output = self._prefill(batch, needs)
         except BaseException:
-            # The launch offered these tokens to the prefix cache, and they were never computed.
-            self.kv.flush_prefixes()
+            self._give_up(step)
             raise
-        finally:
-            self.kv.retire(step)
+        self._num_in_flight += 1
+        readback = stopwatch.read_back(output.sampled)
+        return InFlight(step=step, decision=decision, readback=readback, logits_NV=output.logits_NV)
 
-    def _run(self, runner: GraphRunner, batch: dict[str, Any]) -> ForwardResult:
-        """The launched step itself, and after a step over tokens the logits of each request's last one."""
+    def collect(self, launched: InFlight) -> Collected:
+        """Wait for a step's tokens. What was given up while it ran can be reused."""
+        sampled = launched.readback.wait()
+        self._num_in_flight -= 1
+        self._retire(launched.step)
+        return Collected(sampled=sampled, device_us=launched.readback.device_us())
+
+    def _goes_on(self, chunks: Sequence[Chunk], needs: SamplerNeeds) -> bool:
+        """Whether the slots hold this very step: the last one's sequences, each one further, at places it knew."""
+        last = self._advanced
+        if last is None or last.needs != needs or last.num_fills != self._decode_registry.num_fills:
+            return False
+        if last.seqs != [chunk.seq for chunk in chunks]:  # themselves, not their rows: those are used again
+            return False
+        lens = np.array([chunk.end for chunk in chunks], dtype=np.int32)
+        unread = all(chunk.tokens[0] < 0 for chunk in chunks)
+        return unread and bool((lens == last.seq_lens + 1).all() and (lens <= last.num_places).all())
+
+    def _after_decode(self, chunks: Sequence[Chunk], needs: SamplerNeeds) -> Advanced:
+        lens = np.array([chunk.end for chunk in chunks], dtype=np.int32)
+        num_places = np.array([self.kv.num_places(chunk.seq) for chunk in chunks], dtype=np.int32)
+        return Advanced(
+            needs=needs,
+            num_fills=self._decode_registry.num_fills,
+            seqs=[chunk.seq for chunk in chunks],
+            seq_lens=lens,
+            num_places=num_places,
+        )
+
+    def _decode(self, runner: GraphRunner, batch: dict[str, Any]) -> tuple[Decision, StepOutput]:
+        """A step over requests; without a batch, the one that the slots hold already."""
+        self._advanced = None  # an error below leaves the slots as nobody knows
+        if batch:
+            result = runner.run(batch, raw_bs=len(batch["seq_lens"]), raw_num_tokens=len(batch["seq_lens"]))
+        else:
+            result = runner.run_again()
+            self._host_lens[: len(result.output.tokens_N)] += 1
+        return result.decision, result.output
+
+    def _prefill(self, batch: dict[str, Any], needs: SamplerNeeds) -> tuple[Decision, StepOutput]:
         num_requests, num_tokens = len(batch["seq_lens"]), len(batch["input_ids"])
-        result = runner.run(batch, raw_bs=num_requests, raw_num_tokens=num_tokens)
-        logits_NV = result.output
-        if runner is self.prefill:
-            last_N = torch.from_numpy(batch["query_starts"] + batch["query_lens"] - 1).to(self.device)
-            logits_NV = self.model.head(result.output[last_N])
-        return ForwardResult(logits_NV=logits_NV, decision=result.decision)
+        result = self.prefill.run(batch, raw_bs=num_requests, raw_num_tokens=num_tokens)
+        ctx = self.prefill.context(raw_bs=num_requests, raw_num_tokens=num_tokens, bucket=result.decision.bucket)
+        return result.decision, self._sampled.finish(result.output, self.prefill.views(ctx), needs)
+
+    def _give_up(self, step: Step) -> None:
+        """A step that did not run. Its launch offered tokens to the prefix cache which were never computed."""
+        self._advanced = None
+        self.kv.flush_prefixes()
+        self._failed_step = step
+        if not self._num_in_flight:
+            self._retire(step)
+
+    def _retire(self, step: Step) -> None:
+        """This step is done; so is one after it that never ran, unless others are in flight."""
+        if self._failed_step is not None and not self._num_in_flight:
+            step, self._failed_step = max(step, self._failed_step), None
+        self.kv.retire(step)
 
     def decode_batch(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
         """The slots every step has."""
         lens = np.array([chunk.end for chunk in chunks], dtype=np.int32)
+        rows = np.array([chunk.seq.row for chunk in chunks], dtype=np.int32)
+        num_generated = np.array([chunk.num_generated for chunk in chunks], dtype=np.int64)
         return {
             "input_ids": np.concatenate([np.asarray(chunk.tokens, dtype=np.int32) for chunk in chunks]),
             "positions": np.concatenate([np.arange(c.first, c.end, dtype=np.int32) for c in chunks]),
             "out_cache_loc": np.concatenate([self.kv.full_locs(c.seq, c.first, c.end) for c in chunks]),
-            "req_pool_indices": np.array([chunk.seq.row for chunk in chunks], dtype=np.int32),
+            "req_pool_indices": rows,
             "seq_lens": lens,
             "seq_lens_cpu": torch.from_numpy(lens),
+            **self.sampler.batch(rows, num_generated),
         }
 
     def prefill_batch(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
-        """The same, and which tokens are whose."""
+        """The same, which tokens are whose, and who gets a new one."""
         lens = np.array([len(chunk.tokens) for chunk in chunks], dtype=np.int32)
-        starts = np.cumsum(lens, dtype=np.int32) - lens
-        return self.decode_batch(chunks) | {"query_starts": starts, "query_lens": lens}
+        ends = np.cumsum(lens, dtype=np.int32)
+        return self.decode_batch(chunks) | {
+            "query_starts": ends - lens,
+            "query_lens": lens,
+            LAST_TOKEN_SLOT: ends - 1,
+            SAMPLING_ROWS_SLOT: np.array([c.seq.row if c.samples else 0 for c in chunks], dtype=np.int32),
+        }
 
     def _attention_backend(self, layers: tuple[LayerAttention, ...]) -> AttentionBackend:
         table_RP = self.page_table.table_RP
@@ -158,17 +292,11 @@ class Worker:
             return TritonBackend(page_table_RP=table_RP, layers=layers, max_bs=self.config.limits.max_running)
         return ReferenceBackend(page_table_RP=table_RP)
 
-    def _decode_runner(self, backend: AttentionBackend) -> GraphRunner:
-        max_bs = self.config.limits.max_running
-        features = InputFeatures(extra=backend.slots(Phase.DECODE))
-        registry = build_decode_registry(max_bs=max_bs, device=self.device, features=features)
-        return self._runner(self.model.spec("bs", registry.null_batch), registry, FullCapture(), largest=max_bs)
-
     def _prefill_runner(self, backend: AttentionBackend) -> GraphRunner:
         limits = self.config.limits
         # A step that mixes one chunk with decoding requests has a token of each of them besides.
         most_tokens = limits.chunk_tokens + limits.max_running
-        features = InputFeatures(extra=backend.slots(Phase.EXTEND))
+        features = InputFeatures(extra=(*backend.slots(Phase.EXTEND), *sampler_slots(), *token_step_slots()))
         registry = build_prefill_registry(
             max_bs=limits.max_running, max_num_tokens=most_tokens, device=self.device, features=features
         )
@@ -188,7 +316,7 @@ class Worker:
             raise ConfigError(
                 "token_mode: found full; wanted breakable, piecewise or eager. A full graph fits one batch."
             )
-        return self._runner(self.model.spec("tokens", one_request), registry, capture, largest=most_tokens)
+        return self._runner(self._sampled.token_spec(one_request), registry, capture, largest=most_tokens)
 
     def _placeholder_tokens(self, num_tokens: int) -> int:
         """Tokens of a bucket that are one request's: it cannot have more than its row of the page table has places.

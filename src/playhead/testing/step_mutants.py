@@ -10,12 +10,12 @@ import torch
 
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.plan import KVLimits
+from playhead.kv.pool import DeviceWrite
 from playhead.step.audit import audit_worker
 from playhead.step.page_table import DevicePageTable
 from playhead.step.worker import Chunk, ForwardResult, Worker
 from playhead.testing.mutant import Checker, Mutant, swapped
 from playhead.testing.tiny_worker import dense_logits, last_logits, tiny_worker
-from playhead.types import Row
 
 PROMPTS = ([7, 8, 9, 10, 11, 12], [7], [20, 21, 22])
 
@@ -34,10 +34,10 @@ def places_read_after_launch() -> AbstractContextManager[None]:
 
 
 def page_table_behind() -> AbstractContextManager[None]:
-    def only_once(self: DevicePageTable) -> list[Row]:
+    def nothing(self: DevicePageTable) -> list[DeviceWrite]:
         return []
 
-    return swapped(DevicePageTable, "publish", only_once)
+    return swapped(DevicePageTable, "take_writes", nothing)
 
 
 def read_past_length() -> AbstractContextManager[None]:

@@ -35,13 +35,16 @@ def tiny_worker(
     page_size: int = 1,
     device: torch.device | str = "cpu",
     limits: KVLimits = LIMITS,
+    kv_memory_bytes: int = 1 << 20,
+    prefix_caching: bool = True,
 ) -> Worker:
     """Two window layers and a full one; by default four requests of up to 32 tokens."""
     decoder = dummy_decoder(spec_from_config(dict(TINY_GEMMA3)), dtype=torch.float32, device=torch.device(device))
     for parameter in decoder.parameters():
         parameter.mul_(8)  # dummy weights keep logits close together; a test wants them apart
     config = WorkerConfig(
-        kv_memory_bytes=1 << 20,
+        kv_memory_bytes=kv_memory_bytes,
+        prefix_caching=prefix_caching,
         limits=limits,
         page_size=page_size,
         token_mode=mode,

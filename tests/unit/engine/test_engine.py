@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from playhead.engine import num_held_back
+from playhead.answers import num_held_back
 from playhead.errors import ConfigError
 from playhead.graph import Mode
 from playhead.kv.ledger import Ledger
@@ -130,7 +130,7 @@ def test_the_timeline_has_every_step_and_opens_as_a_trace(llm, tmp_path):
     assert llm.stats.num_prompt_tokens == num_prompt_tokens + 40
     steps = list(llm.engine.timeline)[before:]
     assert [step.raw for step in steps] == [32, 8] + [1] * 11
-    assert all(step.padded >= step.raw and step.forward_us > 0 for step in steps)
+    assert all(step.padded >= step.raw and step.launch_us > 0 and step.device_us > 0 for step in steps)
     assert [step.mode for step in steps[:3]] == ["breakable", "breakable", "full"]
     assert steps[0].pages.keys() == {"full", "window128"}
     path = tmp_path / "trace.json"
@@ -154,14 +154,16 @@ def test_the_timeline_forgets_the_oldest():
                 num_requests=1,
                 started_us=0.0,
                 plan_us=1.0,
-                forward_us=2.0,
-                sample_us=3.0,
+                launch_us=2.0,
+                read_us=9.0,
+                wait_us=3.0,
                 commit_us=4.0,
+                device_us=8.0,
                 pages={},
             )
         )
     assert [step.number for step in timeline] == [1, 2]
-    assert [start for _, start, _ in next(iter(timeline)).phases] == [0.0, 1.0, 3.0, 6.0]
+    assert [start for _, start, _ in next(iter(timeline)).phases] == [0.0, 1.0, 9.0, 12.0]
 
 
 def test_two_streams_at_once_each_get_all_of_their_own(llm):

@@ -18,13 +18,12 @@ from playhead.step.sampling import (
     EVERYTHING,
     SamplerNeeds,
     SamplerRow,
-    advance_,
-    build_inputs,
     filtered,
     gumbel_noise,
     sample,
     sampler_needs,
 )
+from tests.unit.step.sampler_inputs import build_inputs, refill
 
 VOCAB = 24
 WRAP = 2**64
@@ -448,12 +447,6 @@ def test_the_cheap_path_neither_sorts_nor_hashes():
 # Captured.
 
 
-def refill(target, source):
-    for field in dataclasses.fields(target):
-        name = field.name
-        getattr(target, name).copy_(getattr(source, name))
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(logit_rows, sampler_rows()), min_size=3, max_size=3))
 def test_a_recorded_sampler_replays_what_eager_computes(batch):
@@ -482,7 +475,8 @@ def test_a_recorded_step_advances_itself():
 
     def step():
         result = sample(logits, inputs, needs)
-        advance_(inputs, result.tokens_N, needs)
+        inputs.positions_N.add_(1)
+        inputs.tables.count_(inputs.rows_N, result.tokens_N)
         return result
 
     recording, output = record(TapeBackend(), step)

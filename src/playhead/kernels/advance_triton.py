@@ -1,0 +1,83 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""Triton kernels of `advance.py`: one lane per token or request.
+
+Shapes: B requests, T tokens, R rows of running requests, P pages per row.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+BLOCK = 128
+
+
+@triton.jit
+def newest_ids_kernel(ids, newest, out, num_tokens, BLOCK: tl.constexpr):
+    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    live = token < num_tokens
+    token_id = tl.load(ids + token, mask=live, other=0)
+    unread = live & (token_id < 0)
+    tl.store(out + token, tl.where(unread, tl.load(newest - token_id, mask=unread, other=0), token_id), mask=live)
+
+
+@triton.jit
+def advance_kernel(
+    tokens, input_ids, positions, seq_lens, out_cache_loc, num_generated, rows, num_live, newest, page_table,
+    table_stride, num_pages, num_requests, PAGE_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    request = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    live = request < tl.minimum(tl.load(num_live), num_requests)
+    token = tl.load(tokens + request, mask=live, other=0).to(tl.int32)
+    row = tl.load(rows + request, mask=live, other=0)
+    max_tokens = num_pages * PAGE_SIZE
+    position = tl.minimum(tl.load(positions + request, mask=live, other=0) + 1, max_tokens - 1)
+    seq_len = tl.minimum(tl.load(seq_lens + request, mask=live, other=0) + 1, max_tokens)
+    tl.store(newest + row, token, mask=live)
+    tl.store(input_ids + request, token, mask=live)
+    tl.store(positions + request, position, mask=live)
+    tl.store(seq_lens + request, seq_len, mask=live)
+    tl.store(num_generated + request, tl.load(num_generated + request, mask=live, other=0) + 1, mask=live)
+    page = tl.load(page_table + row.to(tl.int64) * table_stride + position // PAGE_SIZE, mask=live, other=0)
+    tl.store(out_cache_loc + request, page * PAGE_SIZE + position % PAGE_SIZE, mask=live)
+
+
+def launch_newest_ids(ids_T: torch.Tensor, newest_R: torch.Tensor) -> torch.Tensor:
+    out_T = torch.empty_like(ids_T)
+    num_tokens = ids_T.shape[0]
+    newest_ids_kernel[(triton.cdiv(num_tokens, BLOCK),)](ids_T, newest_R, out_T, num_tokens, BLOCK=BLOCK)
+    return out_T
+
+
+def launch_advance(
+    tokens_B: torch.Tensor,
+    input_ids_B: torch.Tensor,
+    positions_B: torch.Tensor,
+    seq_lens_B: torch.Tensor,
+    out_cache_loc_B: torch.Tensor,
+    num_generated_B: torch.Tensor,
+    rows_B: torch.Tensor,
+    num_live: torch.Tensor,
+    newest_R: torch.Tensor,
+    page_table_RP: torch.Tensor,
+    page_size: int,
+) -> None:
+    num_requests = rows_B.shape[0]
+    advance_kernel[(triton.cdiv(num_requests, BLOCK),)](
+        tokens_B,
+        input_ids_B,
+        positions_B,
+        seq_lens_B,
+        out_cache_loc_B,
+        num_generated_B,
+        rows_B,
+        num_live,
+        newest_R,
+        page_table_RP,
+        page_table_RP.stride(0),
+        page_table_RP.shape[1],
+        num_requests,
+        PAGE_SIZE=page_size,
+        BLOCK=BLOCK,
+    )

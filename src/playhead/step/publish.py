@@ -1,0 +1,58 @@
+"""What the host decided about pages, on its way to the device: one pinned copy, then one scatter per table.
+
+A plain copy from unpinned memory would wait for the step that is running, and with it the next step's launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from playhead.graph.staging import StagingRing, field_view, lay_out, port_for
+from playhead.kv.pool import DeviceWrite
+
+NUM_STAGES = 4  # as many as a registry has: both are ahead of the device by the same steps
+MAX_ENTRIES = 8192  # of one copy: 96 KiB; a larger change goes in several
+
+
+class Publisher:
+    """Carries `DeviceWrite`s, ordered before what is launched next on the current stream."""
+
+    def __init__(self, device: torch.device, *, max_entries: int = MAX_ENTRIES) -> None:
+        self._max_entries = max_entries
+        fields, num_bytes = lay_out([((max_entries,), torch.int64, 0), ((max_entries,), torch.int32, 0)])
+        arena = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        self._places, self._values = (field_view(arena, place) for place in fields)
+        self._ring = StagingRing(fields, arena, port_for(device), NUM_STAGES)
+
+    def send(self, writes: Sequence[DeviceWrite]) -> None:
+        """Write all of them. The host goes on at once; the arrays may be changed when this returns."""
+        for group in self._copies(writes):
+            stage = self._ring.acquire()
+            places, values = stage.fields
+            spans, end = [], 0
+            for write in group:
+                first, end = end, end + len(write.places)
+                places[first:end], values[first:end] = write.places, write.values
+                spans.append((write.target, first, end))
+            self._ring.submit(stage)
+            for target, first, end in spans:
+                target.index_copy_(0, self._places[first:end], self._values[first:end])
+
+    def _copies(self, writes: Sequence[DeviceWrite]) -> Iterator[list[DeviceWrite]]:
+        """The writes cut so that each group fits one copy."""
+        group: list[DeviceWrite] = []
+        room = self._max_entries
+        for target, places, values in writes:
+            for first in range(0, len(places), self._max_entries):
+                piece = DeviceWrite(
+                    target, places[first : first + self._max_entries], values[first : first + self._max_entries]
+                )
+                if len(piece.places) > room:
+                    yield group
+                    group, room = [], self._max_entries
+                group.append(piece)
+                room -= len(piece.places)
+        if group:
+            yield group

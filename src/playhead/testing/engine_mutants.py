@@ -1,0 +1,170 @@
+"""Bugs of a pipeline whose steps are launched before the last one is read, and what notices them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from functools import cache
+
+import numpy as np
+
+from playhead.engine import Engine
+from playhead.graph.runner import GraphRunner, LivePlan, StepResult
+from playhead.graph.shapes import Decision
+from playhead.graph.slots import FillContext
+from playhead.schedule.request import Request
+from playhead.schedule.scheduler import PlannedChunk, Scheduler
+from playhead.step.sampler_rows import SamplerRows
+from playhead.step.sampling import SamplerNeeds, SamplerRow
+from playhead.step.worker import Chunk, Worker
+from playhead.testing.mutant import Checker, Mutant, swapped
+from playhead.testing.tiny_engine import (
+    LITTLE_BYTES,
+    SCHEDULE,
+    Ask,
+    crowd,
+    run_schedule,
+    tiny_engine,
+    tokens_alone,
+)
+from playhead.types import Row
+
+CROWD = crowd(seed=0)
+FAILING_RUNS = (4, 20)  # of the schedule: one request decodes; several do
+
+
+def slots_told_by_row() -> AbstractContextManager[None]:
+    """A request in the row of one that ended, as long as that one would be now, goes on with its token."""
+
+    def by_row(self: Worker, chunks: Sequence[Chunk], needs: SamplerNeeds) -> bool:
+        last = self._advanced
+        if last is None or [seq.row for seq in last.seqs] != [chunk.seq.row for chunk in chunks]:
+            return False
+        lens = np.array([chunk.end for chunk in chunks])
+        unread = all(chunk.tokens[0] < 0 for chunk in chunks)
+        return unread and bool((lens == last.seq_lens + 1).all() and (lens <= last.num_places).all())
+
+    return swapped(Worker, "_goes_on", by_row)
+
+
+def next_place_not_known() -> AbstractContextManager[None]:
+    """A step goes on although its next page was not in the table when the last one looked there."""
+
+    def anyway(self: Worker, chunks: Sequence[Chunk], needs: SamplerNeeds) -> bool:
+        last = self._advanced
+        if last is None or last.needs != needs or last.seqs != [chunk.seq for chunk in chunks]:
+            return False
+        return last.num_fills == self._decode_registry.num_fills
+
+    return swapped(Worker, "_goes_on", anyway)
+
+
+def sampler_row_kept() -> AbstractContextManager[None]:
+    """A recycled row keeps the seed and the temperature of its former request."""
+    original = SamplerRows.set
+    known: set[tuple[int, Row]] = set()
+
+    def only_once(self: SamplerRows, row: Row, request: SamplerRow) -> None:
+        if (id(self), row) not in known:
+            known.add((id(self), row))
+            original(self, row, request)
+
+    return swapped(SamplerRows, "set", only_once)
+
+
+def newest_token_of_any_row() -> AbstractContextManager[None]:
+    """A request that comes back with one token to compute takes the newest token of whoever had its row."""
+    original = Scheduler._chunk
+
+    def always(self: Scheduler, request: Request, num_tokens: int) -> PlannedChunk:
+        if num_tokens == 1 and request.output:
+            request.newest_in = request.seq
+        return original(self, request, num_tokens)
+
+    return swapped(Scheduler, "_chunk", always)
+
+
+def unread_token_forgotten() -> AbstractContextManager[None]:
+    """After a failed launch a request is computed anew before its last token was read."""
+    original = Scheduler._start
+
+    def at_once(self: Scheduler, request: Request, room: int) -> PlannedChunk | None:
+        num_unread, request.num_unread = request.num_unread, 0
+        started = original(self, request, room)
+        request.num_unread += num_unread
+        return started
+
+    return swapped(Scheduler, "_start", at_once)
+
+
+def preempted_for_nothing() -> AbstractContextManager[None]:
+    """Memory taken from others while steps run cannot be had yet: one short request costs all the others theirs."""
+    return swapped(Scheduler, "_in_flight", False)
+
+
+@cache
+def wanted_tokens(asks: tuple[Ask, ...]) -> dict[str, tuple[int, ...]]:
+    return tokens_alone([ask for ask in asks if ask.goes is None])
+
+
+def check_schedule(engine: Engine, asks: tuple[Ask, ...] = SCHEDULE) -> list[str]:
+    found_tokens, found = run_schedule(engine, asks)
+    for name, wanted in wanted_tokens(asks).items():
+        if found_tokens.get(name) != wanted:
+            found.append(f"request {name!r}: {found_tokens.get(name)}; alone {wanted}")
+    if engine.worker.kv.sequences:
+        found.append(f"still held: {sorted(engine.worker.kv.sequences)}")
+    return found
+
+
+def overlapped() -> list[str]:
+    """Every token is the one the request gets alone, and late stops cost one row at most."""
+    engine = tiny_engine(overlap=True)
+    found = check_schedule(engine)
+    num_ends = len(SCHEDULE)
+    if engine.stats.num_wasted_rows > num_ends:
+        found.append(f"{engine.stats.num_wasted_rows} rows wasted by {num_ends} requests")
+    return found
+
+
+def overlapped_in_little_memory() -> list[str]:
+    """The same for a crowd, with preemptions, each of which was needed."""
+    engine, one_by_one = (tiny_engine(overlap=overlap, kv_memory_bytes=LITTLE_BYTES) for overlap in (True, False))
+    found = check_schedule(engine, CROWD)
+    found += check_schedule(one_by_one, CROWD)
+    most = 2 * one_by_one.stats.num_preemptions
+    if not 0 < engine.stats.num_preemptions <= most:
+        found.append(f"{engine.stats.num_preemptions} preemptions; wanted some, and at most {most}")
+    return found
+
+
+def failed_launch() -> list[str]:
+    """A launch that fails while a step is in flight: that one is read, everybody is computed anew."""
+    engine, original, num_runs = tiny_engine(overlap=True), GraphRunner._run_filled, itertools.count()
+
+    def fails_twice(self: GraphRunner, decision: Decision, ctx: FillContext, live: LivePlan | None) -> StepResult:
+        if next(num_runs) in FAILING_RUNS:
+            raise MemoryError("as a late capture may")
+        return original(self, decision, ctx, live)
+
+    with swapped(GraphRunner, "_run_filled", fails_twice):
+        return check_schedule(engine)
+
+
+ENGINE_MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        name="slots told by row", source="found here: a row used again, at the same length", apply=slots_told_by_row
+    ),
+    Mutant(name="next place not known", source="a graph that advances past its pages", apply=next_place_not_known),
+    Mutant(name="sampler row kept", source="per-request state in a recycled row", apply=sampler_row_kept),
+    Mutant(name="newest token of any row", source="a preempted request comes back", apply=newest_token_of_any_row),
+    Mutant(name="unread token forgotten", source="a launch that fails during overlap", apply=unread_token_forgotten),
+    Mutant(name="preempted for nothing", source="deferred frees and preemption", apply=preempted_for_nothing),
+)
+
+ENGINE_CHECKERS: tuple[Checker, ...] = (
+    Checker(name="overlapped schedule", run=overlapped),
+    Checker(name="failed launch", run=failed_launch),
+    Checker(name="crowd in little memory", run=overlapped_in_little_memory),
+)

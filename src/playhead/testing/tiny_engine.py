@@ -1,0 +1,112 @@
+"""An engine over the tiny worker, and one schedule that has everything: for checkers that need the whole path.
+
+The schedule: requests that arrive while others run, greedy and drawn, with penalties and stop tokens, shared prefixes,
+one that is given up half-way, in so little memory that some are preempted.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from playhead.engine import Engine, Wishes
+from playhead.kv.ledger import Ledger
+from playhead.kv.plan import KVLimits
+from playhead.models.text.tokenizer import tokenizer_from_directory
+from playhead.schedule.sampling_params import SamplingParams
+from playhead.testing.tiny_worker import tiny_worker
+
+LIMITS = KVLimits(max_context_tokens=32, max_running=3, chunk_tokens=8)
+PAGE_SIZE = 2
+LITTLE_BYTES = 9_000
+MAX_STEPS = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A request of the schedule: it comes at a step, and may be given up at another."""
+
+    name: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    comes: int = 0
+    goes: int | None = None
+    priority: int = 0
+
+
+def greedy(num_tokens: int, **more: object) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, **more)  # type: ignore[arg-type]
+
+
+def drawn(num_tokens: int, seed: int, **more: object) -> SamplingParams:
+    return SamplingParams(max_tokens=num_tokens, seed=seed, ignore_eos=True, **more)  # type: ignore[arg-type]
+
+
+SCHEDULE: tuple[Ask, ...] = (
+    Ask(name="first", prompt=(7, 8, 9, 10, 11), params=greedy(3)),
+    # Alone in the row of the one before; when it decodes it is as long as that one would be by now.
+    Ask(name="same row", prompt=(3, 4, 5, 6, 7, 8, 9), params=drawn(6, seed=1), comes=7),
+    Ask(name="long", prompt=tuple(range(20, 34)), params=drawn(14, seed=2, top_k=8), comes=14),
+    Ask(name="prefix", prompt=(*range(20, 32), 1), params=greedy(12), comes=15),
+    Ask(name="late", prompt=(40, 41, 42), params=greedy(20, repetition_penalty=1.3), comes=16),
+    Ask(name="given up", prompt=(50, 51), params=drawn(20, seed=3), comes=17, goes=24),
+    Ask(name="stopped", prompt=(5, 6), params=drawn(20, seed=4, stop_token_ids=tuple(range(0, 64, 5))), comes=20),
+    Ask(name="urgent", prompt=tuple(range(10, 25)), params=drawn(10, seed=5, min_p=0.01), comes=24, priority=-1),
+    Ask(name="last", prompt=(60, 61, 62), params=drawn(9, seed=6), comes=26),
+)
+
+
+def crowd(seed: int, count: int = 24) -> tuple[Ask, ...]:
+    """Many requests of all priorities, with shared beginnings: in little memory they take it from each other."""
+    rng = random.Random(seed)
+    asks = []
+    for i in range(count):
+        start = rng.choice([0, 20, 40])
+        prompt = (*range(start, start + rng.randint(1, 10)), rng.randrange(64))
+        num_tokens = rng.randint(2, 16)
+        params = greedy(num_tokens) if rng.random() < 0.3 else drawn(num_tokens, seed=i)
+        asks.append(Ask(name=f"r{i}", prompt=prompt, params=params, comes=2 * i, priority=rng.randint(-2, 2)))
+    return tuple(asks)
+
+
+def tiny_engine(*, overlap: bool, kv_memory_bytes: int = 1 << 20, prefix_caching: bool = True) -> Engine:
+    worker = tiny_worker(
+        page_size=PAGE_SIZE, limits=LIMITS, kv_memory_bytes=kv_memory_bytes, prefix_caching=prefix_caching
+    )
+    tokenizer = tokenizer_from_directory(Path(str(files("playhead"))) / "assets" / "embedded")
+    return Engine(worker, tokenizer, overlap=overlap)
+
+
+def run_schedule(engine: Engine, asks: Sequence[Ask] = SCHEDULE) -> tuple[dict[str, tuple[int, ...]], list[str]]:
+    """Tokens of the requests that were not given up; and what the ledger found after any step."""
+    finished: dict[str, tuple[int, ...]] = {}
+    found: list[str] = []
+    pending = sorted(asks, key=lambda ask: ask.comes)
+    for number in range(MAX_STEPS):
+        while pending and pending[0].comes <= number and engine.can_take:
+            ask = pending.pop(0)
+            engine.add_request(ask.name, ask.prompt, ask.params, Wishes(priority=ask.priority))
+        for ask in asks:
+            if ask.goes == number:
+                engine.abort(ask.name)
+        with suppress(MemoryError):  # a step that fails may be tried again
+            for output in engine.step():
+                if output.finished:
+                    finished[output.request_id] = output.outputs[0].token_ids
+        found += [f"step {number}: {violation}" for violation in Ledger(engine.worker.kv).audit()]
+        if not pending and not engine.has_work:
+            return finished, found
+    return finished, [*found, f"requests are not done after {MAX_STEPS} steps"]
+
+
+def tokens_alone(asks: Sequence[Ask]) -> dict[str, tuple[int, ...]]:
+    """What each request gets with the engine to itself, no step overlapped and nothing cached."""
+    engine = tiny_engine(overlap=False, prefix_caching=False)
+    finished: dict[str, tuple[int, ...]] = {}
+    for ask in asks:
+        finished |= run_schedule(engine, [Ask(name=ask.name, prompt=ask.prompt, params=ask.params)])[0]
+    return finished

@@ -1,0 +1,87 @@
+"""Steps launched before the last one is read: the same tokens, late stops dropped, memory in order."""
+
+from __future__ import annotations
+
+import pytest
+
+from playhead.engine import Engine, Wishes
+from playhead.schedule.request import FinishReason
+from playhead.testing.engine_mutants import CROWD, check_schedule, failed_launch
+from playhead.testing.tiny_engine import LITTLE_BYTES, greedy, run_schedule, tiny_engine
+
+PROMPT = (7, 8, 9, 10, 11)
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return tiny_engine(overlap=True)
+
+
+def run_one(engine: Engine, params) -> list:
+    engine.add_request("one", PROMPT, params)
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step()
+    return outputs
+
+
+def test_a_step_is_launched_before_the_last_one_is_read(engine):
+    engine.add_request("one", PROMPT, greedy(3))
+    assert engine.step() == []
+    assert len(engine.worker.kv.sequences) == 1
+    assert [len(output.outputs[0].token_ids) for output in engine.step()] == [1]
+
+
+def test_the_length_is_known_ahead_and_wastes_nothing(engine):
+    outputs = run_one(engine, greedy(6))
+    assert outputs[-1].outputs[0].finish_reason is FinishReason.LENGTH
+    assert (engine.stats.num_steps, engine.stats.num_wasted_rows) == (6, 0)
+
+
+def test_a_stop_that_is_seen_late_wastes_one_row_and_gives_no_token(engine):
+    token = run_one(engine, greedy(4))[-1].outputs[0].token_ids[0]
+    outputs = run_one(engine, greedy(9, stop_token_ids=[token]))
+    assert outputs[-1].outputs[0].token_ids == (token,)
+    assert engine.stats.num_wasted_rows == 1
+
+
+def test_an_abort_between_launch_and_reading_is_final(engine):
+    engine.add_request("one", PROMPT, greedy(9))
+    engine.step()
+    engine.step()
+    assert engine.abort("one").outputs[0].finish_reason is FinishReason.ABORT
+    while engine.has_work:
+        assert engine.step() == []
+    assert engine.stats.num_wasted_rows == 1
+    assert not engine.worker.kv.sequences
+
+
+def test_a_steady_decode_fills_nothing_and_publishes_nothing(engine):
+    """All a step takes from the host is its replay: no slot is written, no table changes."""
+    engine.add_request("one", PROMPT, greedy(25))
+    for _ in range(3):
+        engine.step()
+    registry, sent = engine.worker._decode_registry, []
+    engine.worker._publisher.send = sent.extend
+    before = registry.num_fills
+    for _ in range(10):
+        engine.step()
+    assert (registry.num_fills, sent) == (before, [])
+
+
+def test_the_crowd_in_little_memory(engine):
+    assert check_schedule(tiny_engine(overlap=True, kv_memory_bytes=LITTLE_BYTES), CROWD) == []
+
+
+def test_a_failed_launch_loses_nobody():
+    assert failed_launch() == []
+
+
+def test_what_does_not_stream_comes_once_and_whole(engine):
+    streamed, _ = run_schedule(engine)
+    assert streamed["first"]
+    engine.add_request("quiet", PROMPT, greedy(3), Wishes(streams=False))
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step()
+    assert [output.outputs[0].token_ids for output in outputs] == [streamed["first"]]
