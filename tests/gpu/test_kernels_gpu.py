@@ -7,10 +7,12 @@ import torch
 
 from playhead.kernels.activation import ACTIVATIONS, gated_activation, gated_activation_reference
 from playhead.kernels.choose import choose_scratch, choose_tokens, choose_tokens_reference
+from playhead.kernels.decode import attend_last_queries
+from playhead.kernels.decode_triton import launch_decode
 from playhead.kernels.embedding import embed, embed_reference, softcap_, softcap_reference
 from playhead.kernels.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from playhead.kernels.rope import qk_rope_write, qk_rope_write_reference
-from tests.unit.attention.scenes import relative_error
+from tests.unit.attention.scenes import SceneSpec, make_scene, relative_error
 
 ERROR_BOUND = 4e-3  # one rounding to bf16
 
@@ -182,3 +184,25 @@ def test_20000_seeds_draw_the_softmax_of_logits_over_temperature(temperature):
     counts = torch.bincount(chosen(choose_tokens, call), minlength=5)
     wanted = 20000 * (logits / temperature).softmax(-1)
     assert ((counts - wanted) ** 2 / wanted).sum() < 25
+
+
+@pytest.mark.parametrize(("num_splits", "group_size"), [(256, None), (256, 256), (33, None), (7, 3)])
+def test_one_request_merges_many_splits_to_the_same_bits_every_time(num_splits, group_size):
+    """Groups of splits finish in any order, and each is read by whoever finishes last."""
+    spec = SceneSpec(seq_lens=(8000,), group_size=4, k_head_dim=256, v_head_dim=256, page_size=16)
+    scene = make_scene(spec, seed=1, dtype=torch.bfloat16, device="cuda")
+    layer, plan = scene.layer, scene.plan
+    where = (plan.page_table_RP, plan.rows_B, plan.seq_lens_B, None, None)
+    scratch = (torch.full((4 * num_splits * width,), float("nan"), device="cuda") for width in (256, 2))
+    arrivals = torch.zeros(4 * (num_splits + 1), dtype=torch.int32, device="cuda")
+    call = (layer.k_cache_NSKD, layer.v_cache_NSKE, *where, *scratch, arrivals, layer.scale, None, None, num_splits)
+    outs = [scene.new_out() for _ in range(50)]
+    for out in outs:
+        launch_decode(scene.q, out, *call, group_size=group_size)
+    assert not arrivals.any()
+    assert all(torch.equal(out, outs[0]) for out in outs)
+    wanted = scene.new_out().float()
+    attend_last_queries(
+        scene.q.float(), wanted, layer.k_cache_NSKD, layer.v_cache_NSKE, *where, layer.scale, None, None
+    )
+    assert relative_error(outs[0], wanted) < 1e-2  # weights, values and outputs are bf16
