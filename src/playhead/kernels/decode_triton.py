@@ -77,15 +77,16 @@ def _store_part(parts, tops_sums, part_M, live_M, top_M, sum_M, acc_ME, E: tl.co
 
 @triton.jit
 def _attend_split(
-    q_MD, loc_J, k_cache, v_cache, table_row, mapping, first, last, top_M, scale, softcap,
+    q_MD, k_cache, v_cache, table_row, mapping, first, last, top_M, scale, softcap,
     k_page, k_slot, v_page, v_slot,
     D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr, HAS_MAPPING: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
-    """Keys [first, last), the first of them at `loc_J`, into a fresh running softmax whose rows start at `top_M`."""
+    """Keys [first, last) into a fresh running softmax whose rows start at `top_M`."""
     sum_M = tl.where(top_M > NO_SCORE, 1.0, 0.0)
     acc_ME = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     key_J = first + tl.arange(0, BLOCK_J)
+    loc_J = key_locs(table_row, mapping, key_J, key_J < last, PAGE_SIZE, HAS_MAPPING)
     for _ in tl.range(first, last, BLOCK_J):
         live_J = key_J < last
         k_JD = load_rows(k_cache, loc_J, live_J, k_page, k_slot, PAGE_SIZE, D, BLOCK_D)
@@ -154,33 +155,32 @@ def decode_kernel(
     split = tl.program_id(1)
     request = tl.program_id(2)
     kv_head = heads // NUM_M_BLOCKS
-    seq_len = tl.load(seq_lens + request)
-    row = tl.load(rows + request).to(tl.int64)
-    start = tl.maximum(seq_len - WINDOW, 0) if WINDOW > 0 else 0
-    # Whole blocks per split: a split that ends inside a block would read the rest of it for nothing.
-    keys_per_split = tl.cdiv(tl.cdiv(seq_len - start, num_splits), BLOCK_J) * BLOCK_J
-    first = start + split * keys_per_split
-    if first >= seq_len:
-        return
-    last = tl.minimum(first + keys_per_split, seq_len)
-    # Keys wait for their locations and nothing waits for the query but keys: the tables are asked first.
-    table_row = page_table + row * table_stride
-    key_J = first + tl.arange(0, BLOCK_J)
-    loc_J = key_locs(table_row, mapping, key_J, key_J < last, PAGE_SIZE, HAS_MAPPING)
+    # Three loads that wait for nothing, at once. "volatile" keeps them here: a compiler would move each to its first
+    # use, behind the tables, and their latencies would add up.
+    seq_len = tl.load(seq_lens + request, volatile=True)
+    row = tl.load(rows + request, volatile=True).to(tl.int64)
     in_group_M = (heads % NUM_M_BLOCKS) * BLOCK_M + tl.arange(0, BLOCK_M)
     live_M = in_group_M < G
     head_M = kv_head * G + in_group_M
     dim_D = tl.arange(0, BLOCK_D)
     q_place_M = request.to(tl.int64) * q_request + head_M * q_head
     q_mask = live_M[:, None] & (dim_D < D)[None, :]
-    q_MD = tl.load(q + q_place_M[:, None] + dim_D[None, :], mask=q_mask, other=0.0)
+    q_MD = tl.load(q + q_place_M[:, None] + dim_D[None, :], mask=q_mask, other=0.0, volatile=True)
+    start = tl.maximum(seq_len - WINDOW, 0) if WINDOW > 0 else 0
+    # Whole blocks per split: a split that ends inside a block would read the rest of it for nothing.
+    keys_per_split = tl.cdiv(tl.cdiv(seq_len - start, num_splits), BLOCK_J) * BLOCK_J
+    first = start + split * keys_per_split
+    if first >= seq_len:
+        return
+    table_row = page_table + row * table_stride
+    last = tl.minimum(first + keys_per_split, seq_len)
     top_M = tl.full([BLOCK_M], NO_SCORE, tl.float32)
     if HAS_SINKS:
         # A sink is a key without a value; the first split brings it in, so that it counts once.
         sink_M = tl.load(sinks + head_M, mask=live_M & (split == 0), other=0.0).to(tl.float32) * LOG2_E
         top_M = tl.where(live_M & (split == 0), sink_M, top_M)
     top_M, sum_M, acc_ME = _attend_split(
-        q_MD, loc_J, k_cache + kv_head.to(tl.int64) * k_head, v_cache + kv_head.to(tl.int64) * v_head,
+        q_MD, k_cache + kv_head.to(tl.int64) * k_head, v_cache + kv_head.to(tl.int64) * v_head,
         table_row, mapping, first, last, top_M, scale, softcap, k_page, k_slot, v_page, v_slot,
         D, E, PAGE_SIZE, HAS_MAPPING, HAS_SOFTCAP, BLOCK_M, BLOCK_D, BLOCK_E, BLOCK_J,
     )  # fmt: skip
