@@ -27,6 +27,7 @@ from playhead.kernels.splits import MERGE_ELEMENTS, splits_per_group
 
 MIN_DOT_ROWS = 16  # what a tensor core instruction takes at least
 MIN_DOT_DEPTH = 16
+MAX_REGISTERS = 168  # of a thread: what three programs of 128 threads on one SM leave each
 MAX_ROWS = 64  # more query heads per kv head than this take more programs, which read the keys again
 
 
@@ -251,5 +252,5 @@ def launch_decode(
         HAS_MAPPING=mapping_L is not None, HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks_H is not None,
         BLOCK_M=block_m, BLOCK_D=max(triton.next_power_of_2(head_dim), MIN_DOT_DEPTH), BLOCK_E=block_e,
         BLOCK_J=tiles.block_j, BLOCK_X=max(MERGE_ELEMENTS // (block_h * block_e), 1), BLOCK_H=block_h,
-        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages, maxnreg=MAX_REGISTERS,
     )  # fmt: skip

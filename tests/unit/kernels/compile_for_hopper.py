@@ -28,7 +28,7 @@ from playhead.kernels import (
 )
 
 POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64"}
-OPTIONS = ("num_warps", "num_stages")
+OPTIONS = ("num_warps", "num_stages", "maxnreg")
 ALIGNED = [["tt.divisibility", 16]]
 
 
