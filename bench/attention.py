@@ -1,8 +1,11 @@
-"""Attention on one GPU: `PYTHONPATH=src python3 -m bench.attention [--quick] [--sweep]`.
+"""Attention on one GPU: `PYTHONPATH=src python3 -m bench.attention [--quick | --sweep] [--tiles]`.
 
 Decode: bytes of keys and values a layer must read over the time of one captured call, against the copy bandwidth in
 the scorecard. Calls go round many copies of the keys and values, so that the cache does not serve them. Extend:
 TFLOP/s of the scores and values a causal mask leaves, beside torch's own attention on the same, unpaged tensors.
+
+`--sweep` prints decode alone, over batches and contexts, with splits fixed for the longest context as an engine has
+them, and one request over numbers of splits.
 
 Everything runs from CUDA graphs; a case that fails prints its error and the rest goes on. The tables come last.
 """
@@ -107,17 +110,20 @@ class DecodeCase:
         return self.batch * self.heads.visible(self.context) * self.heads.kv_bytes
 
 
-def decode_case(heads: Heads, batch: int, context: int, page_size: int) -> DecodeCase:
-    """Pages of a request are scattered. A window layer has a pool for its windows alone, behind a mapping."""
+def decode_case(heads: Heads, batch: int, context: int, page_size: int, max_context: int = 0) -> DecodeCase:
+    """Pages of a request are scattered. A window layer has a pool for its windows alone, behind a mapping.
+
+    The page table has room for `max_context`, where that is more than `context`.
+    """
     pages_per_row = -(-context // page_size)
     num_full = 1 + batch * pages_per_row
     pages = torch.randperm(num_full - 1) + 1
-    table = torch.zeros(batch + 1, pages_per_row, dtype=torch.int64)
-    table[1:] = pages.view(batch, pages_per_row)
+    table = torch.zeros(batch + 1, max(pages_per_row, max_context // page_size), dtype=torch.int64)
+    table[1:, :pages_per_row] = pages.view(batch, pages_per_row)
     num_pages, mapping = num_full, None
     if heads.window is not None:
         first_page = max(0, context - heads.window) // page_size
-        live = table[1:, first_page:].flatten()
+        live = table[1:, first_page:pages_per_row].flatten()
         page_of = torch.zeros(num_full, dtype=torch.int64)
         page_of[live] = torch.randperm(len(live)) + 1
         mapping = int32((page_of[:, None] * page_size + torch.arange(page_size)) * (page_of > 0)[:, None]).flatten()
@@ -164,24 +170,46 @@ def bandwidth(num_bytes: int, us: float) -> str:
     return f"{rate / 1e9:6.0f} GB/s {rate / COPY_BYTES_PER_S:5.0%}"
 
 
-def bench_decode(heads: Heads, batch: int, context: int, page_size: int, table: str) -> Row:
-    case = decode_case(heads, batch, context, page_size)
-    backend = TritonBackend(page_table_RP=case.plan.page_table_RP, layers=case.layers[:1], max_bs=batch)
+def decode_us(case: DecodeCase) -> float:
+    """One call, as the backend makes it."""
+    backend = TritonBackend(page_table_RP=case.plan.page_table_RP, layers=case.layers[:1], max_bs=case.batch)
 
     def call(i: int) -> None:
         backend.decode(case.plan, case.layers[i], case.q, case.out)
 
-    us = time_us(call, len(case.layers))
+    return time_us(call, len(case.layers))
+
+
+def bench_decode(heads: Heads, batch: int, context: int, page_size: int, table: str) -> Row:
+    case = decode_case(heads, batch, context, page_size)
+    us = decode_us(case)
     splits = num_splits(decode_shape(case.layers[0], case.plan.page_table_RP), batch)
     name = f"{heads.name:<22} batch {batch:>3} context {context:>6} page {page_size:>2} splits {splits:>2}"
     return Row(table=table, case=name, us=us, rate=bandwidth(case.num_bytes, us))
 
 
-def sweep_decode(heads: Heads, batch: int, context: int, page_size: int) -> list[Row]:
-    """Other tiles and splits than the backend would choose."""
+def cut_decode_us(case: DecodeCase, splits: int, tiles: DecodeTiles | None = None) -> float:
+    """One call with other splits or tiles than the backend would choose."""
+    heads, plan = case.heads, case.plan
+    num_parts = case.batch * heads.num_heads * splits
+    parts = torch.zeros(num_parts * heads.head_dim, device=DEVICE)
+    tops_sums = torch.zeros(num_parts * 2, device=DEVICE)
+    arrivals = torch.zeros(case.batch * heads.num_heads * (splits + 1), dtype=torch.int32, device=DEVICE)
+
+    def call(i: int) -> None:
+        layer = case.layers[i]
+        launch_decode(
+            case.q, case.out, layer.k_cache_NSKD, layer.v_cache_NSKE, plan.page_table_RP, plan.rows_B,
+            plan.seq_lens_B, layer.mapping_L, None, parts, tops_sums, arrivals,
+            layer.scale, layer.window, None, splits, tiles,
+        )  # fmt: skip
+
+    return time_us(call, len(case.layers))
+
+
+def sweep_tiles(heads: Heads, batch: int, context: int, page_size: int) -> list[Row]:
     case = decode_case(heads, batch, context, page_size)
-    layer, plan = case.layers[0], case.plan
-    chosen = num_splits(decode_shape(layer, plan.page_table_RP), batch)
+    chosen = num_splits(decode_shape(case.layers[0], case.plan.page_table_RP), batch)
     block_j = 8192 // heads.head_dim
     tile_choices = [
         (block_j, 4, 3),
@@ -191,29 +219,43 @@ def sweep_decode(heads: Heads, batch: int, context: int, page_size: int) -> list
         (2 * block_j, 4, 3),
         (2 * block_j, 8, 3),
     ]
-    split_choices = sorted({max(1, chosen // 2), chosen, 2 * chosen})
-    parts = torch.zeros(batch * heads.num_heads * split_choices[-1] * heads.head_dim, device=DEVICE)
-    tops_sums = torch.zeros(batch * heads.num_heads * split_choices[-1] * 2, device=DEVICE)
-    arrivals = torch.zeros(batch * heads.num_heads, dtype=torch.int32, device=DEVICE)
     rows = []
-    for (keys, warps, stages), splits in product(tile_choices, split_choices):
+    for (keys, warps, stages), splits in product(tile_choices, sorted({max(1, chosen // 2), chosen, 2 * chosen})):
         tiles = DecodeTiles(block_j=keys, num_warps=warps, num_stages=stages)
-
-        def call(i: int, tiles: DecodeTiles = tiles, splits: int = splits) -> None:
-            cached = case.layers[i]
-            launch_decode(
-                case.q, case.out, cached.k_cache_NSKD, cached.v_cache_NSKE, plan.page_table_RP, plan.rows_B,
-                plan.seq_lens_B, cached.mapping_L, None, parts, tops_sums, arrivals,
-                cached.scale, cached.window, None, splits, tiles,
-            )  # fmt: skip
-
         name = f"{heads.name:<22} batch {batch:>3} keys {keys:>3} warps {warps} stages {stages} splits {splits:>2}"
         try:
-            us = time_us(call, len(case.layers))
-            rows.append(Row(table="decode sweep", case=name, us=us, rate=bandwidth(case.num_bytes, us)))
-        except Exception as error:  # noqa: BLE001 - a variant that does not fit the chip must not end the sweep
+            us = cut_decode_us(case, splits, tiles)
+            rows.append(Row(table="decode tiles", case=name, us=us, rate=bandwidth(case.num_bytes, us)))
+        except Exception as error:  # noqa: BLE001 - a variant that does not fit the chip must not end the run
             print(f"FAILED {name}: {str(error)[:160]}", flush=True)
     return rows
+
+
+def print_sweep() -> None:
+    """Decode over batches and contexts: microseconds and the share of the copy bandwidth. Then over splits."""
+    contexts = (256, 1024, 8192, 32768)
+    lines = []
+    for heads, batch in product((GEMMA_1B, GEMMA_4B, LLAMA_1B, GEMMA_1B_WINDOW), (1, 8, 32, 128)):
+        figures = []
+        for context in contexts:
+            case = decode_case(heads, batch, context, 16, contexts[-1])
+            us = decode_us(case)
+            emit("decode", heads=heads.name, batch=batch, context=context, us=us)
+            figures.append(f"{us:8.1f} {case.num_bytes / us * 1e6 / COPY_BYTES_PER_S:4.0%}")
+            del case
+        lines.append(f"{heads.name:<22} {batch:>5}  {'  '.join(figures)}")
+    split_counts = (1, 8, 16, 32, 64, 128, 256)
+    split_lines = []
+    for heads, batch, context in product((GEMMA_1B, GEMMA_4B, LLAMA_1B), (1, 8), (512, 8192)):
+        case = decode_case(heads, batch, context, 16)
+        figures = [f"{cut_decode_us(case, splits):8.1f}" for splits in split_counts]
+        split_lines.append(f"{heads.name:<22} {batch:>5} {context:>8}  {' '.join(figures)}")
+    empty = torch.zeros(1, device=DEVICE)
+    print(f"\nan launch that writes one number: {time_us(lambda _: empty.zero_(), MAX_CALLS):.1f} us")
+    print(f"\n{'decode, us, share':<22} batch  {'  '.join(f'{context:>8} keys' for context in contexts)}")
+    print("\n".join(lines))
+    print(f"\n{'by splits, us':<22} batch  context  {' '.join(f'{splits:>8}' for splits in split_counts)}")
+    print("\n".join(split_lines))
 
 
 def causal_flops(heads: Heads, num_requests: int, num_tokens: int) -> float:
@@ -286,17 +328,17 @@ def cases(quick: bool) -> Iterator[Callable[[], Row]]:
         yield partial(bench_extend, heads, 16, 512)
 
 
-def sweep_extend() -> Iterator[Callable[[], Row]]:
+def extend_tiles() -> Iterator[Callable[[], Row]]:
     for heads, (rows, warps) in product((GEMMA_4B, QWEN3, LLAMA_1B), ((128, 8), (64, 4))):
         for keys, stages in ((32, 2), (32, 3), (64, 2), (64, 3), (128, 2)):
             tiles = ExtendTiles(block_m=rows, block_j=keys, num_warps=warps, num_stages=stages)
-            yield partial(bench_extend, heads, 1, 8192, tiles, "extend sweep")
+            yield partial(bench_extend, heads, 1, 8192, tiles, "extend tiles")
 
 
-def sweeps() -> Iterator[Callable[[], Row | list[Row]]]:
-    yield from sweep_extend()
+def tile_cases() -> Iterator[Callable[[], Row | list[Row]]]:
+    yield from extend_tiles()
     for heads, batch in ((GEMMA_1B, 32), (GEMMA_4B, 32), (GEMMA_1B, 1), (LLAMA_1B, 32)):
-        yield partial(sweep_decode, heads, batch, 8192, 16)
+        yield partial(sweep_tiles, heads, batch, 8192, 16)
 
 
 def print_tables(rows: list[Row]) -> None:
@@ -310,13 +352,17 @@ def print_tables(rows: list[Row]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer batches and contexts")
-    parser.add_argument("--sweep", action="store_true", help="also other tiles than the tables choose")
+    parser.add_argument("--sweep", action="store_true", help="decode over batches, contexts and splits, nothing else")
+    parser.add_argument("--tiles", action="store_true", help="also other tiles than the tables choose")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("bench.attention: found no CUDA device; wanted one. Run it on a GPU machine")
     torch.manual_seed(0)
+    if options.sweep:
+        print_sweep()
+        return
     rows: list[Row] = []
-    for case in [*cases(options.quick), *(sweeps() if options.sweep else ())]:
+    for case in [*cases(options.quick), *(tile_cases() if options.tiles else ())]:
         try:
             found = case()
         except Exception as error:  # noqa: BLE001 - one case that does not fit must not end the run

@@ -6,10 +6,13 @@ import pytest
 import torch
 
 from playhead.kernels.activation import ACTIVATIONS, gated_activation, gated_activation_reference
+from playhead.kernels.choose import choose_scratch, choose_tokens, choose_tokens_reference
+from playhead.kernels.decode import attend_last_queries
+from playhead.kernels.decode_triton import launch_decode
 from playhead.kernels.embedding import embed, embed_reference, softcap_, softcap_reference
 from playhead.kernels.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from playhead.kernels.rope import qk_rope_write, qk_rope_write_reference
-from tests.unit.attention.scenes import relative_error
+from tests.unit.attention.scenes import SceneSpec, make_scene, relative_error
 
 ERROR_BOUND = 4e-3  # one rounding to bf16
 
@@ -105,3 +108,101 @@ def test_qk_rope_write(heads, dims, page_size, mapped, interleaved, capsys):
     qk_rope_write_reference(*reference)
     for what, position in (("q", 0), ("k", 7), ("v", 8)):
         check(f"qk_rope_write {heads} interleaved={interleaved} {what}", call[position], reference[position], capsys)
+
+
+VOCABS = (262144, 128256, 50257)  # the last is odd: rows that no 16-byte load can follow
+
+
+def choose_call(num_rows, vocab_size, dtype, *, temperature=None):
+    """Logits, temperatures, seeds and positions; every third row is greedy unless all have one temperature."""
+    row = torch.arange(num_rows)
+    temperatures = torch.where(row % 3 == 0, 0.0, 0.4 + row / num_rows)
+    if temperature is not None:
+        temperatures = torch.full((num_rows,), temperature)
+    logits = random(num_rows, vocab_size, seed=3, dtype=torch.float32).mul_(4).to(dtype)
+    return logits, temperatures.cuda(), (row * 7919 - 50).cuda(), (row * 31).cuda()
+
+
+def chosen(choose, call, *, draws=True, scratch=None):
+    num_rows, vocab_size = call[0].shape
+    device = call[0].device
+    tokens = torch.full((num_rows,), -1, device=device)
+    scratch = scratch or choose_scratch(num_rows, vocab_size, device)
+    choose(*call, tokens, *scratch, 1e-5, draws)
+    assert not scratch[1].any(), "arrivals are left zeroed for the next launch"
+    return tokens
+
+
+@pytest.mark.parametrize("vocab_size", VOCABS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_chosen_tokens_are_the_references_on_the_device_and_on_the_host(vocab_size, dtype, capsys):
+    """Greedy tokens exactly. Draws too, but where the best two scores round to within a hair of each other."""
+    call = choose_call(96, vocab_size, dtype)
+    found = chosen(choose_tokens, call).cpu()
+    assert torch.equal(chosen(choose_tokens, call, draws=False).cpu(), call[0].float().argmax(-1).cpu())
+    on_device = chosen(choose_tokens_reference, call).cpu()
+    on_host = chosen(choose_tokens_reference, tuple(values.cpu() for values in call))
+    with capsys.disabled():
+        others = [int((found != wanted).sum()) for wanted in (on_device, on_host)]
+        print(f"\nchoose_tokens {vocab_size} {dtype}: {others} of 96 differ from device, host", end="")
+    assert torch.equal(found[::3], on_host[::3])
+    assert max(others) <= 1
+
+
+@pytest.mark.parametrize("vocab_size", VOCABS)
+def test_a_row_chooses_the_same_token_alone_and_among_128(vocab_size):
+    call = choose_call(128, vocab_size, torch.bfloat16)
+    together = chosen(choose_tokens, call)
+    assert all(torch.equal(chosen(choose_tokens, call), together) for _ in range(20))
+    for row in (0, 1, 2, 64, 127):
+        alone = tuple(values[row : row + 1] for values in call)
+        assert torch.equal(chosen(choose_tokens, alone), together[row : row + 1])
+    few = tuple(values[40:48].clone() for values in call)
+    assert torch.equal(chosen(choose_tokens, few), together[40:48])
+
+
+def test_a_captured_choice_follows_its_inputs():
+    call = choose_call(8, 262144, torch.bfloat16, temperature=1.0)
+    scratch = choose_scratch(8, 262144, "cuda")
+    tokens = chosen(choose_tokens, call, scratch=scratch)  # compiles outside the capture
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        choose_tokens(*call, tokens, *scratch, 1e-5, True)
+    for position in range(3):
+        call[3].fill_(position)
+        graph.replay()
+        assert torch.equal(tokens, chosen(choose_tokens, call))
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_20000_seeds_draw_the_softmax_of_logits_over_temperature(temperature):
+    """Four degrees of freedom: beyond 25 once in 20,000 seed sets, and this one is fixed."""
+    logits = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05], device="cuda").log() + 1.7
+    row = torch.arange(20000, device="cuda")
+    call = (logits.expand(20000, -1).contiguous(), torch.full((20000,), temperature, device="cuda"), row, row // 9)
+    counts = torch.bincount(chosen(choose_tokens, call), minlength=5)
+    wanted = 20000 * (logits / temperature).softmax(-1)
+    assert ((counts - wanted) ** 2 / wanted).sum() < 25
+
+
+@pytest.mark.parametrize(("num_splits", "group_size"), [(256, None), (256, 256), (33, None), (7, 3)])
+def test_one_request_merges_many_splits_to_the_same_bits_every_time(num_splits, group_size):
+    """Groups of splits finish in any order, and each is read by whoever finishes last."""
+    spec = SceneSpec(seq_lens=(8000,), group_size=4, k_head_dim=256, v_head_dim=256, page_size=16)
+    scene = make_scene(spec, seed=1, dtype=torch.bfloat16, device="cuda")
+    layer, plan = scene.layer, scene.plan
+    where = (plan.page_table_RP, plan.rows_B, plan.seq_lens_B, None, None)
+    scratch = (torch.full((4 * num_splits * width,), float("nan"), device="cuda") for width in (256, 2))
+    arrivals = torch.zeros(4 * (num_splits + 1), dtype=torch.int32, device="cuda")
+    call = (layer.k_cache_NSKD, layer.v_cache_NSKE, *where, *scratch, arrivals, layer.scale, None, None, num_splits)
+    outs = [scene.new_out() for _ in range(50)]
+    for out in outs:
+        launch_decode(scene.q, out, *call, group_size=group_size)
+    assert not arrivals.any()
+    assert all(torch.equal(out, outs[0]) for out in outs)
+    wanted = scene.new_out().float()
+    attend_last_queries(
+        scene.q.float(), wanted, layer.k_cache_NSKD, layer.v_cache_NSKE, *where, layer.scale, None, None
+    )
+    assert relative_error(outs[0], wanted) < 1e-2  # weights, values and outputs are bf16

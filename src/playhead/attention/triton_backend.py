@@ -23,7 +23,7 @@ from playhead.graph.runner import OwnedMemory
 from playhead.graph.slots import Batch, FillContext, GraphSlot
 from playhead.kernels.decode import decode
 from playhead.kernels.extend import extend
-from playhead.kernels.splits import DecodeShape, num_parts, num_splits
+from playhead.kernels.splits import DecodeShape, num_arrivals, num_parts, num_splits
 
 
 class TritonBackend:
@@ -43,10 +43,8 @@ class TritonBackend:
         most_numbers = max(parts * shape.v_head_dim for shape, parts in steps)
         self._parts = torch.zeros(most_numbers, dtype=torch.float32, device=device)
         self._tops_sums = torch.zeros(2 * max(parts for _, parts in steps), dtype=torch.float32, device=device)
-        # One counter for each block of query heads that a program takes; there are never more blocks than heads.
-        self._arrivals = torch.zeros(
-            max_bs * max(layer.num_heads for layer in layers), dtype=torch.int32, device=device
-        )
+        most_arrivals = max(num_arrivals(shape, bs) for shape in shapes for bs in range(1, max_bs + 1))
+        self._arrivals = torch.zeros(most_arrivals, dtype=torch.int32, device=device)
 
     def slots(self, phase: Phase) -> tuple[GraphSlot, ...]:
         return attention_slots(phase)

@@ -79,8 +79,8 @@ def decode_reference(
     """`attend_last_queries`, with what the kernel needs to share one request among programs.
 
     `num_splits` and the scratch decide how the work is cut, not what comes out: `parts` holds B * H * num_splits
-    results of E float32, `part_tops_sums` two more numbers for each, `arrivals` one zeroed int32 for each request and
-    block of heads. The kernel leaves `arrivals` zeroed.
+    results of E float32, `part_tops_sums` two more numbers for each, `arrivals` as many zeroed int32 as
+    `splits.num_arrivals` says. The kernel leaves `arrivals` zeroed.
     """
     attend_last_queries(
         q_BHD,

@@ -16,13 +16,16 @@ SLOTS = NUM_SMS * PROGRAMS_PER_SM
 LEAST_WAVES = 1.5
 LEAST_FILL = 0.85
 
-MIN_KEYS_PER_SPLIT = 64  # below this a program's start costs more than its share of the keys
-MAX_SPLITS = 64
+# With this many splits each, unequal requests even out inside one wave, and a second one would cost its latency.
+ENOUGH_SPLITS = 32
 
-# The last program to finish merges all parts of its heads in steps of this many numbers, one step after the other. They
-# take 64 registers of each of 128 threads, which leaves room for the programs above.
+MIN_KEYS_PER_SPLIT = 32  # a block of the widest heads: with less, a program reads keys that others read too
+MAX_SPLITS = 256
+
+# Parts are merged in steps of this many numbers, one step after the other. They take 64 registers of each of 128
+# threads, which leaves room for the programs above. A group of splits takes this many steps, and so do all groups.
 MERGE_ELEMENTS = 8192
-MAX_MERGE_STEPS = 4
+MERGE_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,15 +37,24 @@ class DecodeShape:
     v_head_dim: int
     max_keys: int
 
+    @property
+    def part_elements(self) -> int:
+        """Numbers that one split leaves to merge, for the query heads of one kv head."""
+        return self.num_heads // self.num_kv_heads * self.v_head_dim
+
 
 def num_splits(shape: DecodeShape, num_requests: int) -> int:
     """Splits for a batch: the fewest that make full waves of programs; where none do, those that come nearest.
 
-    32 requests of Gemma-3-1B (one kv head) at 8192 keys: 22 splits, 704 programs, 89% of two waves. One request: 32,
-    because merging more would take longer than they save.
+    32 requests of Gemma-3-1B (one kv head) at 8192 keys: 22 splits, 704 programs, 89% of two waves. Eight requests: 49,
+    one wave. One request: 256, one block of keys each, which merge as 16 groups of 16.
     """
-    most = min(MAX_SPLITS, -(-shape.max_keys // MIN_KEYS_PER_SPLIT), _most_to_merge(shape))
+    width = merge_width(shape.part_elements)
+    most = min(MAX_SPLITS, -(-shape.max_keys // MIN_KEYS_PER_SPLIT), width * width)
     programs_per_split = num_requests * shape.num_kv_heads
+    in_one_wave = SLOTS // programs_per_split
+    if in_one_wave >= ENOUGH_SPLITS:
+        return min(most, in_one_wave)
     for count in range(1, most + 1):
         num_programs = programs_per_split * count
         if num_programs >= LEAST_WAVES * SLOTS and wave_fill(num_programs) >= LEAST_FILL:
@@ -60,6 +72,22 @@ def num_parts(shape: DecodeShape, num_requests: int) -> int:
     return num_requests * shape.num_heads * num_splits(shape, num_requests)
 
 
-def _most_to_merge(shape: DecodeShape) -> int:
-    heads_per_program = shape.num_heads // shape.num_kv_heads
-    return max(1, MAX_MERGE_STEPS * MERGE_ELEMENTS // (heads_per_program * shape.v_head_dim))
+def num_arrivals(shape: DecodeShape, num_requests: int) -> int:
+    """Counters of one decode step: for each block of query heads one per group of splits, and one for the groups.
+
+    A program takes a block of heads; there are never more blocks than heads.
+    """
+    splits = num_splits(shape, num_requests)
+    num_groups = -(-splits // splits_per_group(splits, shape.part_elements))
+    return num_requests * shape.num_heads * (num_groups + 1)
+
+
+def splits_per_group(num_splits: int, part_elements: int) -> int:
+    """How many neighbouring splits merge first. 22 splits of which 16 fit a group are two groups of 11."""
+    num_groups = -(-num_splits // merge_width(part_elements))
+    return -(-num_splits // num_groups)
+
+
+def merge_width(part_elements: int) -> int:
+    """How many parts merge in MERGE_STEPS: 16 of Gemma-3-1B's, four heads of 256 each."""
+    return max(MERGE_STEPS * MERGE_ELEMENTS // part_elements, 2)

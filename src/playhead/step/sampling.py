@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import torch
 
+from playhead.kernels.choose import gumbel_noise
 from playhead.schedule.sampling_params import (
     GREEDY_BELOW,
     INT64_MAX,
@@ -30,13 +31,6 @@ from playhead.schedule.sampling_params import (
 MAX_EOS_IDS = 16  # checkpoints list a handful
 # Below this float32 turns a logit into infinity, and infinity times zero into a NaN that wins every argmax.
 SMALLEST_REPETITION = 1e-6
-
-# splitmix64, as signed 64-bit numbers: integer multiplication of tensors wraps, as the hash wants.
-GOLDEN = 0x9E3779B97F4A7C15 - 2**64
-MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
-MIX_2 = 0x94D049BB133111EB - 2**64
-UNIFORM_BITS = 40
-BELOW_ONE = 1 - 2**-24
 
 # A softmax weight in (0, 1] becomes an integer of this many bits: 2^21 of them still fit 63 bits.
 WEIGHT_SCALE = 2.0**42
@@ -278,32 +272,6 @@ def sorted_threshold(logits_NV: torch.Tensor, inputs: SamplerInputs) -> torch.Te
 def integer_weights(logits_NV: torch.Tensor, best_N1: torch.Tensor) -> torch.Tensor:
     """exp(logit - best) as integers, whose sums are the same in any order."""
     return ((logits_NV - best_N1).exp() * WEIGHT_SCALE).to(torch.int64)
-
-
-def gumbel_noise(seeds_N: torch.Tensor, positions_N: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Standard Gumbel numbers, float32, a function of seed, position and token id alone, always finite.
-
-    Each row is the splitmix64 stream that starts at the hash of its seed and position. The rare large numbers decide
-    a draw over a large vocabulary, so the uniform number is small where they are, with 40 bits.
-    """
-    start_N = mixed_(mixed_(seeds_N + GOLDEN) + positions_N * GOLDEN)
-    ids_V = torch.arange(vocab_size, dtype=torch.int64, device=seeds_N.device)
-    bits_NV = mixed_(start_N[:, None] + ids_V * GOLDEN)
-    high_NV = shifted(bits_NV, 64 - UNIFORM_BITS)
-    uniform_NV = ((high_NV.float() + 0.5) * 2.0**-UNIFORM_BITS).clamp_(max=BELOW_ONE)
-    return uniform_NV.neg_().log1p_().neg_().log_().neg_()
-
-
-def mixed_(bits: torch.Tensor) -> torch.Tensor:
-    """splitmix64's mixing, in place: every bit of a 64-bit number reaches every bit of the result."""
-    bits.bitwise_xor_(shifted(bits, 30)).mul_(MIX_1)
-    bits.bitwise_xor_(shifted(bits, 27)).mul_(MIX_2)
-    return bits.bitwise_xor_(shifted(bits, 31))
-
-
-def shifted(bits: torch.Tensor, num_bits: int) -> torch.Tensor:
-    """Shift right and fill with zeros; `>>` alone copies the sign."""
-    return (bits >> num_bits).bitwise_and_(2 ** (64 - num_bits) - 1)
 
 
 def report(raw_NV: torch.Tensor, tokens_N: torch.Tensor, num_logprobs: int) -> SampledTokens:

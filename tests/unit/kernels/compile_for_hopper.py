@@ -17,10 +17,18 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from playhead.kernels import activation_triton, decode_triton, embedding_triton, extend_triton, norm_triton, rope_triton
+from playhead.kernels import (
+    activation_triton,
+    choose_triton,
+    decode_triton,
+    embedding_triton,
+    extend_triton,
+    norm_triton,
+    rope_triton,
+)
 
 POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64"}
-OPTIONS = ("num_warps", "num_stages")
+OPTIONS = ("num_warps", "num_stages", "maxnreg")
 ALIGNED = [["tt.divisibility", 16]]
 
 
@@ -108,6 +116,16 @@ def rope():
     )
 
 
+def choose(dtype, draws):
+    per_row = (meta(8, dtype=torch.float32), *(meta(8, dtype=torch.int64) for _ in range(3)))
+    scratch = (meta(8, 256, dtype=torch.int64), indices(8))
+    logits = meta(8, 262144, dtype=dtype)
+    return compiled(
+        choose_triton.choose_kernel,
+        lambda: choose_triton.launch_choose_tokens(logits, *per_row, *scratch, 1e-5, draws),
+    )
+
+
 KERNELS = {
     "decode 256 full": lambda: decode(4, 1, 256, 16, None),
     "decode 256 window page 1": lambda: decode(8, 4, 256, 1, 1024),
@@ -118,6 +136,10 @@ KERNELS = {
     "extend 192/128 window": lambda: extend(64, 8, (192, 128), 8192, 128, None),
     "extend 64": lambda: extend(32, 8, (64, 64), 8192, None, None),
     "rope": rope,
+    "choose greedy bf16": lambda: choose(torch.bfloat16, False),
+    "choose greedy fp32": lambda: choose(torch.float32, False),
+    "choose draw bf16": lambda: choose(torch.bfloat16, True),
+    "choose draw fp32": lambda: choose(torch.float32, True),
     "rms_norm": lambda: compiled(
         norm_triton.rms_norm_kernel, lambda: norm_triton.launch_rms_norm(meta(8, 1152), meta(1152), 1e-6, True)
     ),

@@ -47,3 +47,12 @@ def test_as_many_decode_programs_fit_an_sm_as_the_splits_count_on(kernels):
         assert PROGRAMS_PER_SM * (row["shared_bytes"] + BLOCK_RESERVED_BYTES) <= SM_SHARED_BYTES, row
         assert PROGRAMS_PER_SM * row["registers"] * 32 * row["num_warps"] <= SM_REGISTERS, row
         assert row["stack_bytes"] <= 16, row
+
+
+def test_enough_threads_that_only_compare_fit_an_sm_to_keep_its_loads_in_flight(kernels):
+    """16 bytes used and 16 on their way for each thread: 1,024 threads have the 26 KiB that hide memory's latency."""
+    rows = [row for name, row in kernels.items() if name.startswith("choose greedy")]
+    assert len(rows) == 2
+    for row in rows:
+        assert 1024 * row["registers"] <= SM_REGISTERS, row
+        assert row["stack_bytes"] == 0, row

@@ -22,12 +22,18 @@ def reference(scene: Scene) -> torch.Tensor:
     return out[: scene.num_live]
 
 
-def kernel(scene: Scene, num_splits: int, scratch: tuple[torch.Tensor, ...] | None = None) -> torch.Tensor:
+def kernel(
+    scene: Scene,
+    num_splits: int,
+    scratch: tuple[torch.Tensor, ...] | None = None,
+    group_size: int | None = None,
+) -> torch.Tensor:
     out, layer, plan = scene.new_out(), scene.layer, scene.plan
     memory = (layer.k_cache_NSKD, layer.v_cache_NSKE, plan.page_table_RP, plan.rows_B, plan.seq_lens_B)
     scratch = scratch or new_scratch(scene, num_splits)
     numbers = (layer.scale, layer.window, layer.softcap, num_splits)
-    launch_decode(scene.q, out, *memory, layer.mapping_L, layer.sinks_H, *scratch, *numbers, tiles=SMALL)
+    more = (layer.mapping_L, layer.sinks_H, *scratch, *numbers)
+    launch_decode(scene.q, out, *memory, *more, tiles=SMALL, group_size=group_size)
     assert not scratch[2].any(), "arrivals are left zeroed for the next launch"
     return out[: scene.num_live]
 
@@ -37,21 +43,38 @@ def new_scratch(scene: Scene, num_splits: int) -> tuple[torch.Tensor, ...]:
     return (
         torch.full((num_parts * scene.layer.v_head_dim,), float("nan")),
         torch.full((num_parts * 2,), float("nan")),
-        torch.zeros(scene.q.shape[0] * scene.layer.num_heads, dtype=torch.int32),
+        torch.zeros(scene.q.shape[0] * scene.layer.num_heads * (num_splits + 1), dtype=torch.int32),
     )
 
 
 @settings(max_examples=25, deadline=None)
-@given(spec=scene_specs(extend=False), num_splits=st.integers(1, 4), seed=st.integers(0, 2**31))
-def test_kernel_agrees_with_reference(spec, num_splits, seed):
+@given(
+    spec=scene_specs(extend=False),
+    num_splits=st.integers(1, 4),
+    group_size=st.sampled_from((None, 1, 2, 3)),
+    seed=st.integers(0, 2**31),
+)
+def test_kernel_agrees_with_reference(spec, num_splits, group_size, seed):
     scene = make_scene(spec, seed)
-    torch.testing.assert_close(kernel(scene, num_splits), reference(scene), atol=1e-5, rtol=1e-5)
+    found = kernel(scene, num_splits, group_size=group_size)
+    torch.testing.assert_close(found, reference(scene), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("group_size", [17, 70])
 def test_many_query_heads_per_kv_head_take_several_blocks(group_size):
     scene = make_scene(SceneSpec(seq_lens=(20,), group_size=group_size), seed=5)
     torch.testing.assert_close(kernel(scene, 2), reference(scene), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("group_size", [2, 3, 4])
+def test_many_splits_merge_in_groups_and_then_the_groups(group_size):
+    """Full groups, a last group with fewer splits, one with none, and a request that fits a single group."""
+    spec = SceneSpec(seq_lens=(110, 70, 20), group_size=3, num_kv_heads=2, has_sinks=True, v_head_dim=12)
+    scene = make_scene(spec, seed=8)
+    scratch = new_scratch(scene, 7)
+    for _ in range(2):
+        found = kernel(scene, 7, scratch, group_size)
+        torch.testing.assert_close(found, reference(scene), atol=1e-5, rtol=1e-5)
 
 
 def test_splits_without_keys_change_nothing():

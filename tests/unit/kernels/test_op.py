@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from playhead.kernels.activation import gated_activation
+from playhead.kernels.choose import choose_scratch, choose_tokens
 from playhead.kernels.decode import decode
 from playhead.kernels.embedding import embed, softcap_
 from playhead.kernels.extend import extend
@@ -30,6 +31,11 @@ def extend_call():
     return scene.q, torch.zeros(2, 1, 8), *memory, plan.query_starts_B, plan.query_lens_B, None, None, 0.1, None, None
 
 
+def choose_call():
+    ids = [torch.tensor([1, 2]) for _ in range(3)]
+    return torch.randn(2, 8), torch.tensor([0.0, 1.0]), *ids, *choose_scratch(2, 8), 1e-5, True
+
+
 CALLS = {
     rms_norm: lambda: (torch.randn(2, 8), torch.randn(8), 1e-6, True),
     add_rms_norm: lambda: (torch.randn(2, 8), torch.randn(2, 8), torch.randn(8), None, 1e-6, True),
@@ -37,6 +43,7 @@ CALLS = {
     embed: lambda: (torch.tensor([1, 0]), torch.randn(4, 8), 2.0),
     softcap_: lambda: (torch.randn(2, 8), 30.0),
     qk_rope_write: lambda: tuple(random_call((2, 1), (8, 8, 4), seed=0, norm=True, mapping=True)),
+    choose_tokens: choose_call,
     decode: decode_call,
     extend: extend_call,
 }
