@@ -69,10 +69,7 @@ class CudaReadback:
     """Through pinned memory, in stream order; an event tells the host, which waits for nothing else."""
 
     def __init__(self, results: SampledTokens, started: torch.cuda.Event) -> None:
-        hosts = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in results]
-        self._results = SampledTokens(
-            *(host.copy_(tensor, non_blocking=True) for host, tensor in zip(hosts, results, strict=True))
-        )
+        self._results = SampledTokens(*(copied_to_pinned(tensor) for tensor in results))
         self._started = started
         self._done = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self._done.record()
@@ -86,6 +83,13 @@ class CudaReadback:
     def device_us(self) -> float:
         elapsed_ms: float = self._started.elapsed_time(self._done)
         return 1e3 * elapsed_ms
+
+
+def copied_to_pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that is there when what was launched before it is done."""
+    if not tensor.numel():
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 def start_stopwatch(device: torch.device) -> Stopwatch:

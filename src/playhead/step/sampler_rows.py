@@ -18,6 +18,7 @@ import torch
 from playhead.graph.capture import Inputs
 from playhead.graph.runner import OwnedMemory
 from playhead.graph.slots import GraphSlot, host_vector
+from playhead.kernels.choose import choose_scratch
 from playhead.step.sampling import (
     EVERYTHING,
     SMALLEST_REPETITION,
@@ -61,6 +62,7 @@ class SamplerRows:
             for name, (dtype, empty) in COLUMNS.items()
         }
         self._variants = np.zeros(self._num_rows, dtype=np.int8)
+        self._parts_RX, self._arrivals_R = choose_scratch(max_running, vocab_size, device)
         self.tables: SamplerTables | None = None
 
     def set(self, row: Row, request: SamplerRow) -> None:
@@ -105,15 +107,18 @@ class SamplerRows:
             seeds_N=views["seeds"],
             positions_N=views[GENERATED_SLOT],
             rows_N=rows_N,
+            parts_RX=self._parts_RX,
+            arrivals_R=self._arrivals_R,
             tables=self.tables,
         )
 
     @property
     def owned(self) -> tuple[OwnedMemory, ...]:
-        """The tables, where there are any: row 0 is the sink's, as everywhere."""
+        """The scratch; and the tables, where there are any: row 0 is the sink's, as everywhere."""
+        scratch = OwnedMemory(name="sampler scratch", tensors=(self._parts_RX, self._arrivals_R), writable=True)
         if self.tables is None:
-            return ()
-        return (OwnedMemory(name="sampler tables", tensors=self.tables.tensors, writable=True, sink_rows=1),)
+            return (scratch,)
+        return scratch, OwnedMemory(name="sampler tables", tensors=self.tables.tensors, writable=True, sink_rows=1)
 
     def make_tables(self) -> SamplerTables:
         """The tables, made at the first call: their addresses never change."""

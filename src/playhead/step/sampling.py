@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from playhead.kernels.choose import gumbel_noise
+from playhead.kernels.choose import choose_tokens
 from playhead.schedule.sampling_params import (
     GREEDY_BELOW,
     INT64_MAX,
@@ -171,6 +171,9 @@ class SamplerInputs:
     """How many tokens the request has generated: the draw's number."""
     rows_N: torch.Tensor
     """The request's line of the tables."""
+    parts_RX: torch.Tensor
+    arrivals_R: torch.Tensor
+    """Scratch of `choose_tokens`."""
     tables: SamplerTables | None = None
 
 
@@ -192,19 +195,27 @@ def sample(logits_NV: torch.Tensor, inputs: SamplerInputs, needs: SamplerNeeds =
 
     Equal scores go to the lowest id. A row of NaN gets some id of the vocabulary and disturbs no other row.
     """
-    raw_NV = logits_NV.float()
-    scores_NV = raw_NV
+    scores_NV = logits_NV
     if needs.num_bias:
-        scores_NV = biased(scores_NV, inputs)
+        scores_NV = biased(scores_NV.float(), inputs)
     if needs.penalties:
-        scores_NV = penalised(scores_NV, inputs)
-    if needs.random:
-        greedy_N1 = inputs.temperature_N[:, None] < GREEDY_BELOW
-        drawn_NV = filtered(scores_NV / torch.where(greedy_N1, 1.0, inputs.temperature_N[:, None]), inputs, needs)
-        noise_NV = gumbel_noise(inputs.seeds_N, inputs.positions_N, raw_NV.shape[1])
-        scores_NV = torch.where(greedy_N1, scores_NV, drawn_NV + noise_NV)
-    tokens_N = scores_NV.argmax(dim=-1)
-    return report(raw_NV, tokens_N, needs.num_logprobs)
+        scores_NV = penalised(scores_NV.float(), inputs)
+    if needs.sort or needs.min_p:
+        scores_NV = filtered(scores_NV.float(), inputs, needs)
+    tokens_N = torch.empty(len(logits_NV), dtype=torch.int64, device=logits_NV.device)
+    # One way to choose for all needs: a draw rounds the same, whatever else its step computes.
+    choose_tokens(
+        scores_NV,
+        inputs.temperature_N,
+        inputs.seeds_N,
+        inputs.positions_N,
+        tokens_N,
+        inputs.parts_RX,
+        inputs.arrivals_R,
+        GREEDY_BELOW,
+        needs.random,
+    )
+    return report(logits_NV, tokens_N, needs.num_logprobs)
 
 
 def biased(logits_NV: torch.Tensor, inputs: SamplerInputs) -> torch.Tensor:
@@ -233,14 +244,19 @@ def penalised(logits_NV: torch.Tensor, inputs: SamplerInputs) -> torch.Tensor:
 
 
 def filtered(logits_NV: torch.Tensor, inputs: SamplerInputs, needs: SamplerNeeds) -> torch.Tensor:
-    """-inf below the row's threshold. All filters are thresholds, so equal logits stay or go together."""
+    """-inf below the row's threshold, which is one of logits / temperature.
+
+    All filters are thresholds, so equal logits stay or go together. The best token is never filtered, so a greedy row
+    chooses the same.
+    """
+    temperature_N1 = inputs.temperature_N[:, None]
+    scaled_NV = logits_NV / torch.where(temperature_N1 < GREEDY_BELOW, 1.0, temperature_N1)
     if needs.sort:
-        kept_NV = logits_NV >= sorted_threshold(logits_NV, inputs)
-        logits_NV = torch.where(kept_NV, logits_NV, -math.inf)
+        logits_NV = torch.where(scaled_NV >= sorted_threshold(scaled_NV, inputs), logits_NV, -math.inf)
     if needs.min_p:
-        # The best token is never filtered, so probabilities relative to it are the same before top-k and after.
-        threshold_N1 = logits_NV.amax(dim=-1, keepdim=True) + inputs.log_min_p_N[:, None]
-        logits_NV = torch.where(logits_NV >= threshold_N1, logits_NV, -math.inf)
+        # Probabilities relative to the best token are the same before top-k and after.
+        threshold_N1 = scaled_NV.amax(dim=-1, keepdim=True) + inputs.log_min_p_N[:, None]
+        logits_NV = torch.where(scaled_NV >= threshold_N1, logits_NV, -math.inf)
     return logits_NV
 
 
@@ -274,13 +290,14 @@ def integer_weights(logits_NV: torch.Tensor, best_N1: torch.Tensor) -> torch.Ten
     return ((logits_NV - best_N1).exp() * WEIGHT_SCALE).to(torch.int64)
 
 
-def report(raw_NV: torch.Tensor, tokens_N: torch.Tensor, num_logprobs: int) -> SampledTokens:
+def report(logits_NV: torch.Tensor, tokens_N: torch.Tensor, num_logprobs: int) -> SampledTokens:
     """The tokens, with `num_logprobs` columns of ids, logprobs and ranks."""
-    num_rows, vocab_size = raw_NV.shape
+    num_rows, vocab_size = logits_NV.shape
     if num_logprobs == 0:
-        empty = raw_NV.new_empty((num_rows, 0))
+        empty = torch.empty((num_rows, 0), dtype=torch.float32, device=tokens_N.device)
         no_ids = tokens_N.new_empty((num_rows, 0))
         return SampledTokens(tokens_N, no_ids, empty, no_ids)
+    raw_NV = logits_NV.float()
     num_best = min(num_logprobs - 1, vocab_size)
     chosen_N1 = tokens_N[:, None]
     keys_NV = ranking_keys(raw_NV)

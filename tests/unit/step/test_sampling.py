@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from playhead.graph import TapeBackend, record
+from playhead.kernels.choose import gumbel_noise
 from playhead.schedule.sampling_params import SamplingParams
 from playhead.step.sampling import (
     EVERYTHING,
     SamplerNeeds,
     SamplerRow,
     filtered,
-    gumbel_noise,
     sample,
     sampler_needs,
 )
