@@ -10,7 +10,14 @@ from playhead.kernels.choose import choose_scratch, choose_tokens, choose_tokens
 from playhead.kernels.decode import attend_last_queries
 from playhead.kernels.decode_triton import launch_decode
 from playhead.kernels.embedding import embed, embed_reference, softcap_, softcap_reference
-from playhead.kernels.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
+from playhead.kernels.norm import (
+    add_rms_norm,
+    add_rms_norm_reference,
+    norm_add_,
+    norm_add_reference,
+    rms_norm,
+    rms_norm_reference,
+)
 from playhead.kernels.rope import qk_rope_write, qk_rope_write_reference
 from tests.unit.attention.scenes import SceneSpec, make_scene, relative_error
 
@@ -34,9 +41,15 @@ def check(name, found, wanted, capsys):
 
 @pytest.mark.parametrize("width", [640, 1152, 2560, 5376])
 @pytest.mark.parametrize("num_rows", [1, 130])
-def test_rms_norm(width, num_rows, capsys):
-    call = (random(num_rows, width + 64)[:, :width], random(width, seed=1), 1e-6, True)
-    check(f"rms_norm {num_rows} x {width}", rms_norm(*call), rms_norm_reference(*in_float32(call)), capsys)
+@pytest.mark.parametrize("centred", [False, True])
+def test_rms_norm(width, num_rows, centred, capsys):
+    call = (random(num_rows, width + 64)[:, :width], random(width, seed=1), 1e-6, not centred, centred)
+    check(
+        f"rms_norm {num_rows} x {width} centred={centred}",
+        rms_norm(*call),
+        rms_norm_reference(*in_float32(call)),
+        capsys,
+    )
 
 
 @pytest.mark.parametrize("norm_x", [False, True])
@@ -47,6 +60,14 @@ def test_add_rms_norm(norm_x, capsys):
     found, wanted = add_rms_norm(*call), add_rms_norm_reference(*reference)
     check(f"add_rms_norm norm_x={norm_x}", found, wanted, capsys)
     check(f"add_rms_norm norm_x={norm_x} residual", residual, reference[1], capsys)
+
+
+def test_norm_add(capsys):
+    x, residual, weight = random(130, 4096), random(130, 4096, seed=1), random(4096, seed=2)
+    reference = in_float32((x, residual, weight))
+    norm_add_(x, residual, weight, 1e-6, False)
+    norm_add_reference(*reference, 1e-6, False)
+    check("norm_add_", residual, reference[1], capsys)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -77,7 +98,8 @@ def test_softcap(capsys):
     ids=["gemma-1b", "llama-1b", "mimo partial"],
 )
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_qk_rope_write(heads, dims, page_size, mapped, interleaved, capsys):
+@pytest.mark.parametrize("together", [False, True])
+def test_qk_rope_write(heads, dims, page_size, mapped, interleaved, together, capsys):
     (num_heads, num_kv_heads), (k_dim, v_dim, num_pairs) = heads, dims
     num_tokens, num_pages = 200, 400 // page_size + 1
     widths = (num_heads * k_dim, num_kv_heads * k_dim, num_kv_heads * v_dim)
@@ -92,10 +114,10 @@ def test_qk_rope_write(heads, dims, page_size, mapped, interleaved, capsys):
         q.view(num_tokens, num_heads, k_dim),
         k.view(num_tokens, num_kv_heads, k_dim),
         v.view(num_tokens, num_kv_heads, v_dim),
-        random(k_dim, seed=3),
-        random(k_dim, seed=4),
-        angles.cos(),
-        angles.sin(),
+        random(widths[0] if together else k_dim, seed=3),
+        random(widths[1] if together else k_dim, seed=4),
+        torch.cat((angles.cos(), angles.sin()), dim=1),
+        torch.randperm(num_tokens, generator=torch.Generator().manual_seed(5)).int().cuda(),
         *caches,
         locs,
         mapping,

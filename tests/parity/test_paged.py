@@ -91,7 +91,11 @@ def test_paged_graphs_give_transformers_logits(case, mode, page_size):
     assert worst < 1e-4, worst
 
 
-@pytest.mark.parametrize("case", [CASES[0]], ids=lambda case: case.name)
+# Not gpt-oss: torch traces its grouped matmul in bfloat16 only.
+PIECEWISE = ("gemma3", "llama-biases-tied", "olmo3", "cohere2-bias")
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.name in PIECEWISE], ids=lambda case: case.name)
 def test_compiled_pieces_give_transformers_logits(case):
     model = reference(case)
     worker = worker_for(ours(model), page_size=16, mode=Mode.PIECEWISE)

@@ -7,7 +7,7 @@ import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from playhead.layers.rope import Rope
+from playhead.layers.rope import Rope, inverse_frequencies
 from playhead.models.build import spec_from_config
 
 YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096}
@@ -35,6 +35,8 @@ def test_frequencies_equal_the_references(name, head_dim):
     )
     wanted, attention_factor = ROPE_INIT_FUNCTIONS[TABLES[name]["rope_type"]](config, torch.device("cpu"))
     rope_spec = spec_from_config(config.to_dict()).layers[0].attention.rope
-    rope = Rope(rope_spec, device=torch.device("cpu"))
-    torch.testing.assert_close(rope.inv_freq_F, wanted, rtol=1e-6, atol=0)
-    assert rope.attention_factor == pytest.approx(attention_factor)
+    torch.testing.assert_close(inverse_frequencies(rope_spec), wanted, rtol=1e-6, atol=0)
+    table_PR = Rope(rope_spec, 300, device=torch.device("cpu")).table_PR
+    angles_PF = torch.arange(300)[:, None] * wanted.double()
+    wanted_PR = torch.cat((angles_PF.cos(), angles_PF.sin()), dim=1) * attention_factor
+    torch.testing.assert_close(table_PR, wanted_PR.float(), rtol=0, atol=1e-4)

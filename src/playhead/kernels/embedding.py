@@ -6,13 +6,14 @@ Shapes: T tokens, V vocabulary, D width.
 from __future__ import annotations
 
 import torch
+from torch.nn import functional as F
 
 from playhead.kernels.op import no_output, register_op
 
 
 def embed_reference(ids_T: torch.Tensor, table_VD: torch.Tensor, scale: float) -> torch.Tensor:
     """Rows of the table times `scale`. Gemma rounds its scale to the weights' dtype: give it rounded."""
-    rows_TD = table_VD[ids_T]
+    rows_TD = F.embedding(ids_T, table_VD)
     return rows_TD if scale == 1.0 else (rows_TD.float() * scale).to(table_VD.dtype)
 
 

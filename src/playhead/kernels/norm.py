@@ -1,4 +1,7 @@
-"""RMS normalisation of rows, alone and together with the residual it is added to.
+"""Normalisation of rows, alone and together with the residual they are added to.
+
+A row is divided by its root mean square and multiplied by a weight, or by 1 + weight with `unit_offset`. With `centred`
+its mean is taken off first, which makes it LayerNorm without a bias.
 
 Shapes: T tokens, D width.
 """
@@ -7,19 +10,25 @@ from __future__ import annotations
 
 import torch
 
-from playhead.kernels.op import register_op
+from playhead.kernels.op import no_output, register_op
 
 
-def normalised(x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float, unit_offset: bool) -> torch.Tensor:
-    """Rows over their root mean square, times the weight, in float32."""
+def normalised(
+    x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float, unit_offset: bool, centred: bool = False
+) -> torch.Tensor:
+    """The normalised rows in float32."""
     wide_TD = x_TD.float()
+    if centred:
+        wide_TD = wide_TD - wide_TD.mean(-1, keepdim=True)
     wide_TD = wide_TD * torch.rsqrt(wide_TD.pow(2).mean(-1, keepdim=True) + eps)
     return wide_TD * (weight_D.float() + 1.0 if unit_offset else weight_D.float())
 
 
-def rms_norm_reference(x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float, unit_offset: bool) -> torch.Tensor:
-    """Normalised rows in the input's dtype, rounded once. With `unit_offset` the factor is 1 + weight."""
-    return normalised(x_TD, weight_D, eps, unit_offset).to(x_TD.dtype)
+def rms_norm_reference(
+    x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float, unit_offset: bool, centred: bool = False
+) -> torch.Tensor:
+    """Normalised rows in the input's dtype, rounded once."""
+    return normalised(x_TD, weight_D, eps, unit_offset, centred).to(x_TD.dtype)
 
 
 def add_rms_norm_reference(
@@ -29,6 +38,7 @@ def add_rms_norm_reference(
     x_weight_D: torch.Tensor | None,
     eps: float,
     unit_offset: bool,
+    centred: bool = False,
 ) -> torch.Tensor:
     """Adds x to the residual in place and returns the sum normalised.
 
@@ -36,28 +46,39 @@ def add_rms_norm_reference(
     kernel between blocks instead of three. The norm sees the sum as it was stored, so a later reader of the residual
     and this one agree on its value.
     """
-    wide_TD = x_TD.float() if x_weight_D is None else normalised(x_TD, x_weight_D, eps, unit_offset)
+    wide_TD = x_TD.float() if x_weight_D is None else normalised(x_TD, x_weight_D, eps, unit_offset, centred)
     residual_TD.copy_(residual_TD.float() + wide_TD)
-    return rms_norm_reference(residual_TD, weight_D, eps, unit_offset)
+    return rms_norm_reference(residual_TD, weight_D, eps, unit_offset, centred)
 
 
-def _rms_norm_cuda(x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float, unit_offset: bool) -> torch.Tensor:
-    from playhead.kernels.norm_triton import launch_rms_norm
-
-    return launch_rms_norm(x_TD, weight_D, eps, unit_offset)
-
-
-def _add_rms_norm_cuda(
+def norm_add_reference(
     x_TD: torch.Tensor,
     residual_TD: torch.Tensor,
-    weight_D: torch.Tensor,
-    x_weight_D: torch.Tensor | None,
+    x_weight_D: torch.Tensor,
     eps: float,
     unit_offset: bool,
-) -> torch.Tensor:
+    centred: bool = False,
+) -> None:
+    """Adds x, normalised, to the residual in place: for models whose next block reads the sum itself (OLMo)."""
+    residual_TD.copy_(residual_TD.float() + normalised(x_TD, x_weight_D, eps, unit_offset, centred))
+
+
+def _rms_norm_cuda(*args: object) -> torch.Tensor:
+    from playhead.kernels.norm_triton import launch_rms_norm
+
+    return launch_rms_norm(*args)  # type: ignore[arg-type]
+
+
+def _add_rms_norm_cuda(*args: object) -> torch.Tensor:
     from playhead.kernels.norm_triton import launch_add_rms_norm
 
-    return launch_add_rms_norm(x_TD, residual_TD, weight_D, x_weight_D, eps, unit_offset)
+    return launch_add_rms_norm(*args)  # type: ignore[arg-type]
+
+
+def _norm_add_cuda(*args: object) -> None:
+    from playhead.kernels.norm_triton import launch_norm_add
+
+    launch_norm_add(*args)  # type: ignore[arg-type]
 
 
 def _like_x(x_TD: torch.Tensor, *_: object) -> torch.Tensor:
@@ -72,4 +93,8 @@ add_rms_norm = register_op(
     cuda=_add_rms_norm_cuda,
     fake=_like_x,
     mutates=("residual_TD",),
+)
+
+norm_add_ = register_op(
+    "norm_add_", reference=norm_add_reference, cuda=_norm_add_cuda, fake=no_output, mutates=("residual_TD",)
 )

@@ -12,8 +12,10 @@ import triton.language as tl
 
 
 @triton.jit
-def _scaled_row(x_D, weight, col_D, live_D, eps, WIDTH: tl.constexpr, UNIT_OFFSET: tl.constexpr):
-    """A float32 row over its root mean square, times the weight. Columns past the width must be zero."""
+def _scaled_row(x_D, weight, col_D, live_D, eps, WIDTH: tl.constexpr, UNIT_OFFSET: tl.constexpr, CENTRED: tl.constexpr):
+    """A float32 row, normalised. Columns past the width must be zero."""
+    if CENTRED:
+        x_D = tl.where(live_D, x_D - tl.sum(x_D) / WIDTH, 0.0)
     weight_D = tl.load(weight + col_D, mask=live_D, other=0.0).to(tl.float32)
     if UNIT_OFFSET:
         weight_D += 1.0
@@ -21,41 +23,36 @@ def _scaled_row(x_D, weight, col_D, live_D, eps, WIDTH: tl.constexpr, UNIT_OFFSE
 
 
 @triton.jit
-def rms_norm_kernel(x, weight, out, x_stride, eps, WIDTH: tl.constexpr, UNIT_OFFSET: tl.constexpr, BLOCK: tl.constexpr):
+def rms_norm_kernel(
+    x, weight, out, x_stride, eps,
+    WIDTH: tl.constexpr, UNIT_OFFSET: tl.constexpr, CENTRED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     col_D = tl.arange(0, BLOCK)
     live_D = col_D < WIDTH
     x_D = tl.load(x + row * x_stride + col_D, mask=live_D, other=0.0).to(tl.float32)
-    y_D = _scaled_row(x_D, weight, col_D, live_D, eps, WIDTH, UNIT_OFFSET)
+    y_D = _scaled_row(x_D, weight, col_D, live_D, eps, WIDTH, UNIT_OFFSET, CENTRED)
     tl.store(out + row * WIDTH + col_D, y_D.to(out.dtype.element_ty), mask=live_D)
 
 
 @triton.jit
-def add_rms_norm_kernel(
-    x,
-    residual,
-    weight,
-    x_weight,
-    out,
-    x_stride,
-    residual_stride,
-    eps,
-    WIDTH: tl.constexpr,
-    UNIT_OFFSET: tl.constexpr,
-    NORM_X: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+def add_norm_kernel(
+    x, residual, weight, x_weight, out, x_stride, residual_stride, eps,
+    WIDTH: tl.constexpr, UNIT_OFFSET: tl.constexpr, CENTRED: tl.constexpr,
+    NORM_X: tl.constexpr, NORM_SUM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     col_D = tl.arange(0, BLOCK)
     live_D = col_D < WIDTH
     x_D = tl.load(x + row * x_stride + col_D, mask=live_D, other=0.0).to(tl.float32)
     residual_D = tl.load(residual + row * residual_stride + col_D, mask=live_D, other=0.0).to(tl.float32)
     if NORM_X:
-        x_D = _scaled_row(x_D, x_weight, col_D, live_D, eps, WIDTH, UNIT_OFFSET)
+        x_D = _scaled_row(x_D, x_weight, col_D, live_D, eps, WIDTH, UNIT_OFFSET, CENTRED)
     stored_D = (residual_D + x_D).to(residual.dtype.element_ty)
     tl.store(residual + row * residual_stride + col_D, stored_D, mask=live_D)
-    y_D = _scaled_row(stored_D.to(tl.float32), weight, col_D, live_D, eps, WIDTH, UNIT_OFFSET)
-    tl.store(out + row * WIDTH + col_D, y_D.to(out.dtype.element_ty), mask=live_D)
+    if NORM_SUM:
+        y_D = _scaled_row(stored_D.to(tl.float32), weight, col_D, live_D, eps, WIDTH, UNIT_OFFSET, CENTRED)
+        tl.store(out + row * WIDTH + col_D, y_D.to(out.dtype.element_ty), mask=live_D)
 
 
 def num_warps_for(block: int) -> int:
@@ -63,7 +60,9 @@ def num_warps_for(block: int) -> int:
     return min(max(block // 256, 1), 16)
 
 
-def launch_rms_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float, unit_offset: bool) -> torch.Tensor:
+def launch_rms_norm(
+    x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float, unit_offset: bool, centred: bool = False
+) -> torch.Tensor:
     num_rows, width = x_TD.shape
     out_TD = torch.empty((num_rows, width), dtype=x_TD.dtype, device=x_TD.device)
     block = triton.next_power_of_2(width)
@@ -75,6 +74,7 @@ def launch_rms_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float, unit
         eps,
         WIDTH=width,
         UNIT_OFFSET=unit_offset,
+        CENTRED=centred,
         BLOCK=block,
         num_warps=num_warps_for(block),
     )
@@ -88,23 +88,50 @@ def launch_add_rms_norm(
     x_weight_D: torch.Tensor | None,
     eps: float,
     unit_offset: bool,
+    centred: bool = False,
 ) -> torch.Tensor:
+    out_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype, device=x_TD.device)
+    _launch_add(x_TD, residual_TD, weight_D, x_weight_D, out_TD, eps, unit_offset, centred)
+    return out_TD
+
+
+def launch_norm_add(
+    x_TD: torch.Tensor,
+    residual_TD: torch.Tensor,
+    x_weight_D: torch.Tensor,
+    eps: float,
+    unit_offset: bool,
+    centred: bool = False,
+) -> None:
+    _launch_add(x_TD, residual_TD, None, x_weight_D, None, eps, unit_offset, centred)
+
+
+def _launch_add(
+    x_TD: torch.Tensor,
+    residual_TD: torch.Tensor,
+    weight_D: torch.Tensor | None,
+    x_weight_D: torch.Tensor | None,
+    out_TD: torch.Tensor | None,
+    eps: float,
+    unit_offset: bool,
+    centred: bool,
+) -> None:
     num_rows, width = x_TD.shape
-    out_TD = torch.empty((num_rows, width), dtype=x_TD.dtype, device=x_TD.device)
     block = triton.next_power_of_2(width)
-    add_rms_norm_kernel[(num_rows,)](
+    add_norm_kernel[(num_rows,)](
         x_TD,
         residual_TD,
         weight_D,
-        weight_D if x_weight_D is None else x_weight_D,
+        x_weight_D,
         out_TD,
         x_TD.stride(0),
         residual_TD.stride(0),
         eps,
         WIDTH=width,
         UNIT_OFFSET=unit_offset,
+        CENTRED=centred,
         NORM_X=x_weight_D is not None,
+        NORM_SUM=out_TD is not None,
         BLOCK=block,
         num_warps=num_warps_for(block),
     )
-    return out_TD

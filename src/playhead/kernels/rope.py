@@ -1,9 +1,9 @@
 """What happens to queries, keys and values between their projection and attention, in one pass.
 
-Per-head norm of q and k (or none), rotary embedding (or none), and the write of k and v into paged memory.
+Norm of q and k (or none), rotary embedding (or none), and the write of k and v into paged memory.
 
-Shapes: T tokens, H query heads, K kv heads, D head dim of q and k, E head dim of v, F rotated pairs (2F <= D),
-N pages of the layer's pool, S locations per page, L full locations.
+Shapes: T tokens, H query heads, K kv heads, D head dim of q and k, E head dim of v, W = D or all heads' dims together,
+P positions, F rotated pairs (2F <= D), R = 2F, N pages of the layer's pool, S locations per page, L full locations.
 """
 
 from __future__ import annotations
@@ -31,6 +31,30 @@ def rotated(x_THD: torch.Tensor, cos_TF: torch.Tensor, sin_TF: torch.Tensor, int
     return out_THD
 
 
+def turned_heads(
+    x_THD: torch.Tensor,
+    weight_W: torch.Tensor | None,
+    table_PR: torch.Tensor | None,
+    positions_T: torch.Tensor,
+    eps: float,
+    unit_offset: bool,
+    interleaved: bool,
+) -> torch.Tensor:
+    """Heads as attention wants them: normed, then rotated, rounded once.
+
+    A weight of D numbers norms every head by itself, one of H * D all heads of a token together; None norms nothing.
+    A row of the table is the F cosines of a position, then its F sines; None rotates nothing.
+    """
+    wide_THD = x_THD
+    if weight_W is not None:
+        rows = x_THD if weight_W.numel() == x_THD.shape[2] else x_THD.flatten(1)
+        wide_THD = normalised(rows, weight_W, eps, unit_offset).view(x_THD.shape)
+    if table_PR is not None:
+        cos_TF, sin_TF = table_PR[positions_T].chunk(2, dim=-1)
+        wide_THD = rotated(wide_THD, cos_TF, sin_TF, interleaved)
+    return wide_THD.to(x_THD.dtype)
+
+
 def group_locs(full_locs: torch.Tensor, mapping_L: torch.Tensor | None) -> torch.Tensor:
     """Full locations in a group's own space, as int64. A location of -1 becomes the sink."""
     # Without the clamp, -1 would index from the end: somebody's token.
@@ -42,10 +66,10 @@ def qk_rope_write_reference(
     q_THD: torch.Tensor,
     k_TKD: torch.Tensor,
     v_TKE: torch.Tensor,
-    q_weight_D: torch.Tensor | None,
-    k_weight_D: torch.Tensor | None,
-    cos_TF: torch.Tensor | None,
-    sin_TF: torch.Tensor | None,
+    q_weight_W: torch.Tensor | None,
+    k_weight_W: torch.Tensor | None,
+    table_PR: torch.Tensor | None,
+    positions_T: torch.Tensor,
     k_cache_NSKD: torch.Tensor,
     v_cache_NSKE: torch.Tensor,
     locs_T: torch.Tensor,
@@ -56,24 +80,18 @@ def qk_rope_write_reference(
 ) -> None:
     """Norms and rotates q in place, and writes the normed, rotated k and the plain v to their locations.
 
-    Weights of None mean no norm, cos and sin of None no rotation; cos and sin are contiguous. `locs_T` are full
-    locations; `mapping_L` takes them to the layer's group, None meaning they are that already. k itself is left alone:
-    attention reads the cache. Everything between the load and the store is float32, so q and k are rounded once.
+    Weights and table are those of `turned_heads`. `locs_T` are full locations; `mapping_L` takes them to the layer's
+    group, None meaning they are that already. k itself is left alone: attention reads the cache. Everything between
+    the load and the store is float32, so q and k are rounded once.
     """
-    q_wide_THD, k_wide_TKD = q_THD, k_TKD
-    if q_weight_D is not None and k_weight_D is not None:
-        q_wide_THD = normalised(q_THD, q_weight_D, eps, unit_offset)
-        k_wide_TKD = normalised(k_TKD, k_weight_D, eps, unit_offset)
-    if cos_TF is not None and sin_TF is not None:
-        q_wide_THD = rotated(q_wide_THD, cos_TF, sin_TF, interleaved)
-        k_wide_TKD = rotated(k_wide_TKD, cos_TF, sin_TF, interleaved)
-    if q_wide_THD is not q_THD:
-        q_THD.copy_(q_wide_THD)
+    turning = (table_PR, positions_T, eps, unit_offset, interleaved)
+    if q_weight_W is not None or table_PR is not None:
+        q_THD.copy_(turned_heads(q_THD, q_weight_W, *turning))
     page_size = k_cache_NSKD.shape[1]
     locs = group_locs(locs_T, mapping_L)
     page, slot = locs // page_size, locs % page_size
-    k_cache_NSKD[page, slot] = k_wide_TKD.to(k_cache_NSKD.dtype)
-    v_cache_NSKE[page, slot] = v_TKE.to(v_cache_NSKE.dtype)
+    k_cache_NSKD[page, slot] = turned_heads(k_TKD, k_weight_W, *turning)
+    v_cache_NSKE[page, slot] = v_TKE
 
 
 def _cuda(*args: object) -> None:

@@ -4,8 +4,8 @@
 A head is held in three pieces: `a` and `b`, the two halves of the rotated pairs, and `rest`, the dims that pass
 through. Without rotation everything is `rest`; with full rotation there is none.
 
-Shapes: T tokens, H query heads, K kv heads, D head dim of q and k, E head dim of v, F rotated pairs (2F <= D),
-N pages of the layer's pool, S locations per page, L full locations.
+Shapes: T tokens, H query heads, K kv heads, D head dim of q and k, E head dim of v, W = D or all heads' dims together,
+P positions, F rotated pairs (2F <= D), R = 2F, N pages of the layer's pool, S locations per page, L full locations.
 """
 
 from __future__ import annotations
@@ -18,20 +18,26 @@ MAX_TILE = 4096  # elements of one program's tile: 32 for each of 128 threads, s
 
 
 @triton.jit
-def _factor(weight, dim, live, UNIT_OFFSET: tl.constexpr):
-    factor = tl.load(weight + dim, mask=live, other=0.0).to(tl.float32)
+def _factor(weight, head_H, dim, mask, D: tl.constexpr, TOGETHER: tl.constexpr, UNIT_OFFSET: tl.constexpr):
+    """What each number is multiplied by after the division: one row for every head, or one for each."""
+    place = dim[None, :]
+    if TOGETHER:
+        place = head_H[:, None] * D + place
+    factor = tl.load(weight + place, mask=mask, other=0.0).to(tl.float32)
     if UNIT_OFFSET:
         factor += 1.0
-    return factor[None, :]
+    return factor
 
 
 @triton.jit
 def _turn_heads(
-    source, source_H, target, target_H, live_H, weight, cos, sin, eps,
-    D: tl.constexpr, F: tl.constexpr, STEP: tl.constexpr, HAS_NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr,
+    source, source_H, target, target_H, head_H, weight, angles, eps,
+    NUM_HEADS: tl.constexpr, D: tl.constexpr, F: tl.constexpr, STEP: tl.constexpr,
+    HAS_NORM: tl.constexpr, TOGETHER: tl.constexpr, UNIT_OFFSET: tl.constexpr,
     BLOCK_F: tl.constexpr, BLOCK_REST: tl.constexpr,
 ):  # fmt: skip
     """Heads at `source + source_H`, normed and rotated, to `target + target_H`. Both may be the same memory."""
+    live_H = head_H < NUM_HEADS
     pair = tl.arange(0, BLOCK_F)
     dim_a, dim_b, live_F = pair * STEP, pair * STEP + (F if STEP == 1 else 1), pair < F
     dim_rest = 2 * F + tl.arange(0, BLOCK_REST)
@@ -49,16 +55,20 @@ def _turn_heads(
             squares_H += tl.sum(a * a + b * b, 1)
         if D > 2 * F:
             squares_H += tl.sum(rest * rest, 1)
+        if TOGETHER:
+            squares_H = tl.zeros_like(squares_H) + tl.sum(squares_H) / NUM_HEADS
         inverse_H1 = tl.rsqrt(squares_H / D + eps)[:, None]
         if F > 0:
-            a *= inverse_H1 * _factor(weight, dim_a, live_F, UNIT_OFFSET)
-            b *= inverse_H1 * _factor(weight, dim_b, live_F, UNIT_OFFSET)
+            weighed_HF = mask_HF if TOGETHER else live_F[None, :]
+            a *= inverse_H1 * _factor(weight, head_H, dim_a, weighed_HF, D, TOGETHER, UNIT_OFFSET)
+            b *= inverse_H1 * _factor(weight, head_H, dim_b, weighed_HF, D, TOGETHER, UNIT_OFFSET)
         if D > 2 * F:
-            rest *= inverse_H1 * _factor(weight, dim_rest, live_rest, UNIT_OFFSET)
+            weighed = mask_rest if TOGETHER else live_rest[None, :]
+            rest *= inverse_H1 * _factor(weight, head_H, dim_rest, weighed, D, TOGETHER, UNIT_OFFSET)
     to = target.dtype.element_ty
     if F > 0:
-        cos_1F = tl.load(cos + pair, mask=live_F, other=1.0).to(tl.float32)[None, :]
-        sin_1F = tl.load(sin + pair, mask=live_F, other=0.0).to(tl.float32)[None, :]
+        cos_1F = tl.load(angles + pair, mask=live_F, other=1.0)[None, :]
+        sin_1F = tl.load(angles + F + pair, mask=live_F, other=0.0)[None, :]
         tl.store(target + target_H[:, None] + dim_a[None, :], (a * cos_1F - b * sin_1F).to(to), mask=mask_HF)
         tl.store(target + target_H[:, None] + dim_b[None, :], (b * cos_1F + a * sin_1F).to(to), mask=mask_HF)
     if D > 2 * F:
@@ -76,32 +86,33 @@ def _cache_place(locs, mapping, token, page_stride, slot_stride, PAGE_SIZE: tl.c
 
 @triton.jit
 def qk_rope_write_kernel(
-    q, k, v, q_weight, k_weight, cos, sin, k_cache, v_cache, locs, mapping, eps,
+    q, k, v, q_weight, k_weight, table, positions, k_cache, v_cache, locs, mapping, eps,
     q_token, q_head, k_token, k_head, v_token, v_head, k_page, k_slot, k_cache_head, v_page, v_slot, v_cache_head,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr, STEP: tl.constexpr,
     PAGE_SIZE: tl.constexpr, NUM_Q_BLOCKS: tl.constexpr,
-    HAS_NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, HAS_MAPPING: tl.constexpr,
+    HAS_NORM: tl.constexpr, TOGETHER: tl.constexpr, UNIT_OFFSET: tl.constexpr, HAS_MAPPING: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_F: tl.constexpr,
     BLOCK_REST: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
-    cos += token * F
-    sin += token * F
+    angles = table
+    if F > 0:
+        angles += tl.load(positions + token).to(tl.int64) * (2 * F)
     if part < NUM_Q_BLOCKS:
         head_H = part * BLOCK_H + tl.arange(0, BLOCK_H)
         place_H = token * q_token + head_H * q_head
         _turn_heads(
-            q, place_H, q, place_H, head_H < H, q_weight, cos, sin, eps,
-            D, F, STEP, HAS_NORM, UNIT_OFFSET, BLOCK_F, BLOCK_REST,
+            q, place_H, q, place_H, head_H, q_weight, angles, eps,
+            H, D, F, STEP, HAS_NORM, TOGETHER, UNIT_OFFSET, BLOCK_F, BLOCK_REST,
         )  # fmt: skip
     else:
         head_K = tl.arange(0, BLOCK_K)
         live_K = head_K < K
         k_place = _cache_place(locs, mapping, token, k_page, k_slot, PAGE_SIZE, HAS_MAPPING)
         _turn_heads(
-            k, token * k_token + head_K * k_head, k_cache, k_place + head_K * k_cache_head, live_K, k_weight, cos, sin,
-            eps, D, F, STEP, HAS_NORM, UNIT_OFFSET, BLOCK_F, BLOCK_REST,
+            k, token * k_token + head_K * k_head, k_cache, k_place + head_K * k_cache_head, head_K, k_weight, angles,
+            eps, K, D, F, STEP, HAS_NORM, TOGETHER, UNIT_OFFSET, BLOCK_F, BLOCK_REST,
         )  # fmt: skip
         v_place = _cache_place(locs, mapping, token, v_page, v_slot, PAGE_SIZE, HAS_MAPPING)
         dim = tl.arange(0, BLOCK_E)[None, :]
@@ -115,10 +126,10 @@ def launch_qk_rope_write(
     q_THD: torch.Tensor,
     k_TKD: torch.Tensor,
     v_TKE: torch.Tensor,
-    q_weight_D: torch.Tensor | None,
-    k_weight_D: torch.Tensor | None,
-    cos_TF: torch.Tensor | None,
-    sin_TF: torch.Tensor | None,
+    q_weight_W: torch.Tensor | None,
+    k_weight_W: torch.Tensor | None,
+    table_PR: torch.Tensor | None,
+    positions_T: torch.Tensor,
     k_cache_NSKD: torch.Tensor,
     v_cache_NSKE: torch.Tensor,
     locs_T: torch.Tensor,
@@ -129,22 +140,25 @@ def launch_qk_rope_write(
 ) -> None:
     num_tokens, num_heads, head_dim = q_THD.shape
     num_kv_heads, v_head_dim = v_TKE.shape[1:]
-    num_pairs = 0 if cos_TF is None else cos_TF.shape[1]
-    has_norm = q_weight_D is not None
+    num_pairs = 0 if table_PR is None else table_PR.shape[1] // 2
+    has_norm = q_weight_W is not None
+    together = q_weight_W is not None and q_weight_W.numel() != head_dim
     block_dim = triton.next_power_of_2(head_dim)
-    block_heads = min(triton.next_power_of_2(num_heads), max(MAX_TILE // block_dim, 1))
+    block_heads = triton.next_power_of_2(num_heads)
+    if not together:
+        block_heads = min(block_heads, max(MAX_TILE // block_dim, 1))
     # With neither norm nor rotation the queries stay as they are, and only the writing programs run.
     num_q_blocks = triton.cdiv(num_heads, block_heads) if has_norm or num_pairs else 0
     qk_rope_write_kernel[(num_tokens, num_q_blocks + 1)](
-        q_THD, k_TKD, v_TKE,
-        q_weight_D, k_weight_D, cos_TF if cos_TF is not None else q_THD, sin_TF if sin_TF is not None else q_THD,
+        q_THD, k_TKD, v_TKE, q_weight_W, k_weight_W, table_PR, positions_T,
         k_cache_NSKD, v_cache_NSKE, locs_T, mapping_L, eps,
         *q_THD.stride()[:2], *k_TKD.stride()[:2], *v_TKE.stride()[:2],
         *k_cache_NSKD.stride()[:3], *v_cache_NSKE.stride()[:3],
         H=num_heads, K=num_kv_heads, D=head_dim, E=v_head_dim, F=num_pairs, STEP=2 if interleaved else 1,
         PAGE_SIZE=k_cache_NSKD.shape[1], NUM_Q_BLOCKS=num_q_blocks,
-        HAS_NORM=has_norm, UNIT_OFFSET=unit_offset, HAS_MAPPING=mapping_L is not None,
+        HAS_NORM=has_norm, TOGETHER=together, UNIT_OFFSET=unit_offset, HAS_MAPPING=mapping_L is not None,
         BLOCK_H=block_heads, BLOCK_K=triton.next_power_of_2(num_kv_heads), BLOCK_E=triton.next_power_of_2(v_head_dim),
         BLOCK_F=triton.next_power_of_2(max(num_pairs, 1)),
         BLOCK_REST=triton.next_power_of_2(max(head_dim - 2 * num_pairs, 1)),
+        num_warps=min(max(block_heads * block_dim // 1024, 4), 16),
     )  # fmt: skip

@@ -1,21 +1,40 @@
-"""What surrounds attention: projections, qk-norm and rope before it, the output projection after it.
+"""What surrounds attention: one projection before it, what queries and keys go through, the output projection after it.
 
-Shapes: T tokens, M hidden, H heads, K kv heads, D head dim of q and k, E head dim of v.
+Shapes: T tokens, M hidden, X = all heads of q, k and v, Y = all heads of the output, H heads, K kv heads, D head dim of
+q and k, E head dim of v, W = D or all heads' dims together, P positions, R rotary dim.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
+from playhead.kernels.rope import turned_heads
 from playhead.layers.linear import Linear
 from playhead.layers.norm import Norm
-from playhead.layers.rope import rotate
-from playhead.layers.spec import AttentionSpec, NormSpec, QKNorm
+from playhead.layers.rope import Rope
+from playhead.layers.spec import AttentionSpec, NormKind, NormSpec, QKNorm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # tensors have no useful equality
+class HeadTurn:
+    """What queries and keys go through between projection and attention, as `qk_rope_write` takes it.
+
+    Weights of None mean no norm, a table of None no rotation.
+    """
+
+    q_weight_W: torch.Tensor | None
+    k_weight_W: torch.Tensor | None
+    table_PR: torch.Tensor | None
+    eps: float
+    unit_offset: bool
+    interleaved: bool
 
 
 class AttentionBlock(nn.Module):
-    """`project` gives what attention reads, `output` takes what it gives; attention itself belongs to the caller."""
+    """The two projections of one layer and what is between them, except attention itself: that is the caller's."""
 
     q_norm: Norm | None
     k_norm: Norm | None
@@ -25,49 +44,45 @@ class AttentionBlock(nn.Module):
         self, spec: AttentionSpec, hidden_size: int, norm: NormSpec, *, dtype: torch.dtype, device: torch.device
     ) -> None:
         super().__init__()
-        self.spec = spec
-        self.qkv = Linear(
-            hidden_size,
-            spec.q_size + spec.k_size + spec.v_size,
-            has_bias=spec.has_qkv_bias,
-            dtype=dtype,
-            device=device,
-        )
-        self.out = Linear(
-            spec.num_heads * spec.v_head_dim, hidden_size, has_bias=spec.has_output_bias, dtype=dtype, device=device
-        )
+        self.spec, self._norm = spec, norm
+        self.qkv = Linear(hidden_size, spec.qkv_size, has_bias=spec.has_qkv_bias, dtype=dtype, device=device)
+        self.out = Linear(spec.output_size, hidden_size, has_bias=spec.has_output_bias, dtype=dtype, device=device)
         self.q_norm = self.k_norm = self.sinks_H = None
         if spec.qk_norm is not QKNorm.NONE:
+            assert norm.kind is not NormKind.LAYERNORM, "no family norms queries and keys by LayerNorm"
             per_head = spec.qk_norm is QKNorm.HEAD
             self.q_norm = Norm(norm, spec.k_head_dim if per_head else spec.q_size, dtype=dtype, device=device)
             self.k_norm = Norm(norm, spec.k_head_dim if per_head else spec.k_size, dtype=dtype, device=device)
         if spec.has_sinks:
             self.sinks_H = nn.Parameter(torch.empty(spec.num_heads, dtype=dtype, device=device), requires_grad=False)
 
-    def project(
-        self, h_TM: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor] | None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q_THD, k_TKD and v_TKE of these tokens. `rope` is the cos and sin of their positions."""
-        spec = self.spec
-        q, k, v = self.qkv(h_TM).split((spec.q_size, spec.k_size, spec.v_size), dim=-1)
-        if spec.qk_norm is QKNorm.FULL:
-            q, k = self._normalise(q, k)
-        q_THD = q.view(-1, spec.num_heads, spec.k_head_dim)
-        k_TKD = k.view(-1, spec.num_kv_heads, spec.k_head_dim)
-        v_TKE = v.view(-1, spec.num_kv_heads, spec.v_head_dim)
-        if spec.qk_norm is QKNorm.HEAD:
-            q_THD, k_TKD = self._normalise(q_THD, k_TKD)
-        if spec.rope is not None:
-            assert rope is not None, "a layer with a rope spec is given cos and sin"
-            q_THD = rotate(q_THD, *rope, interleaved=spec.rope.interleaved)
-            k_TKD = rotate(k_TKD, *rope, interleaved=spec.rope.interleaved)
-        return q_THD, k_TKD, v_TKE
+    def turn(self, rope: Rope | None) -> HeadTurn:
+        """The norms and the rotation of this layer."""
+        return HeadTurn(
+            q_weight_W=None if self.q_norm is None else self.q_norm.weight,
+            k_weight_W=None if self.k_norm is None else self.k_norm.weight,
+            table_PR=None if rope is None else rope.table_PR,
+            eps=self._norm.eps,
+            unit_offset=self._norm.kind is NormKind.RMS1P,
+            interleaved=rope is not None and rope.spec.interleaved,
+        )
 
-    def _normalise(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        assert self.q_norm is not None, "built with qk-norm"
-        assert self.k_norm is not None, "built with qk-norm"
-        return self.q_norm(q), self.k_norm(k)
 
-    def output(self, out_THE: torch.Tensor) -> torch.Tensor:
-        projected_TM: torch.Tensor = self.out(out_THE.flatten(1))
-        return projected_TM
+def split_heads(qkv_TX: torch.Tensor, spec: AttentionSpec) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q_THD, k_TKD and v_TKE: views of the packed projection."""
+    num_tokens = qkv_TX.shape[0]
+    q, k, v = torch.split(qkv_TX, [spec.q_size, spec.k_size, spec.v_size], dim=1)
+    return (
+        q.view(num_tokens, spec.num_heads, spec.k_head_dim),
+        k.view(num_tokens, spec.num_kv_heads, spec.k_head_dim),
+        v.view(num_tokens, spec.num_kv_heads, spec.v_head_dim),
+    )
+
+
+def turned_qkv(
+    qkv_TX: torch.Tensor, spec: AttentionSpec, turn: HeadTurn, positions_T: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same, queries and keys normed and rotated: for attention that keeps keys and values itself."""
+    q_THD, k_TKD, v_TKE = split_heads(qkv_TX, spec)
+    rest = (turn.table_PR, positions_T, turn.eps, turn.unit_offset, turn.interleaved)
+    return turned_heads(q_THD, turn.q_weight_W, *rest), turned_heads(k_TKD, turn.k_weight_W, *rest), v_TKE

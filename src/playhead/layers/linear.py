@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 
 class Linear(nn.Module):
@@ -25,5 +24,13 @@ class Linear(nn.Module):
         if has_bias:
             self.bias = nn.Parameter(torch.empty(num_outputs, dtype=dtype, device=device), requires_grad=False)
 
-    def forward(self, x_TI: torch.Tensor) -> torch.Tensor:
-        return F.linear(x_TI, self.weight, self.bias)
+    def forward(self, x_TI: torch.Tensor, out_TO: torch.Tensor | None = None) -> torch.Tensor:
+        """The product, in `out_TO` if that is given."""
+        if self.bias is None:
+            return torch.mm(x_TI, self.weight.t(), out=out_TO)
+        return torch.addmm(self.bias, x_TI, self.weight.t(), out=out_TO)
+
+    def add_to(self, sum_TO: torch.Tensor, x_TI: torch.Tensor) -> torch.Tensor:
+        """`sum_TO` with the product added, in place: the matmul does it as it stores."""
+        sum_TO.addmm_(x_TI, self.weight.t())
+        return sum_TO if self.bias is None else sum_TO.add_(self.bias)

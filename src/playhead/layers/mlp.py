@@ -1,16 +1,16 @@
 """Gated feed-forward blocks.
 
-Shapes: T tokens, M hidden, I intermediate.
+Shapes: T tokens, M hidden, I intermediate, J = 2 * I.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
+from playhead.kernels.activation import gated_activation
 from playhead.layers.linear import Linear
-from playhead.layers.spec import Activation, MlpSpec
+from playhead.layers.spec import MlpSpec
 
 
 class GatedMlp(nn.Module):
@@ -22,15 +22,11 @@ class GatedMlp(nn.Module):
         self.gate_up = Linear(hidden_size, 2 * spec.size, has_bias=spec.has_bias, dtype=dtype, device=device)
         self.down = Linear(spec.size, hidden_size, has_bias=spec.has_bias, dtype=dtype, device=device)
 
-    def forward(self, h_TM: torch.Tensor) -> torch.Tensor:
-        gate_TI, up_TI = self.gate_up(h_TM).chunk(2, dim=-1)
-        # In float32, so that the product is rounded once and not its factor too.
-        hidden_TI = _activate(gate_TI.float(), self.spec.activation) * up_TI.float()
-        down_TM: torch.Tensor = self.down(hidden_TI.to(h_TM.dtype))
+    def forward(self, h_TM: torch.Tensor, beside_TM: torch.Tensor | None = None) -> torch.Tensor:
+        """The block's output, added in place to what runs beside it if that is given."""
+        gate_up_TJ: torch.Tensor = self.gate_up(h_TM)
+        hidden_TI = gated_activation(gate_up_TJ, self.spec.activation.value)
+        if beside_TM is not None:
+            return self.down.add_to(beside_TM, hidden_TI)
+        down_TM: torch.Tensor = self.down(hidden_TI)
         return down_TM
-
-
-def _activate(gate_TI: torch.Tensor, activation: Activation) -> torch.Tensor:
-    if activation is Activation.SILU:
-        return F.silu(gate_TI)
-    return F.gelu(gate_TI, approximate="tanh")

@@ -2,7 +2,8 @@
 
 Every shape is fixed by the number of tokens, whatever the router decides, so the block can be captured.
 
-Shapes: T tokens, M hidden, X experts, C chosen per token, P = T * C (token, expert) pairs, I intermediate.
+Shapes: T tokens, M hidden, X experts, C chosen per token, P = T * C (token, expert) pairs, I intermediate,
+J = 2 * I.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from playhead.kernels.activation import gated_activation
 from playhead.layers.spec import MoeSpec
 
 
@@ -43,17 +45,11 @@ class MoeMlp(nn.Module):
         experts_X = torch.arange(1, self.spec.num_experts + 1, device=h_TM.device)
         ends_X = torch.searchsorted(experts_P, experts_X, out_int32=True)
         x_PM = h_TM[order_P // top_k]
-        hidden_PI = self._swiglu(F.grouped_mm(x_PM, self.gate_up_XIM.mT, offs=ends_X) + self.gate_up_bias_XI[experts_P])
-        out_PM = F.grouped_mm(hidden_PI, self.down_XMI.mT, offs=ends_X) + self.down_bias_XM[experts_P]
+        gate_up_PJ = F.grouped_mm(x_PM, self.gate_up_XIM.mT, offs=ends_X).add_(self.gate_up_bias_XI[experts_P])
+        hidden_PI = gated_activation(gate_up_PJ, "clamped_swiglu", self.spec.swiglu_alpha, self.spec.swiglu_limit)
+        out_PM = F.grouped_mm(hidden_PI, self.down_XMI.mT, offs=ends_X).add_(self.down_bias_XM[experts_P])
 
         # Back in token order by a gather: a scatter-add would sum in an order that changes from run to run.
         place_P = torch.empty_like(order_P).scatter_(0, order_P, torch.arange(num_tokens * top_k, device=h_TM.device))
         out_TCM = out_PM[place_P].view(num_tokens, top_k, -1)
         return (out_TCM.float() * weights_TC[..., None]).sum(1).to(h_TM.dtype)
-
-    def _swiglu(self, gate_up_PI: torch.Tensor) -> torch.Tensor:
-        gate_PI, up_PI = gate_up_PI.float().chunk(2, dim=-1)
-        gate_PI = gate_PI.clamp(max=self.spec.swiglu_limit)
-        up_PI = up_PI.clamp(min=-self.spec.swiglu_limit, max=self.spec.swiglu_limit)
-        hidden_PI = (up_PI + 1) * gate_PI * torch.sigmoid(gate_PI * self.spec.swiglu_alpha)
-        return hidden_PI.to(gate_up_PI.dtype)

@@ -1,6 +1,6 @@
-"""Normalisation of rows.
+"""Normalisation of rows, and the residual between two blocks.
 
-Shapes: N any leading dims, M normalised dim.
+Shapes: T tokens, M normalised dim.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from playhead.kernels.norm import add_rms_norm, norm_add_, rms_norm
 from playhead.layers.spec import NormKind, NormSpec
 
 
@@ -17,21 +18,27 @@ class Norm(nn.Module):
     def __init__(self, spec: NormSpec, size: int, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.spec = spec
+        self.numbers = (spec.eps, spec.kind is NormKind.RMS1P, spec.kind is NormKind.LAYERNORM)
         self.weight = nn.Parameter(torch.empty(size, dtype=dtype, device=device), requires_grad=False)
 
-    def forward(self, x_NM: torch.Tensor) -> torch.Tensor:
-        return self._normalised(x_NM).to(x_NM.dtype)
+    def forward(self, x_TM: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x_TM, self.weight, *self.numbers)
 
-    def added_to(self, residual_NM: torch.Tensor, x_NM: torch.Tensor) -> torch.Tensor:
-        """The residual with the normalised rows added, rounded once for both."""
-        return (residual_NM.float() + self._normalised(x_NM)).to(residual_NM.dtype)
 
-    def _normalised(self, x_NM: torch.Tensor) -> torch.Tensor:
-        wide_NM = x_NM.float()
-        weight_M = self.weight.float()
-        if self.spec.kind is NormKind.LAYERNORM:
-            wide_NM = wide_NM - wide_NM.mean(-1, keepdim=True)
-        elif self.spec.kind is NormKind.RMS1P:
-            weight_M = 1.0 + weight_M
-        wide_NM = wide_NM * torch.rsqrt(wide_NM.pow(2).mean(-1, keepdim=True) + self.spec.eps)
-        return wide_NM * weight_M
+def add_then_norm(
+    x_TM: torch.Tensor, residual_TM: torch.Tensor, x_norm: Norm | None, next_norm: Norm | None
+) -> torch.Tensor:
+    """Adds a block's output to the residual in place and gives what the next block reads.
+
+    `x_norm` is what the output goes through first, `next_norm` what the next block has in front; it reads the sum
+    itself where that is None. One of them is always there.
+    """
+    if next_norm is None:
+        assert x_norm is not None, "no placement has norms on neither side"
+        norm_add_(x_TM, residual_TM, x_norm.weight, *x_norm.numbers)
+        return residual_TM
+    if x_norm is not None and x_norm.spec != next_norm.spec:  # one kernel has one eps
+        norm_add_(x_TM, residual_TM, x_norm.weight, *x_norm.numbers)
+        return rms_norm(residual_TM, next_norm.weight, *next_norm.numbers)
+    x_weight_M = None if x_norm is None else x_norm.weight
+    return add_rms_norm(x_TM, residual_TM, next_norm.weight, x_weight_M, *next_norm.numbers)

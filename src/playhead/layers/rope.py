@@ -1,6 +1,6 @@
 """Rotary position embedding.
 
-Shapes: T tokens, H heads, D head dim, R rotary dim, F = R / 2 frequencies.
+Shapes: P positions, R rotary dim, F = R / 2 frequencies.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from playhead.layers.spec import LinearScaling, Llama3Scaling, RopeSpec, YarnSca
 
 
 class Rope(nn.Module):
-    """Turns positions into cos and sin once per forward; all layers with the same spec share them."""
+    """The angles of every position a model has, made once. All layers with the same spec share them.
 
-    def __init__(self, spec: RopeSpec, *, device: torch.device) -> None:
+    A row of `table_PR` is the F cosines of a position, then its F sines: what a kernel that turns heads reads.
+    """
+
+    def __init__(self, spec: RopeSpec, num_positions: int, *, device: torch.device) -> None:
         super().__init__()
         self.spec = spec
-        self.attention_factor = spec.scaling.attention_factor if isinstance(spec.scaling, YarnScaling) else 1.0
-        self.inv_freq_F: torch.Tensor
-        self.register_buffer("inv_freq_F", inverse_frequencies(spec).to(device), persistent=False)
-
-    def forward(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        factor = spec.scaling.attention_factor if isinstance(spec.scaling, YarnScaling) else 1.0
         # float32 on purpose, and kept so: in bfloat16 position 257 is position 256.
-        angles_TF = positions_T.float()[:, None] * self.inv_freq_F
-        return angles_TF.cos() * self.attention_factor, angles_TF.sin() * self.attention_factor
+        positions_P = torch.arange(num_positions, dtype=torch.float32, device=device)
+        angles_PF = positions_P[:, None] * inverse_frequencies(spec).to(device)
+        self.table_PR: torch.Tensor
+        self.register_buffer("table_PR", torch.cat((angles_PF.cos(), angles_PF.sin()), 1) * factor, persistent=False)
 
 
 def inverse_frequencies(spec: RopeSpec) -> torch.Tensor:
@@ -64,24 +65,3 @@ def _yarn(inv_freq_F: torch.Tensor, spec: RopeSpec, scaling: YarnScaling) -> tor
     high = high if high > low else low + 0.001  # a ramp of no width would divide by zero
     stretched_F = ((torch.arange(len(inv_freq_F), dtype=torch.float32) - low) / (high - low)).clamp(0.0, 1.0)
     return inv_freq_F * (1.0 - stretched_F + stretched_F / scaling.factor)
-
-
-def rotate(x_THD: torch.Tensor, cos_TF: torch.Tensor, sin_TF: torch.Tensor, *, interleaved: bool) -> torch.Tensor:
-    """Each pair of the first 2F dims turned by its angle, in float32; the dims after them pass through."""
-    rotary_dim = 2 * cos_TF.shape[-1]
-    turned_THR = x_THD[..., :rotary_dim].float()
-    cos_T1F, sin_T1F = cos_TF[:, None], sin_TF[:, None]
-    if interleaved:
-        a_THF, b_THF = turned_THR[..., 0::2], turned_THR[..., 1::2]
-    else:
-        a_THF, b_THF = turned_THR.chunk(2, dim=-1)
-    new_a_THF = a_THF * cos_T1F - b_THF * sin_T1F
-    new_b_THF = b_THF * cos_T1F + a_THF * sin_T1F
-    if interleaved:
-        turned_THR = torch.stack((new_a_THF, new_b_THF), dim=-1).flatten(-2)
-    else:
-        turned_THR = torch.cat((new_a_THF, new_b_THF), dim=-1)
-    rotated_THR = turned_THR.to(x_THD.dtype)
-    if rotary_dim == x_THD.shape[-1]:
-        return rotated_THR
-    return torch.cat((rotated_THR, x_THD[..., rotary_dim:]), dim=-1)

@@ -126,3 +126,11 @@ class AttentionSpec:
     @property
     def v_size(self) -> int:
         return self.num_kv_heads * self.v_head_dim
+
+    @property
+    def qkv_size(self) -> int:
+        return self.q_size + self.k_size + self.v_size
+
+    @property
+    def output_size(self) -> int:
+        return self.num_heads * self.v_head_dim

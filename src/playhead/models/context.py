@@ -1,6 +1,6 @@
 """What a forward pass needs from outside the model.
 
-Shapes: T tokens, H heads, K kv heads, D head dim of q and k, E head dim of v.
+Shapes: T tokens, M hidden, X = all heads of q, k and v, Y = all heads of the output.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import torch
 
 
 class ForwardContext(Protocol):
-    """Where these tokens stand, and how they attend."""
+    """How these tokens attend. Where they stand, and what is kept of them, is the context's own."""
 
-    @property
-    def positions_T(self) -> torch.Tensor:  # noqa: N802  the suffix is the tensor's shape
-        """Each token's position in its own sequence, counted from 0."""
+    def room(self, layer_index: int, h_TM: torch.Tensor) -> torch.Tensor:
+        """Memory for `qkv_TX` of the next `attend`, for tokens like `h_TM`: what is computed into it is not copied."""
 
-    def attend(self, layer_index: int, q_THD: torch.Tensor, k_TKD: torch.Tensor, v_TKE: torch.Tensor) -> torch.Tensor:
-        """Keep these keys and values, then give out_THE: each query over all keys its layer lets it see.
+    def attend(self, layer_index: int, qkv_TX: torch.Tensor) -> torch.Tensor:
+        """Keep these keys and values, then give out_TY: each query over all keys its layer lets it see.
 
-        Queries and keys come normalised and rotated. Scale, window, softcap and sinks are the layer's own, so the
-        context has them from the spec and `Decoder.sinks`. In a captured graph this call is a break.
+        Queries and keys come as they were projected; `Decoder.turns` says what they go through first, and the context
+        may do that in place. Scale, window, softcap and sinks are the layer's own, so the context has them from the
+        spec and `Decoder.sinks`. In a captured graph this call is a break.
         """

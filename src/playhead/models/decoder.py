@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
-from playhead.layers.attention import AttentionBlock
+from playhead.kernels.embedding import embed, softcap_
+from playhead.layers.attention import AttentionBlock, HeadTurn
 from playhead.layers.linear import Linear
 from playhead.layers.mlp import GatedMlp
 from playhead.layers.moe import MoeMlp
-from playhead.layers.norm import Norm
+from playhead.layers.norm import Norm, add_then_norm
 from playhead.layers.rope import Rope
-from playhead.layers.spec import MoeSpec, RopeSpec
+from playhead.layers.spec import MoeSpec
 from playhead.models.context import ForwardContext
 from playhead.models.spec import LayerSpec, ModelSpec, Placement
-
-CosSin = tuple[torch.Tensor, torch.Tensor]
 
 PRE_NORMS = (Placement.PRE, Placement.SANDWICH, Placement.PARALLEL)
 POST_NORMS = (Placement.POST, Placement.SANDWICH)
@@ -53,26 +51,17 @@ class DecoderLayer(nn.Module):
         self.post_attention_norm = norm(spec.placement in POST_NORMS)
         self.post_mlp_norm = norm(spec.placement in POST_NORMS)
 
-    def forward(self, h_TM: torch.Tensor, ctx: ForwardContext, rope: CosSin | None) -> torch.Tensor:
-        normed_TM = _normed(h_TM, self.pre_attention_norm)
-        q_THD, k_TKD, v_TKE = self.attention.project(normed_TM, rope)
-        attended_TM = self.attention.output(ctx.attend(self.index, q_THD, k_TKD, v_TKE))
+    def forward(self, residual_TM: torch.Tensor, normed_TM: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        """What is still to be added to the residual. What comes before it is added in place."""
+        qkv_TX = self.attention.qkv(normed_TM, ctx.room(self.index, normed_TM))
+        attended_TM: torch.Tensor = self.attention.out(ctx.attend(self.index, qkv_TX))
         if self.spec.placement is Placement.PARALLEL:
-            mixed_TM: torch.Tensor = h_TM + attended_TM + self.mlp(normed_TM)
+            assert isinstance(self.mlp, GatedMlp), "no family runs experts beside attention"
+            mixed_TM: torch.Tensor = self.mlp(normed_TM, attended_TM)
             return mixed_TM
-        h_TM = _added(h_TM, attended_TM, self.post_attention_norm)
-        return _added(h_TM, self.mlp(_normed(h_TM, self.pre_mlp_norm)), self.post_mlp_norm)
-
-
-def _normed(x_TM: torch.Tensor, norm: Norm | None) -> torch.Tensor:
-    if norm is None:
-        return x_TM
-    normed_TM: torch.Tensor = norm(x_TM)
-    return normed_TM
-
-
-def _added(h_TM: torch.Tensor, x_TM: torch.Tensor, norm: Norm | None) -> torch.Tensor:
-    return h_TM + x_TM if norm is None else norm.added_to(h_TM, x_TM)
+        normed_TM = add_then_norm(attended_TM, residual_TM, self.post_attention_norm, self.pre_mlp_norm)
+        fed_TM: torch.Tensor = self.mlp(normed_TM)
+        return fed_TM
 
 
 class Decoder(nn.Module):
@@ -91,7 +80,7 @@ class Decoder(nn.Module):
         # Rounded to the weights' dtype: Gemma was trained with sqrt(hidden) as its embeddings' dtype can say it.
         self.embed_scale = float(torch.tensor(spec.embed_scale, dtype=dtype))
         rope_specs = dict.fromkeys(layer.attention.rope for layer in spec.layers if layer.attention.rope is not None)
-        self._ropes = {rope: Rope(rope, device=device) for rope in rope_specs}
+        self._ropes = {rope: Rope(rope, spec.max_context_tokens, device=device) for rope in rope_specs}
         self._stack = tuple(
             DecoderLayer(i, layer, spec.hidden_size, dtype=dtype, device=device) for i, layer in enumerate(spec.layers)
         )
@@ -108,23 +97,34 @@ class Decoder(nn.Module):
         """The sink logits of each layer that has them: whoever attends needs these."""
         return tuple(block.attention.sinks_H for block in self._stack)
 
-    def embed(self, ids_T: torch.Tensor) -> torch.Tensor:
-        h_TM = F.embedding(ids_T, self.embedding_VM)
-        return h_TM if self.embed_scale == 1.0 else h_TM * self.embed_scale
+    @property
+    def turns(self) -> tuple[HeadTurn, ...]:
+        """What each layer's queries and keys go through before they meet."""
+        ropes = [None if spec is None else self._ropes[spec] for spec in (b.spec.attention.rope for b in self._stack)]
+        return tuple(block.attention.turn(rope) for block, rope in zip(self._stack, ropes, strict=True))
 
-    def layers(self, h_TM: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        rotations: dict[RopeSpec | None, CosSin | None] = {None: None}
-        rotations |= {spec: rope(ctx.positions_T) for spec, rope in self._ropes.items()}
-        for block in self._stack:
-            h_TM = block(h_TM, ctx, rotations[block.spec.attention.rope])
+    def embed(self, ids_T: torch.Tensor) -> torch.Tensor:
+        return embed(ids_T, self.embedding_VM, self.embed_scale)
+
+    def layers(self, residual_TM: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        """What `head` reads, final norm included. The residual is used up: the layers add to it in place.
+
+        Between two blocks there is one kernel, which adds the output of the first and norms for the second; the last
+        of them is the final norm.
+        """
+        norms = (*(block.pre_attention_norm for block in self._stack), self.final_norm)
+        h_TM: torch.Tensor = residual_TM if norms[0] is None else norms[0](residual_TM)
+        for block, next_norm in zip(self._stack, norms[1:], strict=True):
+            x_TM = block(residual_TM, h_TM, ctx)
+            h_TM = add_then_norm(x_TM, residual_TM, block.post_mlp_norm, next_norm)
         return h_TM
 
     def head(self, h_NM: torch.Tensor) -> torch.Tensor:
-        """Logits in float32 of rows that came out of `layers`; the final norm is here because only they need it."""
+        """Logits in float32 of rows that came out of `layers`."""
         weight_VM = self.embedding_VM if self.lm_head is None else self.lm_head.weight
-        logits_NV = F.linear(self.final_norm(h_NM), weight_VM).float()
+        logits_NV = torch.mm(h_NM, weight_VM.t()).float()
         if self.spec.logit_scale != 1.0:
-            logits_NV = logits_NV * self.spec.logit_scale
+            logits_NV.mul_(self.spec.logit_scale)
         if self.spec.final_softcap is not None:
-            logits_NV = torch.tanh(logits_NV / self.spec.final_softcap) * self.spec.final_softcap
+            softcap_(logits_NV, self.spec.final_softcap)
         return logits_NV

@@ -1,7 +1,8 @@
 """Attention in plain torch over whole sequences: the truth the fast ways are compared with.
 
-Shapes: T tokens of this step, Q tokens of one sequence in it, S keys of one sequence, H heads, K kv heads,
-G = H / K heads per kv head, D head dim of q and k, E head dim of v.
+Shapes: T tokens of this step, M hidden, X = all heads of q, k and v, Y = all heads of the output, Q tokens of one
+sequence in it, S keys of one sequence, H heads, K kv heads, G = H / K heads per kv head, D head dim of q and k, E head
+dim of v.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from playhead.layers.attention import turned_qkv
 from playhead.layers.spec import AttentionSpec
 from playhead.models.decoder import Decoder
 
@@ -40,21 +42,25 @@ class DenseContext:
 
     def __init__(self, decoder: Decoder, sequences: Sequence[DenseSequence], num_new: Sequence[int]) -> None:
         self._specs = tuple(layer.attention for layer in decoder.spec.layers)
-        self._sinks = decoder.sinks
+        self._sinks, self._turns = decoder.sinks, decoder.turns
         self._sequences, self._num_new = tuple(sequences), list(num_new)
         starts = [sequence.num_tokens for sequence in sequences]
         positions = [torch.arange(start, start + new) for start, new in zip(starts, num_new, strict=True)]
         self.positions_T = torch.cat(positions).to(decoder.embedding_VM.device)
 
-    def attend(self, layer_index: int, q_THD: torch.Tensor, k_TKD: torch.Tensor, v_TKE: torch.Tensor) -> torch.Tensor:
+    def room(self, layer_index: int, h_TM: torch.Tensor) -> torch.Tensor:
+        return h_TM.new_empty(h_TM.shape[0], self._specs[layer_index].qkv_size)
+
+    def attend(self, layer_index: int, qkv_TX: torch.Tensor) -> torch.Tensor:
         spec, sinks_H = self._specs[layer_index], self._sinks[layer_index]
+        q_THD, k_TKD, v_TKE = turned_qkv(qkv_TX, spec, self._turns[layer_index], self.positions_T)
         outputs = []
         packed = (torch.split(x, self._num_new) for x in (q_THD, k_TKD, v_TKE, self.positions_T))
         for sequence, q_QHD, k_QKD, v_QKE, positions_Q in zip(self._sequences, *packed, strict=True):
             k_SKD, v_SKE = sequence.extend(layer_index, k_QKD, v_QKE)
             sees_QS = visible(positions_Q, torch.arange(len(k_SKD), device=q_QHD.device), spec.window)
             outputs.append(dense_attention(q_QHD, k_SKD, v_SKE, sees_QS, spec=spec, sinks_H=sinks_H))
-        return torch.cat(outputs)
+        return torch.cat(outputs).flatten(1)
 
 
 def visible(query_positions_Q: torch.Tensor, key_positions_S: torch.Tensor, window: int | None) -> torch.Tensor:

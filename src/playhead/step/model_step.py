@@ -1,11 +1,11 @@
 """A decoder over paged KV, as steps a runner can capture.
 
-Attention is the one break: it writes this step's keys and values and attends. Decode captures everything from token ids
-to logits; a step over tokens captures the layer stack, and its logits are computed after the replay, for the rows that
-want them.
+Attention is the one break: it norms and turns queries and keys, writes this step's keys and values, and attends. Decode
+captures everything from token ids to logits; a step over tokens captures the layer stack, and its logits are computed
+after the replay, for the rows that want them.
 
-Shapes: T tokens, N rows whose logits are wanted, M hidden, V vocabulary, H heads, K kv heads, D head dim of q and k,
-E head dim of v.
+Shapes: T tokens, N rows whose logits are wanted, M hidden, V vocabulary, X = all heads of q, k and v, Y = all heads of
+the output, H heads, E head dim of v.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from playhead.attention.base import AttentionBackend, AttentionPlan, LayerAttention, attend
-from playhead.graph.breaks import BreakOp, Scope, Tensors, TensorSpec
+from playhead.graph.breaks import BreakOp, RunBreak, Scope, Tensors, TensorSpec
 from playhead.graph.capture import Inputs, StepFn
 from playhead.graph.runner import OwnedMemory, RunAxis, StepSpec
 from playhead.graph.slots import Batch, FillContext
@@ -24,6 +24,8 @@ from playhead.kernels.rope import qk_rope_write
 from playhead.kv.geometry import KVDtype, KVGeometry, LayerKV
 from playhead.kv.pool import MHAKVPool
 from playhead.kv.swa_pool import SWAKVPool
+from playhead.layers.attention import split_heads
+from playhead.layers.spec import AttentionSpec
 from playhead.models.decoder import Decoder
 from playhead.models.spec import ModelSpec
 
@@ -72,27 +74,32 @@ def layer_attentions(decoder: Decoder, pool: KVPool) -> tuple[LayerAttention, ..
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModelPlan:
-    """What one forward's attention reads: the backend's plan, and where the new tokens go."""
+    """What one forward's attention reads: the backend's plan, where the new tokens stand and where they go."""
 
     attention: AttentionPlan
+    positions_T: torch.Tensor
     locs_T: torch.Tensor
     num_tokens: int
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        return (*self.attention.tensors(), self.locs_T)
+        return (*self.attention.tensors(), self.positions_T, self.locs_T)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ScopedContext:
-    """The decoder's view of one forward: positions from a slot, attention through the scope."""
+    """The decoder's view of one forward: attention through the scope, `breaks` having one for each layer."""
 
-    positions_T: torch.Tensor
     scope: Scope
-    attention: BreakOp
+    specs: tuple[AttentionSpec, ...]
+    breaks: tuple[BreakOp, ...]
 
-    def attend(self, layer_index: int, q_THD: torch.Tensor, k_TKD: torch.Tensor, v_TKE: torch.Tensor) -> torch.Tensor:
-        (out_THE,) = self.scope.call(self.attention, q_THD, k_TKD, v_TKE, site=str(layer_index))
-        return out_THE
+    def room(self, layer_index: int, h_TM: torch.Tensor) -> torch.Tensor:
+        spec = TensorSpec(shape=(h_TM.shape[0], self.specs[layer_index].qkv_size), dtype=h_TM.dtype)
+        return self.scope.bridge(self.breaks[layer_index], 0, spec, h_TM)
+
+    def attend(self, layer_index: int, qkv_TX: torch.Tensor) -> torch.Tensor:
+        (out_TY,) = self.scope.call(self.breaks[layer_index], qkv_TX, site=str(layer_index))
+        return out_TY
 
 
 class ModelStep:
@@ -102,7 +109,11 @@ class ModelStep:
         self, decoder: Decoder, pool: KVPool, layers: tuple[LayerAttention, ...], backend: AttentionBackend
     ) -> None:
         self.decoder, self.pool, self.layers, self.backend = decoder, pool, layers, backend
-        self.attention = BreakOp("playhead_step::attention", run=self._attend, outputs=attention_output)
+        self._specs, self._turns = tuple(layer.attention for layer in decoder.spec.layers), decoder.turns
+        # The packed projection does not say how wide attention's output is, so every width has a break of its own.
+        widths = dict.fromkeys(spec.output_size for spec in self._specs)
+        breaks = {width: attention_break(self._attend, width) for width in widths}
+        self._breaks = tuple(breaks[spec.output_size] for spec in self._specs)
 
     @property
     def owned(self) -> tuple[OwnedMemory, ...]:
@@ -118,8 +129,8 @@ class ModelStep:
         )
 
     def hidden(self, inputs: Inputs, scope: Scope) -> torch.Tensor:
-        """Embedding and layer stack: h_TM."""
-        context = ScopedContext(positions_T=inputs["positions"], scope=scope, attention=self.attention)
+        """Embedding and layer stack: h_TM, as `head` wants it."""
+        context = ScopedContext(scope=scope, specs=self._specs, breaks=self._breaks)
         return self.decoder.layers(self.decoder.embed(inputs["input_ids"]), context)
 
     def logits(self, inputs: Inputs, scope: Scope) -> torch.Tensor:
@@ -138,7 +149,12 @@ class ModelStep:
         def plan(batch: Batch, ctx: FillContext, inputs: Inputs) -> ModelPlan:
             num_tokens = ctx.padded_num_tokens if axis == "bs" else ctx.raw_num_tokens
             attention = self.backend.plan(batch, ctx, inputs)
-            return ModelPlan(attention=attention, locs_T=inputs["out_cache_loc"], num_tokens=num_tokens)
+            return ModelPlan(
+                attention=attention,
+                positions_T=inputs["positions"],
+                locs_T=inputs["out_cache_loc"],
+                num_tokens=num_tokens,
+            )
 
         return StepSpec(
             name="decode" if axis == "bs" else "prefill",
@@ -150,18 +166,34 @@ class ModelStep:
         )
 
     def _attend(self, plan: ModelPlan, inputs: Tensors, outputs: Tensors, site: str) -> None:
-        """Keep the new keys and values, then attend. Rows after the step's tokens are left alone."""
-        layer, n = self.layers[int(site)], plan.num_tokens
-        q_THD, k_TKD, v_TKE = (tensor[:n] for tensor in inputs)
-        caches = (layer.k_cache_NSKD, layer.v_cache_NSKE)
-        # No norms and no rotation here: queries and keys come as the layer wants them.
+        """Turn queries and keys, keep the new keys and values, attend. Rows after the step's tokens are left alone."""
+        index, n = int(site), plan.num_tokens
+        spec, layer, turn = self._specs[index], self.layers[index], self._turns[index]
+        q_THD, k_TKD, v_TKE = split_heads(inputs[0][:n], spec)
         qk_rope_write(
-            q_THD, k_TKD, v_TKE, None, None, None, None, *caches, plan.locs_T[:n], layer.mapping_L, 0.0, False, False
+            q_THD,
+            k_TKD,
+            v_TKE,
+            turn.q_weight_W,
+            turn.k_weight_W,
+            turn.table_PR,
+            plan.positions_T[:n],
+            layer.k_cache_NSKD,
+            layer.v_cache_NSKE,
+            plan.locs_T[:n],
+            layer.mapping_L,
+            turn.eps,
+            turn.unit_offset,
+            turn.interleaved,
         )
-        attend(self.backend, plan.attention, layer, q_THD, outputs[0][:n])
+        out_THE = outputs[0][:n].view(n, spec.num_heads, spec.v_head_dim)
+        attend(self.backend, plan.attention, layer, q_THD, out_THE)
 
 
-def attention_output(inputs: Tensors) -> list[TensorSpec]:
-    """One row per token: the heads of q, the width of v."""
-    q_THD, _, v_TKE = inputs
-    return [TensorSpec(shape=(*q_THD.shape[:2], v_TKE.shape[2]), dtype=q_THD.dtype)]
+def attention_break(run: RunBreak, width: int) -> BreakOp:
+    """Attention from one packed projection to out_TY, Y being `width`."""
+
+    def outputs(inputs: Tensors) -> list[TensorSpec]:
+        return [TensorSpec(shape=(inputs[0].shape[0], width), dtype=inputs[0].dtype)]
+
+    return BreakOp(f"playhead_step::attention_{width}", run=run, outputs=outputs)

@@ -93,10 +93,8 @@ class DecodeRig:
                 part.unflatten(1, (-1, HEAD_DIM)) for part in qkv.split((NUM_HEADS * HEAD_DIM, HEAD_DIM, HEAD_DIM), 1)
             )
             q = q.contiguous()
-            no_norm, no_rope = (None, None), (None, None)
-            qk_rope_write(
-                q, k, v, *no_norm, *no_rope, *self.caches, inputs["out_cache_loc"], self.mapping, 0.0, False, False
-            )
+            as_they_are = (None, None, None, inputs["positions"])
+            qk_rope_write(q, k, v, *as_they_are, *self.caches, inputs["out_cache_loc"], self.mapping, 0.0, False, False)
             return scope.call(attention, q, site="layer 0")[0]
 
         return step

@@ -104,14 +104,15 @@ def extend(num_heads, num_kv_heads, head_dims, num_tokens, window, softcap):
     )
 
 
-def rope():
-    tokens = (meta(8, 4, 256), meta(8, 1, 256), meta(8, 1, 256), meta(256), meta(256))
-    angles = [meta(8, 128, dtype=torch.float32) for _ in range(2)]
-    caches = [meta(64, 16, 1, 256) for _ in "kv"]
+def rope(num_heads=4, num_kv_heads=1, head_dim=256, *, together=False):
+    tokens = (meta(8, num_heads, head_dim), *(meta(8, num_kv_heads, head_dim) for _ in "kv"))
+    weights = [meta(heads * head_dim if together else head_dim) for heads in (num_heads, num_kv_heads)]
+    table = meta(4096, head_dim, dtype=torch.float32)
+    caches = [meta(64, 16, num_kv_heads, head_dim) for _ in "kv"]
     return compiled(
         rope_triton.qk_rope_write_kernel,
         lambda: rope_triton.launch_qk_rope_write(
-            *tokens, *angles, *caches, indices(8), indices(1024), 1e-6, True, False
+            *tokens, *weights, table, indices(8), *caches, indices(8), indices(1024), 1e-6, True, False
         ),
     )
 
@@ -140,12 +141,20 @@ KERNELS = {
     "choose greedy fp32": lambda: choose(torch.float32, False),
     "choose draw bf16": lambda: choose(torch.bfloat16, True),
     "choose draw fp32": lambda: choose(torch.float32, True),
+    "rope, heads normed together": lambda: rope(32, 32, 128, together=True),
     "rms_norm": lambda: compiled(
         norm_triton.rms_norm_kernel, lambda: norm_triton.launch_rms_norm(meta(8, 1152), meta(1152), 1e-6, True)
     ),
     "add_rms_norm": lambda: compiled(
-        norm_triton.add_rms_norm_kernel,
+        norm_triton.add_norm_kernel,
         lambda: norm_triton.launch_add_rms_norm(meta(8, 1152), meta(8, 1152), meta(1152), meta(1152), 1e-6, True),
+    ),
+    "norm_add": lambda: compiled(
+        norm_triton.add_norm_kernel,
+        lambda: norm_triton.launch_norm_add(meta(8, 4096), meta(8, 4096), meta(4096), 1e-6, False),
+    ),
+    "layer_norm": lambda: compiled(
+        norm_triton.rms_norm_kernel, lambda: norm_triton.launch_rms_norm(meta(8, 8192), meta(8192), 1e-5, False, True)
     ),
     "gated_activation": lambda: compiled(
         activation_triton.gated_activation_kernel,

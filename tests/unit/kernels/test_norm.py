@@ -6,8 +6,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from playhead.kernels.norm import add_rms_norm, rms_norm, rms_norm_reference
-from playhead.kernels.norm_triton import launch_add_rms_norm, launch_rms_norm
+from playhead.kernels.norm import (
+    add_rms_norm_reference,
+    norm_add_reference,
+    rms_norm_reference,
+)
+from playhead.kernels.norm_triton import launch_add_rms_norm, launch_norm_add, launch_rms_norm
 
 WIDTHS = st.sampled_from((1, 7, 64, 300))
 
@@ -17,36 +21,47 @@ def rows(num_rows: int, width: int, seed: int) -> torch.Tensor:
     return torch.randn(num_rows, width + 3, generator=torch.Generator().manual_seed(seed))[:, :width]
 
 
+KINDS = st.sampled_from(({"unit_offset": False}, {"unit_offset": True}, {"unit_offset": False, "centred": True}))
+
+
 @settings(max_examples=10, deadline=None)
-@given(num_rows=st.integers(1, 3), width=WIDTHS, unit_offset=st.booleans(), seed=st.integers(0, 2**31))
-def test_rms_norm_agrees_with_reference(num_rows, width, unit_offset, seed):
+@given(num_rows=st.integers(1, 3), width=WIDTHS, kind=KINDS, seed=st.integers(0, 2**31))
+def test_rms_norm_agrees_with_reference(num_rows, width, kind, seed):
     x, weight = rows(num_rows, width, seed), rows(1, width, seed + 1)[0].contiguous()
-    torch.testing.assert_close(
-        launch_rms_norm(x, weight, 1e-6, unit_offset), rms_norm_reference(x, weight, 1e-6, unit_offset)
-    )
+    torch.testing.assert_close(launch_rms_norm(x, weight, 1e-6, **kind), rms_norm_reference(x, weight, 1e-6, **kind))
 
 
 @settings(max_examples=10, deadline=None)
-@given(
-    num_rows=st.integers(1, 3),
-    width=WIDTHS,
-    unit_offset=st.booleans(),
-    norm_x=st.booleans(),
-    seed=st.integers(0, 2**31),
-)
-def test_add_rms_norm_agrees_with_reference(num_rows, width, unit_offset, norm_x, seed):
+@given(num_rows=st.integers(1, 3), width=WIDTHS, kind=KINDS, norm_x=st.booleans(), seed=st.integers(0, 2**31))
+def test_add_rms_norm_agrees_with_reference(num_rows, width, kind, norm_x, seed):
     x, residual, weights = rows(num_rows, width, seed), rows(num_rows, width, seed + 1), rows(2, width, seed + 2)
     weight, x_weight = weights[0].contiguous(), weights[1].contiguous() if norm_x else None
     expected_residual = residual.clone()
-    expected = add_rms_norm(x, expected_residual, weight, x_weight, 1e-6, unit_offset)
-    found = launch_add_rms_norm(x, residual, weight, x_weight, 1e-6, unit_offset)
+    expected = add_rms_norm_reference(x, expected_residual, weight, x_weight, 1e-6, **kind)
+    found = launch_add_rms_norm(x, residual, weight, x_weight, 1e-6, **kind)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(residual, expected_residual)
+
+
+@settings(max_examples=10, deadline=None)
+@given(num_rows=st.integers(1, 3), width=WIDTHS, kind=KINDS, seed=st.integers(0, 2**31))
+def test_norm_add_agrees_with_reference(num_rows, width, kind, seed):
+    x, residual, weight = rows(num_rows, width, seed), rows(num_rows, width, seed + 1), rows(1, width, seed + 2)[0]
+    expected = residual.clone()
+    norm_add_reference(x, expected, weight.contiguous(), 1e-6, **kind)
+    launch_norm_add(x, residual, weight.contiguous(), 1e-6, **kind)
+    torch.testing.assert_close(residual, expected)
+
+
+def test_a_centred_norm_is_torchs_layer_norm():
+    x, weight = rows(3, 64, 0) + 2, rows(1, 64, 1)[0].contiguous()
+    wanted = torch.nn.functional.layer_norm(x, (64,), weight, eps=1e-6)
+    torch.testing.assert_close(rms_norm_reference(x, weight, 1e-6, False, centred=True), wanted)
 
 
 def test_the_sum_is_normed_as_it_was_stored():
     """The next block adds to the rounded residual; a norm of the unrounded sum would disagree with it."""
     x, residual = torch.full((1, 4), 1 / 3).bfloat16(), torch.full((1, 4), 100.0).bfloat16()
     weight = torch.tensor([1.0, 2.0, 3.0, 4.0]).bfloat16()
-    normed = add_rms_norm(x, residual, weight, None, 1e-6, False)
-    assert torch.equal(normed, rms_norm(residual, weight, 1e-6, False))
+    normed = add_rms_norm_reference(x, residual, weight, None, 1e-6, False)
+    assert torch.equal(normed, rms_norm_reference(residual, weight, 1e-6, False))

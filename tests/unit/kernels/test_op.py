@@ -10,7 +10,7 @@ from playhead.kernels.choose import choose_scratch, choose_tokens
 from playhead.kernels.decode import decode
 from playhead.kernels.embedding import embed, softcap_
 from playhead.kernels.extend import extend
-from playhead.kernels.norm import add_rms_norm, rms_norm
+from playhead.kernels.norm import add_rms_norm, norm_add_, rms_norm
 from playhead.kernels.rope import qk_rope_write
 from tests.unit.attention.scenes import SceneSpec, make_scene
 from tests.unit.kernels.test_rope import random_call
@@ -39,10 +39,11 @@ def choose_call():
 CALLS = {
     rms_norm: lambda: (torch.randn(2, 8), torch.randn(8), 1e-6, True),
     add_rms_norm: lambda: (torch.randn(2, 8), torch.randn(2, 8), torch.randn(8), None, 1e-6, True),
+    norm_add_: lambda: (torch.randn(2, 8), torch.randn(2, 8), torch.randn(8), 1e-6, True),
     gated_activation: lambda: (torch.randn(2, 8), "silu", 1.702, 7.0),
     embed: lambda: (torch.tensor([1, 0]), torch.randn(4, 8), 2.0),
     softcap_: lambda: (torch.randn(2, 8), 30.0),
-    qk_rope_write: lambda: tuple(random_call((2, 1), (8, 8, 4), seed=0, norm=True, mapping=True)),
+    qk_rope_write: lambda: tuple(random_call((2, 1), (8, 8, 4), seed=0, norm="head", mapping=True)),
     choose_tokens: choose_call,
     decode: decode_call,
     extend: extend_call,

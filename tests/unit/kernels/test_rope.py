@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from playhead.kernels.rope import qk_rope_write, qk_rope_write_reference, rotated
 from playhead.kernels.rope_triton import launch_qk_rope_write
 
+NUM_POSITIONS = 9
 
-def random_call(heads, dims, seed, *, norm=False, interleaved=False, page_size=4, mapping=False):
-    """Arguments of one call: 3 tokens, the second of which goes nowhere (-1)."""
+
+def random_call(heads, dims, seed, *, norm=None, interleaved=False, page_size=4, mapping=False):
+    """Arguments of one call: 3 tokens, the second of which goes nowhere (-1). `norm` is None, "head" or "all heads"."""
     (num_heads, num_kv_heads), (k_dim, v_dim, num_pairs) = heads, dims
     rng = torch.Generator().manual_seed(seed)
     widths = (num_heads * k_dim, num_kv_heads * k_dim, num_kv_heads * v_dim)
@@ -20,14 +22,16 @@ def random_call(heads, dims, seed, *, norm=False, interleaved=False, page_size=4
     num_locs = 6 * page_size
     locs = torch.randperm(num_locs - page_size, generator=rng)[:3].to(torch.int32) + page_size
     locs[1] = -1
-    angles = torch.rand(3, num_pairs, generator=rng)
+    angles = torch.rand(NUM_POSITIONS, num_pairs, generator=rng)
+    norm_widths = {None: (), "head": (k_dim, k_dim), "all heads": widths[:2]}[norm]
     caches = [torch.randn(6, page_size, num_kv_heads, dim, generator=rng) for dim in (k_dim, v_dim)]
     return [
         q.view(3, num_heads, k_dim),
         k.view(3, num_kv_heads, k_dim),
         v.view(3, num_kv_heads, v_dim),
-        *(torch.randn(k_dim, generator=rng) if norm else None for _ in "qk"),
-        *((angles.cos(), angles.sin()) if num_pairs else (None, None)),
+        *([torch.randn(width, generator=rng) for width in norm_widths] or (None, None)),
+        torch.cat((angles.cos(), angles.sin()), dim=1) if num_pairs else None,
+        torch.tensor([NUM_POSITIONS - 1, 0, 5], dtype=torch.int32),
         *caches,
         locs,
         torch.randperm(num_locs, generator=rng).to(torch.int32) if mapping else None,
@@ -41,7 +45,7 @@ def random_call(heads, dims, seed, *, norm=False, interleaved=False, page_size=4
 @given(
     heads=st.sampled_from(((1, 1), (4, 2), (3, 3))),
     dims=st.sampled_from(((8, 8, 4), (12, 8, 3), (10, 4, 0), (16, 16, 8))),
-    norm=st.booleans(),
+    norm=st.sampled_from((None, "head", "all heads")),
     interleaved=st.booleans(),
     page_size=st.sampled_from((1, 4, 16)),
     mapping=st.booleans(),
@@ -63,6 +67,26 @@ def test_only_the_tokens_locations_and_the_sink_are_written():
     qk_rope_write(*call)
     changed = (call[7] != before).flatten(2).any(-1).flatten().nonzero().flatten()
     assert sorted(changed.tolist()) == sorted([0, *(loc for loc in call[9].tolist() if loc > 0)])
+
+
+def test_a_weight_of_all_heads_norms_them_together():
+    """Then one large head makes the others small."""
+    q, k, v, *rest = random_call((4, 2), (8, 8, 0), seed=2, norm="all heads")
+    q[:, 0] *= 100
+    qk_rope_write(q, k, v, *rest)
+    weight_HD = 1 + rest[0].view(4, 8)
+    assert (q / weight_HD)[:, 1:].abs().max() < 0.1
+    assert (q / weight_HD).square().flatten(1).mean(1).tolist() == pytest.approx([1.0] * 3)
+
+
+def test_positions_choose_the_rows_of_the_table():
+    """A token at position 0 is not turned; the same token further on is."""
+    call = random_call((1, 1), (8, 8, 4), seed=3)
+    call[5][0] = torch.tensor([1.0] * 4 + [0.0] * 4)
+    before = call[0].clone()
+    call[6].copy_(torch.tensor([0, 1, 0], dtype=torch.int32))
+    qk_rope_write(*call)
+    assert [torch.equal(now, then) for now, then in zip(call[0], before, strict=True)] == [True, False, True]
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

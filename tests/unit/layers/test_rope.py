@@ -7,14 +7,16 @@ import math
 import pytest
 import torch
 
-from playhead.layers.rope import Rope, inverse_frequencies, rotate
+from playhead.kernels.rope import turned_heads
+from playhead.layers.rope import Rope, inverse_frequencies
 from playhead.layers.spec import LinearScaling, RopeSpec, YarnScaling
 
 CPU = torch.device("cpu")
 
 
-def cos_sin(spec, positions):
-    return Rope(spec, device=CPU)(torch.tensor(positions))
+def rotate(x_THD, spec, positions):
+    table_PR = Rope(spec, 300, device=CPU).table_PR
+    return turned_heads(x_THD, None, table_PR, torch.tensor(positions), 0.0, False, spec.interleaved)
 
 
 @pytest.mark.parametrize(("interleaved", "pair"), [(False, (0, 2)), (True, (0, 1))])
@@ -22,7 +24,7 @@ def test_the_first_pair_turns_one_radian_per_position(interleaved, pair):
     x_THD = torch.zeros(1, 1, 4)
     x_THD[..., pair[0]] = 1.0
     spec = RopeSpec(theta=10_000.0, rotary_dim=4, interleaved=interleaved)
-    turned = rotate(x_THD, *cos_sin(spec, [3]), interleaved=interleaved)[0, 0]
+    turned = rotate(x_THD, spec, [3])[0, 0]
     assert turned[pair[0]] == pytest.approx(math.cos(3.0))
     assert turned[pair[1]] == pytest.approx(math.sin(3.0))
 
@@ -33,8 +35,8 @@ def test_scores_depend_on_distance_alone(interleaved):
     q, k = torch.randn(2, 1, 1, 8, generator=torch.Generator().manual_seed(0))
 
     def score(q_position, k_position):
-        turned_q = rotate(q, *cos_sin(spec, [q_position]), interleaved=interleaved)
-        turned_k = rotate(k, *cos_sin(spec, [k_position]), interleaved=interleaved)
+        turned_q = rotate(q, spec, [q_position])
+        turned_k = rotate(k, spec, [k_position])
         return float((turned_q * turned_k).sum())
 
     assert score(17, 5) == pytest.approx(score(112, 100), rel=1e-3)
@@ -42,7 +44,7 @@ def test_scores_depend_on_distance_alone(interleaved):
 
 def test_dims_after_the_rotary_ones_pass_through():
     x_THD = torch.randn(2, 3, 8)
-    turned = rotate(x_THD, *cos_sin(RopeSpec(theta=10.0, rotary_dim=4), [1, 9]), interleaved=False)
+    turned = rotate(x_THD, RopeSpec(theta=10.0, rotary_dim=4), [1, 9])
     assert torch.equal(turned[..., 4:], x_THD[..., 4:])
     assert not torch.equal(turned[..., :4], x_THD[..., :4])
 
@@ -65,6 +67,6 @@ def test_a_yarn_ramp_of_no_width_is_finite():
 def test_positions_keep_their_precision_in_half_floats():
     """257 and 256 are one number in bfloat16; their rotations must not be."""
     x_THD = torch.ones(2, 1, 4, dtype=torch.bfloat16)
-    turned = rotate(x_THD, *cos_sin(RopeSpec(theta=1e4, rotary_dim=4), [256, 257]), interleaved=False)
+    turned = rotate(x_THD, RopeSpec(theta=1e4, rotary_dim=4), [256, 257])
     assert turned.dtype == torch.bfloat16
     assert not torch.equal(turned[0], turned[1])

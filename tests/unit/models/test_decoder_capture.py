@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from playhead.graph.backends.base import record
 from playhead.graph.backends.tape import TapeBackend
 from playhead.graph.breakable import BreakableCapture
 from playhead.graph.breaks import BreakOp, BridgePool, InlineScope, Scope, TensorSpec
+from playhead.layers.attention import turned_qkv
+from playhead.layers.spec import AttentionSpec
 from playhead.models.build import spec_from_config
 from playhead.models.decoder import Decoder
 from playhead.models.dense_context import dense_attention, visible
@@ -43,32 +46,27 @@ class PackedAttention:
 
     def run(self, inputs, outputs, layer_index):
         spec = self.decoder.spec.layers[layer_index].attention
+        turned = turned_qkv(inputs[0], spec, self.decoder.turns[layer_index], self.positions_T)
         together_TT = self.sequence_T[:, None] == self.sequence_T
         sees_TT = together_TT & visible(self.positions_T, self.positions_T, spec.window)
-        outputs[0].copy_(dense_attention(*inputs, sees_TT, spec=spec, sinks_H=self.decoder.sinks[layer_index]))
-
-
-def output_specs(inputs):
-    q_THD, _, v_TKE = inputs
-    return [TensorSpec(shape=(*q_THD.shape[:2], v_TKE.shape[-1]), dtype=q_THD.dtype)]
-
-
-ATTENTION = BreakOp(
-    "playhead_tests::packed_attention",
-    run=lambda live, inputs, outputs, site: live.run(inputs, outputs, int(site)),
-    outputs=output_specs,
-)
+        out_THE = dense_attention(*turned, sees_TT, spec=spec, sinks_H=self.decoder.sinks[layer_index])
+        outputs[0].copy_(out_THE.flatten(1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeContext:
     """How a step reaches attention through a scope: the shape the engine's own context has."""
 
-    positions_T: torch.Tensor
+    spec: AttentionSpec
+    attention: BreakOp
     scope: Scope
 
-    def attend(self, layer_index, q_THD, k_TKD, v_TKE):
-        return self.scope.call(ATTENTION, q_THD, k_TKD, v_TKE, site=str(layer_index))[0]
+    def room(self, layer_index, h_TM):
+        spec = TensorSpec(shape=(h_TM.shape[0], self.spec.qkv_size), dtype=h_TM.dtype)
+        return self.scope.bridge(self.attention, 0, spec, h_TM)
+
+    def attend(self, layer_index, qkv_TX):
+        return self.scope.call(self.attention, qkv_TX, site=str(layer_index))[0]
 
 
 @pytest.fixture(params=CONFIGS, scope="module")
@@ -89,8 +87,18 @@ def inputs_of(seed):
     return {"ids": ids_T, "positions": positions, "sequence": sequence}
 
 
+@cache
+def attention_of(decoder):
+    width = decoder.spec.layers[0].attention.output_size
+    return BreakOp(
+        "playhead_tests::packed_attention",
+        run=lambda live, inputs, outputs, site: live.run(inputs, outputs, int(site)),
+        outputs=lambda inputs: [TensorSpec(shape=(inputs[0].shape[0], width), dtype=inputs[0].dtype)],
+    )
+
+
 def forward(decoder, inputs, scope):
-    ctx = ScopeContext(positions_T=inputs["positions"], scope=scope)
+    ctx = ScopeContext(spec=decoder.spec.layers[0].attention, attention=attention_of(decoder), scope=scope)
     return decoder.head(decoder.layers(decoder.embed(inputs["ids"]), ctx))
 
 

@@ -1,0 +1,61 @@
+"""What a layer launches, op by op: on a GPU each of these is one kernel, and nothing stands between them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from playhead.attention.triton_backend import TritonBackend
+from playhead.graph.backends.base import record
+from playhead.graph.backends.tape import TapeBackend
+from playhead.graph.breaks import InlineScope
+from playhead.graph.oplog import UNINITIALISED
+from playhead.graph.slots import FillContext
+from playhead.kv.plan import KVLimits
+from playhead.models.build import spec_from_config
+from playhead.models.dummy import dummy_decoder
+from playhead.step.model_step import ModelStep
+from playhead.step.worker import Worker, WorkerConfig
+from tests.unit.models.test_decoder_capture import SIZES
+
+NUM_TOKENS = 2
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+ATTENTION = ["mm", "qk_rope_write", "decode", "mm"]
+MLP = ["mm", "gated_activation", "mm"]
+LAYERS = {
+    "gemma3_text": [*ATTENTION, "add_rms_norm", *MLP, "add_rms_norm"],
+    "llama": [*ATTENTION, "add_rms_norm", *MLP, "add_rms_norm"],
+    "olmo3": [*ATTENTION, "norm_add_", *MLP, "norm_add_"],
+    "exaone4": [*ATTENTION, "norm_add_", *MLP, "norm_add_"],
+    "cohere2": [*ATTENTION, "mm", "gated_activation", "addmm_", "add_rms_norm"],
+}
+FIRST_NORM = {"olmo3": [], "exaone4": []}
+
+
+def recorded_ops(model_type: str) -> list[str]:
+    """One decode step of a two-layer model with the GPU's backend, on a tape."""
+    sizes = {**SIZES, **HEADS, "num_hidden_layers": 2, "sliding_window": 4, "head_dim": 8}
+    spec = spec_from_config({"model_type": model_type, **sizes})
+    decoder = dummy_decoder(spec, dtype=torch.float32, device=torch.device("cpu"))
+    limits = KVLimits(max_context_tokens=32, max_running=NUM_TOKENS, chunk_tokens=8)
+    worker = Worker(decoder, WorkerConfig(kv_memory_bytes=1 << 20, limits=limits))
+    layers = worker.model.layers
+    backend = TritonBackend(page_table_RP=worker.page_table.table_RP, layers=layers, max_bs=NUM_TOKENS)
+    step = ModelStep(decoder, worker.pool, layers, backend)
+    ctx = FillContext(raw_bs=NUM_TOKENS, padded_bs=NUM_TOKENS, raw_num_tokens=NUM_TOKENS, padded_num_tokens=NUM_TOKENS)
+    batch = worker.decode.registry.null_batch(ctx)
+    worker.decode.registry.fill_from(batch, ctx)
+    inputs = worker.decode.registry.extract_buffer(ctx)
+    plan = step.spec("bs", worker.decode.registry.null_batch).plan(batch, ctx, inputs)
+    recording, _ = record(TapeBackend(), lambda: step.logits(inputs, InlineScope(plan)))
+    ops = [op.name for op in recording.log.ops if not op.is_view and not op.name.startswith(UNINITIALISED)]
+    return [name.split("::")[1].split(".")[0] for name in ops]
+
+
+@pytest.mark.parametrize("model_type", LAYERS)
+def test_a_layer_is_its_matmuls_and_what_stands_between_them(model_type):
+    """The last layer's last op is the final norm, so it is one that gives a normed sum whatever the placement."""
+    layer = LAYERS[model_type]
+    last = [*layer[:-1], "add_rms_norm"]
+    head = ["mm", "mul_"] if model_type == "cohere2" else ["mm"]
+    assert recorded_ops(model_type) == ["embed", *FIRST_NORM.get(model_type, ["rms_norm"]), *layer, *last, *head]
