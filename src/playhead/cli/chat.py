@@ -11,9 +11,9 @@ from rich.console import Console
 from playhead.cli import options
 from playhead.cli.generate import figures, show
 from playhead.cli.options import DEFAULTS, EngineFlags, engine_config
-from playhead.cli.progress import spinner
 from playhead.llm import EMBEDDED, LLM, load_tokenizer, resolve_model_name
 from playhead.models.load import describe_model
+from playhead.progress import spinner
 from playhead.schedule.errors import RequestError
 from playhead.schedule.sampling_params import SamplingParams
 

@@ -16,10 +16,10 @@ from rich.table import Table
 
 from playhead.cli import options
 from playhead.cli.options import DEFAULTS, EngineFlags, GraphMode, engine_config
-from playhead.cli.progress import spinner
 from playhead.graph.shapes import Mode, Reason
 from playhead.llm import EMBEDDED, LLM, EngineConfig
 from playhead.outputs import RequestOutput
+from playhead.progress import spinner
 from playhead.schedule.sampling_params import SamplingParams
 
 
