@@ -57,11 +57,13 @@ def capture_bar() -> Iterator[Callable[[CaptureReport], None]]:
 
 
 @contextmanager
-def prompt_bar(num_prompts: int, *, enabled: bool = True) -> Iterator[Callable[[RequestOutput], None]]:
+def prompt_bar(
+    num_prompts: int, *, what: str = "processed prompts", enabled: bool = True
+) -> Iterator[Callable[[RequestOutput], None]]:
     """A bar over finished prompts with their tokens per second, like vLLM's."""
     speed = TextColumn("{task.fields[speed]}")
     with bar(MofNCompleteColumn(), speed, enabled=enabled) as progress:
-        task = progress.add_task("processed prompts", total=num_prompts, speed="")
+        task = progress.add_task(what, total=num_prompts, speed="")
         num_input = num_output = 0
 
         def advance(output: RequestOutput) -> None:

@@ -13,7 +13,7 @@ from playhead.cli.options import EngineFlags, GraphMode, engine_config
 from playhead.engine_config import EngineConfig, resolve_device, resolve_dtype, resolve_sizes
 from playhead.graph.report import Report
 from playhead.llm import EMBEDDED, LLM, resolve_model_name
-from playhead.models.load import describe_model
+from playhead.models.load import LoadFormat, describe_model
 from playhead.models.spec import ModelSpec
 from playhead.progress import capture_bar, load_bar, spinner
 from playhead.step.audit import audit_worker
@@ -28,6 +28,7 @@ def audit(
     as_json: options.Json = False,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
+    load_format: options.LoadFormatOption = LoadFormat.AUTO,
     max_model_len: options.MaxModelLen = 64,
     max_num_seqs: options.MaxNumSeqs = 4,
     max_num_batched_tokens: options.MaxNumBatchedTokens = 8,
@@ -39,6 +40,7 @@ def audit(
     flags = EngineFlags(
         device=device,
         dtype=dtype,
+        load_format=load_format,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -58,7 +60,7 @@ def audit(
 def audit_model(model: str, config: EngineConfig) -> list[Report]:
     """One report per runner."""
     if config.kv_memory_bytes is None:
-        config = with_small_kv(describe_model(resolve_model_name(model)).spec, config)
+        config = with_small_kv(describe_model(resolve_model_name(model), config_only=True).spec, config)
     with load_bar(model) as advance:
         llm = LLM(model, config, on_load_progress=advance)
     with llm:
