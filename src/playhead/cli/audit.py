@@ -36,7 +36,7 @@ def audit(
     page_size: options.PageSize = 16,
     graph_mode: options.GraphModeOption = GraphMode.BREAKABLE,
 ) -> None:
-    """Capture a small worker for MODEL and audit it; exit code 1 on a finding."""
+    """Capture a small worker and audit it; exit code 1 on a finding."""
     flags = EngineFlags(
         device=device,
         dtype=dtype,

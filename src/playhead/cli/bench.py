@@ -153,9 +153,8 @@ def latency(
         num_iters=num_iters,
     )
     if num_iters < 1 or num_iters_warmup < 0:
-        raise ConfigError(
-            f"num-iters: found {num_iters} after {num_iters_warmup}; wanted at least 1 after 0. Raise it."
-        )
+        found = f"{num_iters_warmup} and {num_iters}"
+        raise ConfigError(f"num-iters-warmup and num-iters: found {found}; wanted at least 0 and 1. Raise them.")
     measure_latency(Console(), job)
 
 
@@ -209,13 +208,14 @@ def throughput_figures(run: Run) -> dict[str, object]:
 
 
 def latency_figures(runs: list[Run], output_len: int) -> dict[str, object]:
-    """Of the batch as a whole; `prefill_ms` until its last prompt has a token, and the rest is for the other tokens."""
+    """Of the batch as a whole: `prefill_ms` until its last prompt has a token, and the rest for the other tokens."""
+    num_others = output_len - 1
     prefill_ms = [run.all_begun_s * 1e3 for run in runs]
     others_ms = [run.seconds * 1e3 - prefill for run, prefill in zip(runs, prefill_ms, strict=True)]
     return {
         "latency_ms": spread([run.seconds * 1e3 for run in runs], LATENCY_PERCENTILES),
         "prefill_ms": spread(prefill_ms),
-        "ms_per_output_token": spread([ms / max(1, output_len - 1) for ms in others_ms]),
+        "ms_per_output_token": spread([ms / num_others for ms in others_ms] if num_others else []),
         "steps": dict(runs[-1].stats.modes),
     }
 

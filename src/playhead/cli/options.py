@@ -86,7 +86,7 @@ MaxModelLen = Annotated[
         "--max-model-len",
         "--context-length",
         metavar="N",
-        help="longest context, the model's own if left out",
+        help="longest context; the model's if left out",
         rich_help_panel=ENGINE_PANEL,
     ),
 ]
@@ -96,7 +96,8 @@ MaxNumSeqs = Annotated[
         "--max-num-seqs",
         "--max-running-requests",
         metavar="N",
-        help=f"requests that run at once [{CPU_SIZES.max_num_seqs}, GPU {CUDA_SIZES.max_num_seqs}]",
+        help="requests that run at once",
+        show_default=f"{CPU_SIZES.max_num_seqs}, GPU {CUDA_SIZES.max_num_seqs}",
         rich_help_panel=ENGINE_PANEL,
     ),
 ]
@@ -106,7 +107,8 @@ MaxNumBatchedTokens = Annotated[
         "--max-num-batched-tokens",
         "--chunked-prefill-size",
         metavar="N",
-        help=f"prompt tokens of a step [{CPU_SIZES.max_num_batched_tokens}, GPU {CUDA_SIZES.max_num_batched_tokens}]",
+        help="prompt tokens of a step",
+        show_default=f"{CPU_SIZES.max_num_batched_tokens}, GPU {CUDA_SIZES.max_num_batched_tokens}",
         rich_help_panel=ENGINE_PANEL,
     ),
 ]

@@ -53,7 +53,7 @@ def plan(
     kv_memory_bytes: options.KvMemoryBytes = None,
     page_size: options.PageSize = DEFAULTS.page_size,
 ) -> None:
-    """Show what MODEL takes on a GPU and what fits beside it. Reads config.json alone."""
+    """Show what MODEL takes on a GPU and what fits. Reads no weights."""
     config = EngineConfig(
         dtype=dtype,
         max_model_len=max_model_len,
