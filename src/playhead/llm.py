@@ -42,7 +42,7 @@ __all__ = ["EMBEDDED", "LLM", "EngineConfig", "Prompt", "Prompts", "load_tokeniz
 EMBEDDED = "embedded"
 
 Prompt = str | Sequence[int]
-Prompts = str | Sequence[str] | Sequence[Sequence[int]]
+Prompts = Prompt | Sequence[str] | Sequence[Sequence[int]]
 
 
 def resolve_model_name(model: str) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
+from playhead.testing.front_mutants import FRONT_CHECKERS, FRONT_MUTANTS
 from playhead.testing.graph_checkers import GRAPH_CHECKERS
 from playhead.testing.graph_mutants import GRAPH_MUTANTS
 from playhead.testing.kv_checkers import KV_CHECKERS
@@ -24,6 +25,7 @@ PACKAGES: tuple[tuple[str, tuple[Mutant, ...], tuple[Checker, ...]], ...] = (
     ("graph", GRAPH_MUTANTS, GRAPH_CHECKERS),
     ("kv", KV_MUTANTS, KV_CHECKERS),
     ("step", STEP_MUTANTS, STEP_CHECKERS),
+    ("front", FRONT_MUTANTS, FRONT_CHECKERS),
 )
 
 
