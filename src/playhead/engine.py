@@ -17,7 +17,7 @@ from playhead.models.text.tokenizer import Tokenizer
 from playhead.outputs import Logprob, RequestOutput
 from playhead.schedule.errors import RequestError
 from playhead.schedule.request import FinishReason, Request
-from playhead.schedule.sampling_params import SamplingParams
+from playhead.schedule.sampling_params import SamplingParams, shown
 from playhead.schedule.scheduler import PlannedChunk, ScheduleLimits, Scheduler
 from playhead.step.inflight import InFlight
 from playhead.step.sampling import SampledTokens, SamplerRow
@@ -146,7 +146,9 @@ class Engine:
         vocab_size = self.worker.model.decoder.spec.vocab_size
         outside = [token for token in ids if not 0 <= token < vocab_size]
         if outside:
-            raise RequestError("prompt", f"token id {outside[0]}", f"ids in [0, {vocab_size})", "Check the tokenizer.")
+            raise RequestError(
+                "prompt", f"token id {shown(outside[0])}", f"ids in [0, {vocab_size})", "Check the tokenizer."
+            )
         max_new_tokens = params.check_against(vocab_size, len(ids), self.worker.config.limits.max_context_tokens)
         text = prompt if isinstance(prompt, str) else None
         return CheckedPrompt(text=text, ids=tuple(ids), params=params, max_new_tokens=max_new_tokens)

@@ -1,6 +1,6 @@
 """`LLM`: a model by name, prompts in, text out.
 
-with LLM() as llm:
+with LLM("embedded", max_num_seqs=4) as llm:
     print(llm.generate("The whale", SamplingParams(max_tokens=20))[0].outputs[0].text)
 """
 
@@ -8,68 +8,41 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.resources import files
 from types import TracebackType
+from typing import Any
 
-import torch
-
-from playhead.engine import Engine, EngineStats
-from playhead.errors import ConfigError
+from playhead.engine import Engine, EngineStats, Wishes
+from playhead.engine_config import (
+    EngineConfig,
+    config_from,
+    resolve_device,
+    resolve_dtype,
+    resolved,
+    worker_config,
+)
+from playhead.errors import PlayheadError
 from playhead.graph.runner import CaptureReport
-from playhead.graph.shapes import Mode
-from playhead.kv.plan import KVLimits
+from playhead.models.fill import OnProgress
 from playhead.models.gguf_file import GgufFile
-from playhead.models.load import ModelDescription, describe_model, load_weights
+from playhead.models.load import LoadFormat, ModelDescription, describe_model, load_weights
 from playhead.models.text.chat import ChatTemplate
 from playhead.models.text.gguf_vocab import tokenizer_from_gguf
-from playhead.models.text.tokenizer import Tokenizer, tokenizer_from_directory
-from playhead.outputs import RequestOutput
+from playhead.models.text.ids_only import IdsOnlyTokenizer
+from playhead.models.text.tokenizer import Tokenizer, eos_ids, tokenizer_from_directory
+from playhead.outputs import RequestMetrics, RequestOutput
+from playhead.progress import prompt_bar
 from playhead.schedule.errors import RequestError
 from playhead.schedule.sampling_params import SamplingParams
-from playhead.step.worker import Worker, WorkerConfig
+from playhead.step.worker import Worker
+
+__all__ = ["EMBEDDED", "LLM", "EngineConfig", "Prompt", "Prompts", "load_tokenizer", "resolve_model_name"]
 
 EMBEDDED = "embedded"
-CPU_KV_BYTES = 1 << 28
-KV_SHARE_OF_FREE = 0.8  # the rest of a GPU's free memory is for graphs, activations and the CUDA context
 
 Prompt = str | Sequence[int]
-Prompts = str | Sequence[str] | Sequence[Sequence[int]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
-    """What can be set. Sizes left at None follow from the model and the device."""
-
-    device: str = "auto"
-    dtype: str = "auto"
-    max_model_len: int | None = None
-    max_num_seqs: int = 16
-    max_num_batched_tokens: int = 512
-    kv_memory_bytes: int | None = None
-    page_size: int = 16
-    graph_mode: Mode = Mode.BREAKABLE
-    enable_prefix_caching: bool = True
-
-
-def resolve_device(config: EngineConfig) -> torch.device:
-    """The device asked for, or CUDA where there is one."""
-    if config.device != "auto":
-        try:
-            return torch.device(config.device)
-        except RuntimeError:
-            raise ConfigError(f"device: found {config.device!r}; wanted auto, cpu or cuda[:N]. Choose one.") from None
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
-    """bfloat16 on a GPU; float32 on a CPU, where half precision is far slower."""
-    names = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if config.dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    if config.dtype not in names:
-        raise ConfigError(f"dtype: found {config.dtype!r}; wanted auto or one of {', '.join(names)}. Choose one.")
-    return names[config.dtype]
+Prompts = Prompt | Sequence[str] | Sequence[Sequence[int]]
 
 
 def resolve_model_name(model: str) -> str:
@@ -77,51 +50,49 @@ def resolve_model_name(model: str) -> str:
     return str(files("playhead") / "assets" / "embedded") if model == EMBEDDED else model
 
 
-def load_tokenizer(description: ModelDescription) -> Tokenizer:
-    """From the files beside the weights, or from the GGUF file's own metadata."""
-    if description.path.is_dir():
-        return tokenizer_from_directory(description.path)
-    return tokenizer_from_gguf(GgufFile(description.path).metadata)
-
-
-def kv_limits(description: ModelDescription, config: EngineConfig) -> KVLimits:
-    """What the scheduler promises, with the model's own context where none was asked for."""
-    longest = description.spec.max_context_tokens
-    context = longest if config.max_model_len is None else config.max_model_len
-    if not 1 <= context <= longest:
-        raise ConfigError(f"max_model_len: found {context}; wanted 1 to {longest}, what the model has. Lower it.")
-    return KVLimits(
-        max_context_tokens=context, max_running=config.max_num_seqs, chunk_tokens=config.max_num_batched_tokens
-    )
-
-
-def worker_config(description: ModelDescription, config: EngineConfig, device: torch.device) -> WorkerConfig:
-    """Every size, with what was left open filled in."""
-    kv_bytes = CPU_KV_BYTES if config.kv_memory_bytes is None else config.kv_memory_bytes
-    if config.kv_memory_bytes is None and device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        kv_bytes = int(free * KV_SHARE_OF_FREE)
-    return WorkerConfig(
-        kv_memory_bytes=kv_bytes,
-        limits=kv_limits(description, config),
-        page_size=config.page_size,
-        token_mode=config.graph_mode,
-        prefix_caching=config.enable_prefix_caching,
-    )
+def load_tokenizer(description: ModelDescription, config: EngineConfig | None = None) -> Tokenizer:
+    """From the files beside the weights or the GGUF file's metadata; ids only where the configuration has no text."""
+    config, path = config or EngineConfig(), description.path
+    if not path.is_dir():
+        return IdsOnlyTokenizer() if config.skip_tokenizer_init else tokenizer_from_gguf(GgufFile(path).metadata)
+    is_bare = config.load_format is LoadFormat.DUMMY and not (path / "tokenizer.json").is_file()
+    if config.skip_tokenizer_init or is_bare:
+        return IdsOnlyTokenizer(eos_ids(path))
+    return tokenizer_from_directory(path)
 
 
 class LLM:
-    """A loaded model. Closing it (or leaving its `with`) aborts what still runs."""
+    """A loaded model. Closing it (or leaving its `with`) aborts what still runs.
 
-    def __init__(self, model: str = EMBEDDED, config: EngineConfig | None = None) -> None:
-        config = config or EngineConfig()
+    Settings are those of `EngineConfig`, as one object or as keywords. `config` has what they became here.
+    """
+
+    def __init__(
+        self,
+        model: str = EMBEDDED,
+        config: EngineConfig | None = None,
+        *,
+        on_load_progress: OnProgress | None = None,
+        **settings: Any,
+    ) -> None:
+        config = config_from(config, settings)
         device = resolve_device(config)
-        self.description = describe_model(resolve_model_name(model))
-        decoder = load_weights(self.description, dtype=resolve_dtype(config, device), device=device)
-        self.tokenizer = load_tokenizer(self.description)
-        self.engine = Engine(Worker(decoder, worker_config(self.description, config, device)), self.tokenizer)
+        is_dummy = config.load_format is LoadFormat.DUMMY
+        self.description = describe_model(resolve_model_name(model), config_only=is_dummy)
+        decoder = load_weights(
+            self.description,
+            dtype=resolve_dtype(config, device),
+            device=device,
+            load_format=config.load_format,
+            on_progress=on_load_progress,
+        )
+        self.tokenizer = load_tokenizer(self.description, config)
+        worker = Worker(decoder, worker_config(self.description, config, device))
+        self.config = resolved(config, worker.config, device)
+        self.engine = Engine(worker, self.tokenizer, overlap=config.overlap)
+        self.is_lent = False  # to an AsyncEngine, whose thread alone may then touch the engine
         self._num_calls = 0
-        # Whoever steps the engine steps it for all: outputs wait here for the caller that asked for them.
+        # Whoever steps the engine steps it for all: outputs wait in the inbox of the call that asked for them.
         self._inboxes: dict[str, deque[RequestOutput]] = {}
 
     def __enter__(self) -> LLM:
@@ -133,10 +104,11 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Abort whatever still runs."""
-        for request_id in sorted(self._inboxes):
-            self.engine.abort(request_id)
-        self._inboxes.clear()
+        """Abort whatever still runs. A stream that is open gets what it has so far, as its last output."""
+        for request_id, inbox in sorted(self._inboxes.items()):
+            output = self.engine.abort(request_id)
+            if output is not None:
+                inbox.append(output)
 
     @property
     def stats(self) -> EngineStats:
@@ -147,9 +119,16 @@ class LLM:
         self.engine.worker.capture_all(progress)
 
     def generate(
-        self, prompts: Prompts, params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Prompts,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
     ) -> list[RequestOutput]:
-        """One output per prompt, in their order. Prompts are text or token ids; one prompt may stand alone."""
+        """One output per prompt, in their order. Prompts are text or token ids; one prompt may stand alone.
+
+        There may be any number of them: the engine is given more as it has room. `use_tqdm` shows a bar on a terminal.
+        """
         prompt_list = as_prompts(prompts)
         params_list = as_params(params, len(prompt_list))
         results: dict[str, RequestOutput] = {}
@@ -159,9 +138,10 @@ class LLM:
             for name, prompt, wanted in zip(names, prompt_list, params_list, strict=True)
             for i, one in enumerate(split_n(wanted))
         ]
-        for output in self._run(pending):
-            if output.finished:
+        with prompt_bar(len(pending), enabled=use_tqdm) as advance:
+            for output in self._run(pending, Wishes(streams=False)):
                 results[output.request_id] = output
+                advance(output)
         return [
             gathered(name, [results[f"{name}.{i}"] for i in range(wanted.n)])
             for name, wanted in zip(names, params_list, strict=True)
@@ -169,45 +149,56 @@ class LLM:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """The output after every token. Leaving the loop early aborts the request."""
-        wanted = params or SamplingParams()
+        wanted = SamplingParams() if params is None else checked_params(params)
         if wanted.n != 1:
             raise RequestError("stream", f"n={wanted.n}", "n=1", "Use generate for several samples.")
-        return self._run([(self._name(), prompt, wanted)])
+        return self._run([(self._name(), prompt, wanted)], Wishes())
 
     def chat(self, messages: Sequence[Mapping[str, str]], params: SamplingParams | None = None) -> RequestOutput:
         """The answer to a conversation, written out by the model's own chat template."""
+        return self.generate([self._chat_prompt(messages)], params)[0]
+
+    def chat_stream(
+        self, messages: Sequence[Mapping[str, str]], params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """The same answer after every token. Leaving the loop early aborts the request."""
+        return self.stream(self._chat_prompt(messages), params)
+
+    def _chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         if self.tokenizer.chat_template is None:
             raise RequestError("chat", "a model without a chat template", "one that has one", "Use generate.")
         special = self.tokenizer.special
         template = ChatTemplate(self.tokenizer.chat_template, bos=special.bos, eos=special.eos)
         text = template.render(list(messages), add_generation_prompt=True)
-        return self.generate([self.tokenizer.encode(text, add_special_tokens=False)], params)[0]
+        return self.tokenizer.encode(text, add_special_tokens=False)
 
     def _name(self) -> str:
         self._num_calls += 1
         return f"r{self._num_calls}"
 
-    def _run(self, pending: list[tuple[str, Prompt, SamplingParams]]) -> Iterator[RequestOutput]:
+    def _run(self, pending: list[tuple[str, Prompt, SamplingParams]], wishes: Wishes) -> Iterator[RequestOutput]:
         """Feed the engine as it has room and give every output of these requests. All are checked before the first."""
+        if self.is_lent:
+            raise PlayheadError(
+                "LLM: found its engine lent to an AsyncEngine; wanted it back. Close that one, or generate there."
+            )
         checked = [(request_id, self.engine.check_request(prompt, params)) for request_id, prompt, params in pending]
-        waiting, mine = deque(checked), deque[str]()
+        waiting, inbox, mine = deque(checked), deque[RequestOutput](), set[str]()
         try:
             while waiting or mine:
                 while waiting and self.engine.can_take:
                     request_id, prompt = waiting.popleft()
-                    self.engine.submit(request_id, prompt)
-                    self._inboxes[request_id] = deque()
-                    mine.append(request_id)
-                if not any(self._inboxes[request_id] for request_id in mine):
+                    self.engine.submit(request_id, prompt, wishes)
+                    self._inboxes[request_id] = inbox
+                    mine.add(request_id)
+                if not inbox:
                     self._step()
-                for request_id in list(mine):
-                    while self._inboxes[request_id]:
-                        output = self._inboxes[request_id].popleft()
-                        if output.finished:
-                            mine.remove(request_id)
-                        yield output
-                    if request_id not in mine:
-                        del self._inboxes[request_id]
+                while inbox:
+                    output = inbox.popleft()
+                    if output.finished:
+                        mine.discard(output.request_id)
+                        del self._inboxes[output.request_id]
+                    yield output
         finally:
             for request_id in mine:
                 self.engine.abort(request_id)
@@ -238,9 +229,17 @@ def as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: i
     """One set of parameters per prompt."""
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise RequestError("generate", f"{len(params)} sets of parameters", f"one, or {count}", "Give one per prompt.")
-    return list(params)
+    if not isinstance(params, Sequence) or len(params) != count:
+        found = f"{len(params)} sets of parameters" if isinstance(params, Sequence) else f"a {type(params).__name__}"
+        raise RequestError("params", found, f"one SamplingParams, or {count}", "Give one per prompt.")
+    return [checked_params(one) for one in params]
+
+
+def checked_params(params: object) -> SamplingParams:
+    """Parameters as they are, or `RequestError`: a dict would be taken for them and fail in the middle of a step."""
+    if not isinstance(params, SamplingParams):
+        raise RequestError("params", f"a {type(params).__name__}", "SamplingParams", "Make it one.")
+    return params
 
 
 def split_n(params: SamplingParams) -> list[SamplingParams]:
@@ -249,7 +248,21 @@ def split_n(params: SamplingParams) -> list[SamplingParams]:
     return [replace(params, n=1, seed=seed) for seed in seeds]
 
 
-def gathered(request_id: str, samples: Sequence[RequestOutput]) -> RequestOutput:
-    """The samples of one request as one output."""
-    completions = tuple(replace(output.outputs[0], index=i) for i, output in enumerate(samples))
-    return replace(samples[0], request_id=request_id, outputs=completions)
+def gathered(request_id: str, samples: Sequence[RequestOutput | None]) -> RequestOutput:
+    """The samples of one request as one output, as far as they have begun. It is finished when all of them are."""
+    begun = [(i, output) for i, output in enumerate(samples) if output is not None]
+    metrics = [output.metrics for _, output in begun]
+    firsts = [metric.first_token_s for metric in metrics if metric.first_token_s is not None]
+    ends = [metric.finished_s for metric in metrics if metric.finished_s is not None]
+    finished = len(begun) == len(samples) and all(output.finished for _, output in begun)
+    return replace(
+        begun[0][1],
+        request_id=request_id,
+        outputs=tuple(replace(output.outputs[0], index=i) for i, output in begun),
+        finished=finished,
+        metrics=RequestMetrics(
+            arrival_s=min(metric.arrival_s for metric in metrics),
+            first_token_s=min(firsts, default=None),
+            finished_s=max(ends) if finished else None,
+        ),
+    )

@@ -10,12 +10,12 @@ from rich.console import Console
 from playhead.cli import options
 from playhead.cli.demo import audit_table
 from playhead.cli.options import EngineFlags, GraphMode, engine_config
-from playhead.cli.progress import capture_bar, spinner
-from playhead.errors import ConfigError
+from playhead.engine_config import EngineConfig, resolve_device, resolve_dtype, resolve_sizes
 from playhead.graph.report import Report
-from playhead.llm import EMBEDDED, LLM, EngineConfig, resolve_device, resolve_dtype, resolve_model_name
-from playhead.models.load import describe_model
+from playhead.llm import EMBEDDED, LLM, resolve_model_name
+from playhead.models.load import LoadFormat, describe_model
 from playhead.models.spec import ModelSpec
+from playhead.progress import capture_bar, load_bar, spinner
 from playhead.step.audit import audit_worker
 from playhead.step.model_step import kv_geometry
 
@@ -28,6 +28,7 @@ def audit(
     as_json: options.Json = False,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
+    load_format: options.LoadFormatOption = LoadFormat.AUTO,
     max_model_len: options.MaxModelLen = 64,
     max_num_seqs: options.MaxNumSeqs = 4,
     max_num_batched_tokens: options.MaxNumBatchedTokens = 8,
@@ -35,10 +36,11 @@ def audit(
     page_size: options.PageSize = 16,
     graph_mode: options.GraphModeOption = GraphMode.BREAKABLE,
 ) -> None:
-    """Capture a small worker for MODEL and audit it; exit code 1 on a finding."""
+    """Capture a small worker and audit it; exit code 1 on a finding."""
     flags = EngineFlags(
         device=device,
         dtype=dtype,
+        load_format=load_format,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -46,7 +48,6 @@ def audit(
         page_size=page_size,
         graph_mode=graph_mode,
     )
-    refuse_sizes_without_samples(flags)
     reports = audit_model(model, engine_config(flags))
     if as_json:
         for report in reports:
@@ -56,23 +57,12 @@ def audit(
     raise typer.Exit(0 if all(report.ok for report in reports) else 1)
 
 
-def refuse_sizes_without_samples(flags: EngineFlags) -> None:
-    """The largest graph takes a chunk and a token of each request; the audit's sequences must have as many."""
-    largest = flags.max_num_batched_tokens + flags.max_num_seqs
-    have = flags.max_num_seqs * min(flags.max_num_batched_tokens, flags.max_model_len or flags.max_num_batched_tokens)
-    if have < largest:
-        raise ConfigError(
-            f"max_num_seqs: found {flags.max_num_seqs}, whose sequences have {have} tokens together; wanted {largest}, "
-            "the largest graph. Raise max_num_seqs or max_model_len."
-        )
-
-
 def audit_model(model: str, config: EngineConfig) -> list[Report]:
     """One report per runner."""
     if config.kv_memory_bytes is None:
-        config = with_small_kv(describe_model(resolve_model_name(model)).spec, config)
-    with spinner(f"loading {model}"):
-        llm = LLM(model, config)
+        config = with_small_kv(describe_model(resolve_model_name(model), config_only=True).spec, config)
+    with load_bar(model) as advance:
+        llm = LLM(model, config, on_load_progress=advance)
     with llm:
         with capture_bar() as advance:
             llm.capture_graphs(advance)
@@ -82,13 +72,14 @@ def audit_model(model: str, config: EngineConfig) -> list[Report]:
 
 def with_small_kv(spec: ModelSpec, config: EngineConfig) -> EngineConfig:
     """Room for every request at the maximum context and no more: an audit compares the KV memory again and again."""
-    dtype = resolve_dtype(config, resolve_device(config))
+    device = resolve_device(config)
+    dtype, sizes = resolve_dtype(config, device), resolve_sizes(config, device)
     geometry = kv_geometry(spec, page_size=config.page_size, dtype=dtype)
     context = min(config.max_model_len or spec.max_context_tokens, spec.max_context_tokens)
     # Pages round each request up, and window groups hold a page more and the chunk in flight.
-    per_request = context + config.max_num_batched_tokens + 2 * config.page_size
+    per_request = context + sizes.max_num_batched_tokens + 2 * config.page_size
     # Groups of unequal size share slabs, so a group may leave most of its last slab empty.
-    num_tokens = (config.max_num_seqs + 2) * per_request * len(geometry.groups)
+    num_tokens = (sizes.max_num_seqs + 2) * per_request * len(geometry.groups)
     return replace(config, kv_memory_bytes=num_tokens * geometry.bytes_per_token)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -11,9 +12,10 @@ from rich.console import Console
 from playhead.cli import options
 from playhead.cli.generate import figures, show
 from playhead.cli.options import DEFAULTS, EngineFlags, engine_config
-from playhead.cli.progress import spinner
 from playhead.llm import EMBEDDED, LLM, load_tokenizer, resolve_model_name
 from playhead.models.load import describe_model
+from playhead.outputs import RequestOutput
+from playhead.progress import load_bar, spinner
 from playhead.schedule.errors import RequestError
 from playhead.schedule.sampling_params import SamplingParams
 
@@ -47,8 +49,8 @@ def chat(
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     config = engine_config(flags)
     refuse_without_template(model)
-    with spinner(f"loading {model}"):
-        llm = LLM(model, config)
+    with load_bar(model) as advance:
+        llm = LLM(model, config, on_load_progress=advance)
     with llm:
         converse(Console(), llm, params, system)
 
@@ -76,18 +78,29 @@ def converse(console: Console, llm: LLM, params: SamplingParams, system: str) ->
         asked = [*history, {"role": "user", "content": line}]
         modes_before = dict(llm.stats.modes)
         try:
-            with spinner("thinking"):
-                output = llm.chat(asked, params)
+            output = streamed(console, llm.chat_stream(asked, params))
         except RequestError as error:
             typer.echo(f"playhead: {error} {FORGET} starts again.", err=True)
             continue
-        answer = output.outputs[0].text
-        history = [*asked, {"role": "assistant", "content": answer}]
-        show(console, answer.strip() + "\n")
+        history = [*asked, {"role": "assistant", "content": output.outputs[0].text}]
         if console.is_terminal:
             modes = {key: count - modes_before.get(key, 0) for key, count in llm.stats.modes.items()}
             now = {key: count for key, count in modes.items() if count}
             console.print(figures(output, now), style="dim", highlight=False)
+
+
+def streamed(console: Console, outputs: Iterator[RequestOutput]) -> RequestOutput:
+    """Show an answer as it grows, without the space around it, and give the last output."""
+    num_shown = 0
+    with spinner("thinking") as stop_spinning:
+        for output in outputs:
+            text = output.outputs[0].text.strip()  # what is stripped now and is no end comes with the next token
+            if text:
+                stop_spinning()
+            show(console, text[num_shown:])
+            num_shown = len(text)
+    console.out()
+    return output
 
 
 def next_line(console: Console) -> str | None:

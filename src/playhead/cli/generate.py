@@ -16,10 +16,11 @@ from rich.table import Table
 
 from playhead.cli import options
 from playhead.cli.options import DEFAULTS, EngineFlags, GraphMode, engine_config
-from playhead.cli.progress import spinner
+from playhead.engine_config import EngineConfig
 from playhead.graph.shapes import Mode, Reason
-from playhead.llm import EMBEDDED, LLM, EngineConfig
+from playhead.llm import EMBEDDED, LLM
 from playhead.outputs import RequestOutput
+from playhead.progress import load_bar, spinner
 from playhead.schedule.sampling_params import SamplingParams
 
 
@@ -99,8 +100,8 @@ def generate(
 
 def run_generate(console: Console, job: GenerateJob) -> None:
     """Text alone goes to a pipe; a terminal also gets the prompt before it and the figures after it."""
-    with spinner(f"loading {job.model}"):
-        llm = LLM(job.model, job.config)
+    with load_bar(job.model) as advance:
+        llm = LLM(job.model, job.config, on_load_progress=advance)
     with llm:
         show_answer(console, llm, job)
         if job.trace is not None:
@@ -195,8 +196,8 @@ def time_to_first_token_s(output: RequestOutput) -> float | None:
 
 
 def tokens_per_s(output: RequestOutput) -> float | None:
-    """Tokens of the first sample after its first token, per second; None if there is only one."""
-    metrics, num_more = output.metrics, len(output.outputs[0].token_ids) - 1
+    """Tokens of all samples after each one's first, per second; None if there are none."""
+    metrics, num_more = output.metrics, num_generated(output) - len(output.outputs)
     if metrics.first_token_s is None or metrics.finished_s is None or num_more < 1:
         return None
     return num_more / max(metrics.finished_s - metrics.first_token_s, 1e-9)

@@ -30,7 +30,8 @@ def option_line(option: TyperOption) -> str:
     """--page-size N   tokens of a KV page [16] (--block-size)"""
     first, *others = sorted(option.opts, key=lambda name: not name.startswith("--"))
     name = f"  {first}" if option.is_flag else f"  {first} {option.metavar}"
-    # False, None and empty lists say nothing; enums print as their value.
-    default = "" if option.default in (None, False, "") or option.default == [] else f" [{option.default}]"
+    # False, None and empty lists say nothing, unless what None becomes is told; enums print as their value.
+    value = option.show_default if option.default is None and isinstance(option.show_default, str) else option.default
+    default = "" if value in (None, False, "") or value == [] else f" [{value}]"
     aliases = f" ({', '.join(others)})" if others else ""
     return f"{name:<{NAME_WIDTH}} {option.help or ''}{default}{aliases}"

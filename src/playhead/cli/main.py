@@ -9,17 +9,18 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from playhead import __version__
+from playhead.cli import bench
 from playhead.cli.audit import audit
 from playhead.cli.chat import chat
 from playhead.cli.demo import run_demo
 from playhead.cli.doctor import doctor
+from playhead.cli.entry import INTERRUPTED
 from playhead.cli.generate import generate
 from playhead.cli.help import OneScreenCommand
 from playhead.cli.plan import plan
 from playhead.errors import PlayheadError
 
 REFUSED = 2
-INTERRUPTED = 130  # what a shell reports for a process that SIGINT ended
 
 
 class CommandLine(TyperGroup):
@@ -61,3 +62,5 @@ def demo(
 
 for command in (generate, chat, plan, audit, doctor):
     app.command(cls=OneScreenCommand)(command)
+
+app.add_typer(bench.app, name="bench")

@@ -13,9 +13,11 @@ from typing import Annotated
 import torch
 import typer
 
+from playhead.engine_config import CPU_SIZES, CUDA_SIZES, EngineConfig
 from playhead.errors import ConfigError
 from playhead.graph.shapes import Mode
-from playhead.llm import EMBEDDED, EngineConfig
+from playhead.llm import EMBEDDED
+from playhead.models.load import LoadFormat
 
 ENGINE_PANEL = "Engine (vLLM's and SGLang's names both work)"
 DEFAULTS = EngineConfig()
@@ -69,33 +71,44 @@ Dtype = Annotated[
     str,
     typer.Option("--dtype", metavar="NAME", help="auto, float32, bfloat16 or float16", rich_help_panel=ENGINE_PANEL),
 ]
+LoadFormatOption = Annotated[
+    LoadFormat,
+    typer.Option(
+        "--load-format",
+        metavar="NAME",
+        help="auto, or dummy: random weights of the same shapes",
+        rich_help_panel=ENGINE_PANEL,
+    ),
+]
 MaxModelLen = Annotated[
     int | None,
     typer.Option(
         "--max-model-len",
         "--context-length",
         metavar="N",
-        help="longest context, the model's own if left out",
+        help="longest context; the model's if left out",
         rich_help_panel=ENGINE_PANEL,
     ),
 ]
 MaxNumSeqs = Annotated[
-    int,
+    int | None,
     typer.Option(
         "--max-num-seqs",
         "--max-running-requests",
         metavar="N",
         help="requests that run at once",
+        show_default=f"{CPU_SIZES.max_num_seqs}, GPU {CUDA_SIZES.max_num_seqs}",
         rich_help_panel=ENGINE_PANEL,
     ),
 ]
 MaxNumBatchedTokens = Annotated[
-    int,
+    int | None,
     typer.Option(
         "--max-num-batched-tokens",
         "--chunked-prefill-size",
         metavar="N",
         help="prompt tokens of a step",
+        show_default=f"{CPU_SIZES.max_num_batched_tokens}, GPU {CUDA_SIZES.max_num_batched_tokens}",
         rich_help_panel=ENGINE_PANEL,
     ),
 ]
@@ -140,9 +153,10 @@ class EngineFlags:
 
     device: str = DEFAULTS.device
     dtype: str = DEFAULTS.dtype
+    load_format: LoadFormat = DEFAULTS.load_format
     max_model_len: int | None = DEFAULTS.max_model_len
-    max_num_seqs: int = DEFAULTS.max_num_seqs
-    max_num_batched_tokens: int = DEFAULTS.max_num_batched_tokens
+    max_num_seqs: int | None = DEFAULTS.max_num_seqs
+    max_num_batched_tokens: int | None = DEFAULTS.max_num_batched_tokens
     kv_memory_bytes: int | None = DEFAULTS.kv_memory_bytes
     page_size: int = DEFAULTS.page_size
     enforce_eager: bool = False
@@ -157,6 +171,7 @@ def engine_config(flags: EngineFlags) -> EngineConfig:
         DEFAULTS,
         device=flags.device,
         dtype=flags.dtype,
+        load_format=flags.load_format,
         max_model_len=flags.max_model_len,
         max_num_seqs=flags.max_num_seqs,
         max_num_batched_tokens=flags.max_num_batched_tokens,

@@ -12,15 +12,14 @@ from rich.table import Table
 
 from playhead.cli import options
 from playhead.cli.options import DEFAULTS, parse_size, show_size
+from playhead.engine_config import KV_SHARE_OF_FREE, EngineConfig, kv_limits, resolve_dtype
 from playhead.errors import ConfigError
 from playhead.kv.plan import KVPlan, MemoryLimit, plan_kv
-from playhead.llm import KV_SHARE_OF_FREE, EngineConfig, kv_limits, resolve_dtype, resolve_model_name
+from playhead.llm import resolve_model_name
 from playhead.models.decoder import Decoder
 from playhead.models.load import ModelDescription, describe_model
 from playhead.models.spec import ModelSpec
 from playhead.step.model_step import kv_geometry
-
-"""What the engine gives to KV of the memory that weights leave; the rest is for graphs and activations."""
 
 USUAL_CONTEXTS = (8192, 32768)
 
@@ -54,7 +53,7 @@ def plan(
     kv_memory_bytes: options.KvMemoryBytes = None,
     page_size: options.PageSize = DEFAULTS.page_size,
 ) -> None:
-    """Show what MODEL takes on a GPU and what fits beside it. Reads no weights."""
+    """Show what MODEL takes on a GPU and what fits. Reads no weights."""
     config = EngineConfig(
         dtype=dtype,
         max_model_len=max_model_len,
@@ -64,7 +63,7 @@ def plan(
         page_size=page_size,
     )
     device_bytes = this_gpu_bytes() if gpu_memory is None else gpu_memory
-    description = describe_model(resolve_model_name(model))
+    description = describe_model(resolve_model_name(model), config_only=True)
     made = plan_memory(description, config, device_bytes)
     console = Console()
     console.print(memory_table(model, made))
@@ -85,7 +84,8 @@ def num_weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
 
 def plan_memory(description: ModelDescription, config: EngineConfig, device_bytes: int) -> MemoryPlan:
     """The same sizes the engine would choose on a device of this size, or the `ConfigError` it would raise."""
-    dtype = resolve_dtype(config, torch.device("cuda"))
+    device = torch.device("cuda")
+    dtype = resolve_dtype(config, device)
     weight_bytes = num_weight_bytes(description.spec, dtype)
     free = device_bytes - weight_bytes
     if free <= 0:
@@ -95,7 +95,7 @@ def plan_memory(description: ModelDescription, config: EngineConfig, device_byte
         )
     wanted = int(free * KV_SHARE_OF_FREE) if config.kv_memory_bytes is None else config.kv_memory_bytes
     kv_bytes = MemoryLimit(kv_memory_bytes=wanted).resolve(device_bytes=device_bytes, taken_bytes=weight_bytes)
-    limits = kv_limits(description, config)
+    limits = kv_limits(description, config, device)
     geometry = kv_geometry(description.spec, page_size=config.page_size, dtype=dtype)
     return MemoryPlan(
         device_bytes=device_bytes,

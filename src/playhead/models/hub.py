@@ -14,8 +14,11 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 PATTERNS = ("*.json", "*.safetensors", "*.jinja")
 
 
-def resolve_model(model: str, *, revision: str | None = None) -> Path:
-    """Where the model's files are. A hub id is downloaded if it is not here yet, and found in the cache if it is."""
+def resolve_model(model: str, *, revision: str | None = None, config_only: bool = False) -> Path:
+    """Where the model's files are. A hub id is downloaded if it is not here yet, and found in the cache if it is.
+
+    With `config_only` that is one small file: enough to plan memory, or to make weights of the same shapes.
+    """
     path = Path(model).expanduser()
     if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
         return path
@@ -25,12 +28,12 @@ def resolve_model(model: str, *, revision: str | None = None) -> Path:
         raise CheckpointError(
             model, "nothing by that name here", "a directory, a .gguf file or a hub id", "Hub ids look like owner/name."
         )
-    return _download(model, revision)
+    return _download(model, revision, config_only=config_only)
 
 
-def _download(model: str, revision: str | None) -> Path:
+def _download(model: str, revision: str | None, *, config_only: bool) -> Path:
     try:
-        from huggingface_hub import snapshot_download
+        from huggingface_hub import hf_hub_download, snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
     except ImportError:
         raise CheckpointError(
@@ -40,6 +43,8 @@ def _download(model: str, revision: str | None) -> Path:
             "Install 'playhead[hub]', or download the files and give their directory.",
         ) from None
     try:
+        if config_only:
+            return Path(hf_hub_download(model, "config.json", revision=revision)).parent
         return Path(snapshot_download(model, revision=revision, allow_patterns=list(PATTERNS)))
     except LocalEntryNotFoundError:
         raise CheckpointError(

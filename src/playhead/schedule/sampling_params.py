@@ -123,7 +123,10 @@ def shown(value: object) -> str:
     """A value as an error may print it: short, whatever was sent."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > INT64_MAX:
         return f"an integer of {value.bit_length()} bits"  # Python refuses to print the longest ones
-    return reprlib.repr(value)
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # such an integer inside
+        return f"a {type(value).__name__}"
 
 
 def refused(name: str, value: object, wanted: str) -> RequestError:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from playhead.testing.engine_mutants import ENGINE_CHECKERS, ENGINE_MUTANTS
+from playhead.testing.front_mutants import FRONT_CHECKERS, FRONT_MUTANTS
 from playhead.testing.graph_checkers import GRAPH_CHECKERS
 from playhead.testing.graph_mutants import GRAPH_MUTANTS
 from playhead.testing.kv_checkers import KV_CHECKERS
@@ -26,6 +27,7 @@ PACKAGES: tuple[tuple[str, tuple[Mutant, ...], tuple[Checker, ...]], ...] = (
     ("kv", KV_MUTANTS, KV_CHECKERS),
     ("step", STEP_MUTANTS, STEP_CHECKERS),
     ("engine", ENGINE_MUTANTS, ENGINE_CHECKERS),
+    ("front", FRONT_MUTANTS, FRONT_CHECKERS),
 )
 
 

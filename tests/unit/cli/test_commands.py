@@ -5,18 +5,20 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from playhead.cli import audit as audit_command
 from playhead.cli.doctor import Machine, default_rows, traps
-from playhead.cli.generate import GenerateJob, how_it_ran, run_generate, show
+from playhead.cli.generate import GenerateJob, how_it_ran, run_generate, show, tokens_per_s
 from playhead.cli.main import app
 from playhead.cli.options import EngineFlags, GraphMode, engine_config, parse_size, show_size
 from playhead.cli.plan import num_weight_bytes
@@ -28,7 +30,7 @@ from playhead.models.load import describe_model
 from playhead.schedule.sampling_params import SamplingParams
 
 FEW = ("generate", "The whale", "--max-tokens", "6", "--enforce-eager")
-COMMANDS = ("generate", "chat", "plan", "audit", "doctor")
+COMMANDS = ("generate", "chat", "plan", "audit", "doctor", "bench", "bench throughput", "bench latency")
 
 
 def run(*args: str, stdin: str | None = None) -> Result:
@@ -46,11 +48,11 @@ def captured_config(monkeypatch: pytest.MonkeyPatch, *args: str) -> EngineConfig
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_fits_one_screen(command):
-    result = CliRunner(env={"COLUMNS": "100"}).invoke(app, [command, "--help"])
+    result = CliRunner(env={"COLUMNS": "100"}).invoke(app, [*command.split(), "--help"])
     lines = result.output.splitlines()
     assert result.exit_code == 0
     assert len(lines) <= 24
-    assert max(map(len, lines)) <= 104
+    assert max(map(len, lines)) <= 100
 
 
 def test_generate_gives_a_pipe_the_text_alone():
@@ -85,6 +87,13 @@ def test_generate_prints_json_of_every_sample():
     assert set(record["steps"]) == {"eager: graphs are off"}
 
 
+def test_the_rate_counts_the_tokens_of_all_samples():
+    with LLM("embedded", max_num_seqs=4) as llm:
+        (output,) = llm.generate("The whale", SamplingParams(n=3, max_tokens=5, seed=1, ignore_eos=True))
+    metrics = output.metrics
+    assert tokens_per_s(output) == pytest.approx(12 / (metrics.finished_s - metrics.first_token_s))
+
+
 def test_generate_prints_every_sample_and_its_logprobs():
     result = run(*FEW, "--n", "2", "--logprobs", "0", "--seed", "3")
     assert "[1]" in result.stdout
@@ -110,7 +119,11 @@ def test_generate_stops_before_the_stop_text():
         (("generate", "x", "--model", "no such model"), "no such model"),
         (("plan", "embedded", "--gpu-memory", "5MB"), "gpu-memory"),
         (("plan", "embedded", "--gpu-memory", "9.5MB"), "max_context_tokens"),
-        (("audit", "--max-num-seqs", "1"), "max_num_seqs"),
+        (("audit", "--max-num-seqs", "0"), "max_running"),
+        (("bench", "throughput", "--num-prompts", "0"), "num-prompts"),
+        (("bench", "throughput", "--random-range-ratio", "1"), "random-range-ratio"),
+        (("bench", "throughput", "--input-len", "1000", "--output-len", "100"), "1100 tokens together"),
+        (("bench", "latency", "--num-iters", "0"), "num-iters"),
         (("chat",), "GGUF"),
     ],
 )
@@ -180,6 +193,22 @@ def test_plan_shows_weights_groups_and_what_fits():
         assert part in result.stdout
 
 
+def test_plan_of_a_hub_model_fetches_its_config_alone(monkeypatch, tmp_path):
+    fetched = []
+
+    def fetch(repo, name, revision):
+        fetched.append((repo, name))
+        shutil.copy(Path(resolve_model_name("embedded")) / "config.json", tmp_path)
+        return str(tmp_path / name)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fetch)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *args, **kwargs: pytest.fail("weights"))
+    result = run("plan", "owner/model", "--gpu-memory", "1GiB")
+    assert result.exit_code == 0, result.output
+    assert fetched == [("owner/model", "config.json")]
+    assert "owner/model on 1.00 GiB" in result.stdout
+
+
 def test_weights_are_counted_without_being_made():
     description = describe_model(resolve_model_name("embedded"))
     with LLM() as llm:
@@ -188,8 +217,9 @@ def test_weights_are_counted_without_being_made():
         assert num_weight_bytes(description.spec, decoder.dtype) == loaded
 
 
-def test_audit_of_the_embedded_model_is_clean():
-    result = run("audit", "--max-num-seqs", "2", "--max-num-batched-tokens", "2", "--max-model-len", "32", "--json")
+@pytest.mark.parametrize(("seqs", "tokens"), [("2", "2"), ("1", "1"), ("1", "3")])
+def test_audit_of_the_embedded_model_is_clean(seqs, tokens):
+    result = run("audit", "--max-num-seqs", seqs, "--max-num-batched-tokens", tokens, "--max-model-len", "32", "--json")
     assert result.exit_code == 0, result.output
     reports = [json.loads(line) for line in result.stdout.splitlines()]
     assert [report["name"] for report in reports] == ["decode", "prefill"]
@@ -214,6 +244,15 @@ def test_doctor_names_the_machine_and_its_defaults():
         assert part in result.stdout
 
 
+def test_doctor_tells_the_sizes_an_engine_takes():
+    with LLM() as llm:
+        told = {row[0].strip(): row[1] for row in default_rows(llm.engine.worker.device)}
+        assert told["max_num_seqs"] == str(llm.config.max_num_seqs)
+        assert told["max_num_batched_tokens"] == str(llm.config.max_num_batched_tokens)
+    on_gpu = {row[0].strip(): row[1] for row in default_rows(torch.device("cuda"))}
+    assert (on_gpu["max_num_seqs"], on_gpu["max_num_batched_tokens"]) == ("256", "2,048")
+
+
 def test_doctor_tells_the_backends_a_worker_has():
     """The defaults are stated by hand; this is what keeps them true."""
     with LLM() as llm:
@@ -235,20 +274,45 @@ def test_doctor_finds_the_traps_there_are():
     assert traps(good) == []
 
 
-def test_interrupting_leaves_with_130_and_no_traceback():
-    command = [sys.executable, "-c", "from playhead.cli.main import app; app()"]
+INTERRUPTED_COMMANDS = [
+    ("generate", "The whale", "--max-tokens", "1000", "--temperature", "0", "--seed", "1"),
+    ("bench", "throughput", "--num-prompts", "2000"),
+    ("bench", "latency", "--num-iters", "100000"),
+    ("audit", "--max-num-batched-tokens", "2000"),
+]
+
+
+@pytest.mark.parametrize("command", INTERRUPTED_COMMANDS, ids=lambda command: " ".join(command[:2]))
+def test_interrupting_leaves_with_130_and_no_traceback(command, tmp_path):
+    """The engine is at work when the signal comes: the first step or capture leaves a mark."""
+    code = (
+        "import sys; from pathlib import Path; from playhead.graph.runner import GraphRunner\n"
+        "run = GraphRunner.prepare\n"
+        "def marked(*args, **kwargs): print('at work', flush=True); return run(*args, **kwargs)\n"
+        "GraphRunner.prepare = marked\n"
+        "from playhead.cli.entry import main; main()"
+    )
     process = subprocess.Popen(
-        [*command, "generate", "The whale", "--max-tokens", "1000", "--temperature", "0", "--seed", "1"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", code, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
-    process.stdout.read(1)  # it generates
+    assert process.stdout.readline() == "at work\n"
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=20)
+    _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in stderr
+
+
+def test_interrupting_the_import_is_quiet_too():
+    code = (
+        "import builtins; from playhead.cli.entry import main; load = builtins.__import__\n"
+        "def interrupted(name, *args, **kwargs):\n"
+        "    if name == 'torch': raise KeyboardInterrupt\n"
+        "    return load(name, *args, **kwargs)\n"
+        "builtins.__import__ = interrupted; main()"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, "doctor"], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr.strip()) == (130, "")
 
 
 @pytest.mark.real
@@ -265,7 +329,9 @@ def test_chat_sends_the_whole_conversation():
     with LLM(path, EngineConfig(max_model_len=4096, max_num_seqs=1)) as llm:
         for line in lines:
             history.append({"role": "user", "content": line})
-            answer = llm.chat(history, SamplingParams(temperature=0, max_tokens=8)).outputs[0].text
+            params = SamplingParams(temperature=0, max_tokens=8)
+            answer = llm.chat(history, params).outputs[0].text
+            assert [output.outputs[0].text for output in llm.chat_stream(history, params)][-1] == answer
             history.append({"role": "assistant", "content": answer})
             wanted += answer.strip() + "\n"
     assert result.stdout == wanted

@@ -68,11 +68,11 @@ def tokenizer_from_directory(directory: Path) -> Tokenizer:
         raise CheckpointError("tokenizer.json", str(error), "a tokenizer", "Download it again.") from None
     config = _json_or_empty(directory / "tokenizer_config.json")
     bos, eos = _token_text(config.get("bos_token")), _token_text(config.get("eos_token"))
-    eos_ids = _eos_ids(directory) | ({backend.token_to_id(eos)} if eos is not None else set())
+    endings = eos_ids(directory) | ({backend.token_to_id(eos)} if eos is not None else set())
     special = SpecialTokens(
         bos=bos,
         eos=eos,
-        eos_ids=frozenset(token_id for token_id in eos_ids if token_id is not None),
+        eos_ids=frozenset(token_id for token_id in endings if token_id is not None),
         special_ids=frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special),
     )
     return Tokenizer(backend, special, chat_template=_chat_template(directory, config))
@@ -89,7 +89,7 @@ def _token_text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _eos_ids(directory: Path) -> set[int]:
+def eos_ids(directory: Path) -> set[int]:
     """What the model's authors end a generation on: the generation config's word, or else the model config's."""
     for name in ("generation_config.json", "config.json"):
         value = _json_or_empty(directory / name).get("eos_token_id")

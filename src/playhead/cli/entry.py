@@ -1,0 +1,19 @@
+"""Where `playhead` starts: Ctrl-C leaves quietly even while torch is being imported."""
+
+from __future__ import annotations
+
+import sys
+
+INTERRUPTED = 130  # what a shell reports for a process that SIGINT ended
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        # Here and not at the top: the import takes a second or two, and who interrupts it wants no traceback.
+        from playhead.cli.main import app
+
+        app()
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        sys.exit(INTERRUPTED)

@@ -1,0 +1,157 @@
+"""Random prompts of a seed, and what it took an engine to answer them."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from playhead.engine import EngineStats
+from playhead.errors import ConfigError
+from playhead.llm import LLM
+from playhead.outputs import RequestOutput
+from playhead.schedule.sampling_params import SamplingParams
+
+SHOWN_PERCENTILES = (50, 90, 99)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadSpec:
+    """Lengths are drawn evenly from `range_ratio` below to `range_ratio` above the given ones."""
+
+    num_prompts: int
+    input_len: int
+    output_len: int
+    range_ratio: float = 0.0
+    seed: int = 0
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        sizes = {"num-prompts": self.num_prompts, "input-len": self.input_len, "output-len": self.output_len}
+        for name, value in sizes.items():
+            if value < 1:
+                raise ConfigError(f"{name}: found {value}; wanted at least 1. Raise it.")
+        if not 0 <= self.range_ratio < 1:
+            raise ConfigError(f"random-range-ratio: found {self.range_ratio}; wanted 0 up to below 1. Lower it.")
+
+    def params(self, num_tokens: int) -> SamplingParams:
+        """Exactly that many tokens, whatever the model says."""
+        return SamplingParams(
+            max_tokens=num_tokens, temperature=self.temperature, seed=self.seed % 2**63, ignore_eos=True
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Prompts and how many tokens each is to be answered with."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    params: tuple[SamplingParams, ...]
+
+    @property
+    def longest(self) -> int:
+        return max(len(prompt) + (one.max_tokens or 0) for prompt, one in zip(self.prompts, self.params, strict=True))
+
+
+def random_workload(spec: WorkloadSpec, vocab_size: int, *, variant: int = 0) -> Workload:
+    """The same prompts for the same seed; another `variant` has the same lengths and other tokens."""
+    lengths, tokens = np.random.default_rng(spec.seed % 2**64), np.random.default_rng((spec.seed % 2**64, variant))
+
+    def draw(length: int) -> list[int]:
+        low, high = (int(length * (1 + sign * spec.range_ratio)) for sign in (-1, 1))
+        return [max(1, int(n)) for n in lengths.integers(low, high + 1, spec.num_prompts)]
+
+    input_lens, output_lens = draw(spec.input_len), draw(spec.output_len)
+    return Workload(
+        prompts=tuple(tuple(tokens.integers(0, vocab_size, n).tolist()) for n in input_lens),
+        params=tuple(spec.params(n) for n in output_lens),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One pass over a workload. `token_times_s` has, per prompt, when it was sent and when each token came."""
+
+    seconds: float
+    num_input_tokens: int
+    num_output_tokens: int
+    token_times_s: tuple[tuple[float, ...], ...]
+    stats: EngineStats
+
+    @property
+    def first_token_ms(self) -> list[float]:
+        return [(times[1] - times[0]) * 1e3 for times in self.token_times_s]
+
+    @property
+    def between_tokens_ms(self) -> list[float]:
+        return [float(gap) * 1e3 for times in self.token_times_s for gap in np.diff(times[1:])]
+
+    @property
+    def all_begun_s(self) -> float:
+        """When the last prompt had its first token, from the start."""
+        start = min(times[0] for times in self.token_times_s)
+        return max(times[1] for times in self.token_times_s) - start
+
+
+def run_workload(llm: LLM, workload: Workload, on_finished: Callable[[RequestOutput], None]) -> Run:
+    """Send everything as fast as the queue takes it, and step until all is answered."""
+    engine = llm.engine
+    if workload.longest > engine.worker.config.limits.max_context_tokens:
+        raise ConfigError(
+            f"input-len and output-len: found {workload.longest} tokens together; wanted at most "
+            f"{engine.worker.config.limits.max_context_tokens}, the context. Lower one of them or raise max-model-len."
+        )
+    pairs = zip(workload.prompts, workload.params, strict=True)
+    waiting = deque((f"bench {i}", engine.check_request(*pair)) for i, pair in enumerate(pairs))
+    times: dict[str, list[float]] = {}
+    running: set[str] = set()
+    before = replace(engine.stats, modes=dict(engine.stats.modes))
+    started = time.perf_counter()
+    try:
+        while waiting or engine.has_work:
+            while waiting and engine.can_take:
+                name, checked = waiting.popleft()
+                engine.submit(name, checked)
+                running.add(name)
+                times[name] = [time.perf_counter()]
+            for output in engine.step():
+                seen = times[output.request_id]
+                num_new = 1 + len(output.outputs[0].token_ids) - len(seen)
+                seen += [time.perf_counter()] * num_new
+                if output.finished:
+                    running.remove(output.request_id)
+                    on_finished(output)
+    finally:
+        for name in running:
+            engine.abort(name)
+    return Run(
+        seconds=time.perf_counter() - started,
+        num_input_tokens=sum(map(len, workload.prompts)),
+        num_output_tokens=sum(len(seen) - 1 for seen in times.values()),
+        token_times_s=tuple(tuple(seen) for seen in times.values()),
+        stats=since(before, engine.stats),
+    )
+
+
+def since(before: EngineStats, now: EngineStats) -> EngineStats:
+    """What was counted between two moments."""
+    modes = {mode: count - before.modes.get(mode, 0) for mode, count in now.modes.items()}
+    return EngineStats(
+        num_steps=now.num_steps - before.num_steps,
+        num_prompt_tokens=now.num_prompt_tokens - before.num_prompt_tokens,
+        num_generated_tokens=now.num_generated_tokens - before.num_generated_tokens,
+        num_cached_tokens=now.num_cached_tokens - before.num_cached_tokens,
+        num_preemptions=now.num_preemptions - before.num_preemptions,
+        modes={mode: count for mode, count in modes.items() if count},
+    )
+
+
+def spread(values: Sequence[float], percentiles: Sequence[int] = SHOWN_PERCENTILES) -> dict[str, float]:
+    """Mean and percentiles; of nothing, nothing."""
+    if not values:
+        return {}
+    shares = {f"p{p}": float(np.percentile(values, p)) for p in percentiles}
+    return {"mean": float(np.mean(values)), **shares}

@@ -1,0 +1,28 @@
+"""The tokenizer of a model that came without one: token ids in, token ids out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NoReturn
+
+from tokenizers import Tokenizer as Backend
+from tokenizers.decoders import ByteLevel
+from tokenizers.models import WordLevel
+
+from playhead.models.text.tokenizer import SpecialTokens, Tokenizer
+from playhead.schedule.errors import RequestError
+
+
+class IdsOnlyTokenizer(Tokenizer):
+    """Refuses text and gives none: over an empty vocabulary every token stands for nothing."""
+
+    def __init__(self, eos_ids: Iterable[int] = ()) -> None:
+        backend = Backend(WordLevel({}, unk_token=""))
+        backend.decoder = ByteLevel()  # of what is decoded there is nothing; the detokenizer wants to know how
+        special = SpecialTokens(bos=None, eos=None, eos_ids=frozenset(eos_ids), special_ids=frozenset())
+        super().__init__(backend, special)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> NoReturn:
+        raise RequestError(
+            "prompt", "text, for a model without a tokenizer", "token ids", "Encode it first, or load the tokenizer."
+        )

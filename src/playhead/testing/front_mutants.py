@@ -1,0 +1,207 @@
+"""Bugs between callers and the engine, and what notices them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+from contextlib import AbstractContextManager, suppress
+from typing import NoReturn
+
+import playhead.engine
+from playhead.async_engine import AsyncEngine, EngineStopped, Order, StepFailed
+from playhead.kv.ledger import Ledger
+from playhead.llm import LLM
+from playhead.outputs import RequestOutput
+from playhead.schedule.errors import RequestError
+from playhead.schedule.sampling_params import SamplingParams
+from playhead.testing.mutant import Checker, Mutant, swapped
+
+PATIENCE_S = 10.0  # only broken code takes as long
+ENDLESS = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+FEW = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+
+
+def small_llm() -> LLM:
+    return LLM("embedded", max_model_len=96, max_num_seqs=2, kv_memory_bytes=1 << 23, graph_mode="eager")
+
+
+def leavers_forgotten() -> AbstractContextManager[None]:
+    order = AsyncEngine._order
+
+    def deaf(self: AsyncEngine, given: Order) -> None:
+        if not given.is_abort:
+            order(self, given)
+
+    return swapped(AsyncEngine, "_order", deaf)
+
+
+def failed_step_kept_quiet() -> AbstractContextManager[None]:
+    def quiet(self: AsyncEngine, error: Exception, orders: Sequence[Order]) -> None:
+        return None
+
+    return swapped(AsyncEngine, "_fail", quiet)
+
+
+def closed_without_a_word() -> AbstractContextManager[None]:
+    def silent(self: AsyncEngine, cause: BaseException | None) -> None:
+        self._is_open = False
+
+    return swapped(AsyncEngine, "_end", silent)
+
+
+def every_output_calls_the_loop() -> AbstractContextManager[None]:
+    deliver = AsyncEngine._deliver
+
+    def one_by_one(self: AsyncEngine, outputs: Sequence[RequestOutput]) -> None:
+        deliver(self, outputs)
+        for _ in outputs:
+            self._on_loop(self._wake)
+
+    return swapped(AsyncEngine, "_deliver", one_by_one)
+
+
+def values_printed_whole() -> AbstractContextManager[None]:
+    return swapped(playhead.engine, "shown", repr)
+
+
+def streams_lost_at_close() -> AbstractContextManager[None]:
+    def clear(self: LLM) -> None:
+        for request_id in list(self._inboxes):
+            self.engine.abort(request_id)
+        self._inboxes.clear()
+
+    return swapped(LLM, "close", clear)
+
+
+def on_loop(work: Coroutine[object, object, list[str]]) -> list[str]:
+    """What the work finds. Whoever waits longer than anybody should is a violation too."""
+
+    async def patiently() -> list[str]:
+        return await asyncio.wait_for(work, PATIENCE_S)
+
+    try:
+        return asyncio.run(patiently())
+    except TimeoutError:
+        return ["somebody waits for ever"]
+
+
+def leaving() -> list[str]:
+    """A consumer that is cancelled takes its request with it."""
+    llm = small_llm()
+
+    async def leave() -> list[str]:
+        async with AsyncEngine(llm) as engine:
+            stream = engine.generate([5, 6], ENDLESS, request_id="leaves")
+            await anext(stream)
+            await stream.aclose()
+            async for _ in engine.generate([7], FEW):
+                pass
+            return [f"{name} runs on for nobody" for name in engine._tickets]
+
+    found = on_loop(leave())
+    return found + [str(violation) for violation in Ledger(llm.engine.worker.kv).audit()]
+
+
+def failing() -> list[str]:
+    """Whoever waits when a step raises is told."""
+    llm = small_llm()
+
+    async def fail() -> list[str]:
+        async with AsyncEngine(llm) as engine:
+            stream = engine.generate([5, 6], ENDLESS)
+            await anext(stream)
+            with swapped(llm.engine.worker, "forward", broken), suppress(StepFailed):
+                return [f"{len([output async for output in stream])} outputs of a step that failed"]
+        return []
+
+    return on_loop(fail())
+
+
+def closing() -> list[str]:
+    """Whoever waits when the engine is closed is told, and the LLM has an idle engine back."""
+    llm = small_llm()
+
+    async def close() -> list[str]:
+        engine = AsyncEngine(llm)
+        await engine.start()
+        stream = engine.generate([5, 6], ENDLESS)
+        await anext(stream)
+        await engine.close()
+        with suppress(EngineStopped):
+            return [f"{len([output async for output in stream])} outputs of a closed engine"]
+        return ["work left behind"] if llm.engine.has_work else []
+
+    return on_loop(close())
+
+
+def calls_on_a_busy_loop() -> list[str]:
+    """While the event loop is busy, the outputs of any number of steps make one call on it."""
+    llm = small_llm()
+
+    async def busy() -> list[str]:
+        async with AsyncEngine(llm) as engine:
+            finished, deliver, calls = threading.Event(), engine._deliver, list[object]()
+
+            def watched(outputs: Sequence[RequestOutput]) -> None:
+                deliver(outputs)
+                if any(output.finished for output in outputs):
+                    finished.set()
+
+            waiting = asyncio.ensure_future(anext(engine.generate([5, 6], ENDLESS)))
+            await asyncio.sleep(0)  # it is queued
+            with swapped(engine, "_on_loop", lambda *args: calls.append(args)), swapped(engine, "_deliver", watched):
+                finished.wait(PATIENCE_S)
+            engine._wake()
+            await waiting
+            return [f"{len(calls)} calls"] if len(calls) > 1 else []
+
+    return on_loop(busy())
+
+
+def bad_token_id() -> list[str]:
+    """A refusal is a `RequestError`, however long the number it is about."""
+    with suppress(RequestError):
+        small_llm().generate([1, 10**5000], FEW)
+        return ["a token id nobody has was taken"]
+    return []
+
+
+def closed_with_a_stream_open() -> list[str]:
+    """A stream that is open when the LLM is closed ends with a last output."""
+    llm = small_llm()
+    stream = llm.stream([5, 6], ENDLESS)
+    next(stream)
+    llm.close()
+    return [] if [output.finished for output in stream] == [True] else ["the stream did not end"]
+
+
+def broken(*args: object, **kwargs: object) -> NoReturn:
+    raise MemoryError("as a late capture may")
+
+
+FRONT_MUTANTS: tuple[Mutant, ...] = (
+    Mutant(name="leavers forgotten", source="leak on abort: a client that disconnects", apply=leavers_forgotten),
+    Mutant(name="failed step kept quiet", source="engines whose clients hang", apply=failed_step_kept_quiet),
+    Mutant(name="closed without a word", source="engines whose clients hang", apply=closed_without_a_word),
+    Mutant(
+        name="every output calls the loop",
+        source="queues between engine and slow clients",
+        apply=every_output_calls_the_loop,
+    ),
+    Mutant(
+        name="values printed whole",
+        source="found here: Python prints no integer of 5,000 digits",
+        apply=values_printed_whole,
+    ),
+    Mutant(name="streams lost at close", source="found here: KeyError after close", apply=streams_lost_at_close),
+)
+
+FRONT_CHECKERS: tuple[Checker, ...] = (
+    Checker(name="a consumer leaves", run=leaving),
+    Checker(name="a step fails under a consumer", run=failing),
+    Checker(name="closed under a consumer", run=closing),
+    Checker(name="calls on a busy loop", run=calls_on_a_busy_loop),
+    Checker(name="an endless token id", run=bad_token_id),
+    Checker(name="closed with a stream open", run=closed_with_a_stream_open),
+)
