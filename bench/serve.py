@@ -1,21 +1,25 @@
 """The peers' workload on Playhead: `python -m bench.serve bench/models/gemma3-1b [--only decode] [--bs 1,128]`.
 
-`workload.py` is kept as it was run on vLLM and SGLang, so that figures compare: dummy weights of the real shapes, greedy,
-no prefix cache. Prints its JSON lines.
+`workload.py` is kept as it was run on vLLM and SGLang, so that figures compare: dummy weights of the real shapes,
+greedy, no prefix cache. Prints its JSON lines.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 from bench import workload
+from playhead.graph.runner import CaptureReport
 from playhead.llm import LLM
 from playhead.schedule.sampling_params import SamplingParams
 
 
-def generator(llm: LLM):
+def generator(llm: LLM) -> Callable[[list[list[int]], list[int]], list[int]]:
     """The one function that the workload asks of an engine."""
 
     def gen(prompts: list[list[int]], out_lens: list[int]) -> list[int]:
@@ -27,7 +31,7 @@ def generator(llm: LLM):
 
 def capture(llm: LLM, emit: workload.Emit) -> None:
     """All graphs, with what they took."""
-    reports = []
+    reports: list[CaptureReport] = []
     started = time.perf_counter()
     llm.capture_graphs(reports.append)
     emit(
@@ -69,15 +73,15 @@ def main() -> None:
     )
     sizes = tuple(int(size) for size in args.bs.split(","))
     workload.run_all(generator(llm), emit, only=args.only.split(","), reps=args.reps, decode_bs=sizes)
-    host = [step for step in llm.engine.timeline if step.mode == "full"][-200:]
-    for name in ("plan_us", "launch_us", "wait_us", "commit_us", "device_us"):
-        values = sorted(vars_of(host, name))
-        emit("decode step", part=name, median_us=round(values[len(values) // 2], 1))
+    emit("decode step", **step_medians(llm))
     emit("modes", **llm.stats.modes)
 
 
-def vars_of(steps: list, name: str) -> list[float]:
-    return [getattr(step, name) for step in steps]
+def step_medians(llm: LLM) -> dict[str, float]:
+    """Microseconds of each part of the last decode steps."""
+    steps = [asdict(step) for step in llm.engine.timeline if step.mode == "full"][-200:]
+    names = ("plan_us", "launch_us", "wait_us", "commit_us", "device_us")
+    return {name: round(statistics.median(step[name] for step in steps), 1) for name in names} if steps else {}
 
 
 if __name__ == "__main__":
