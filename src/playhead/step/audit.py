@@ -1,4 +1,4 @@
-"""The audit of a worker: both runners, on random steps over sequences that are really in its KV cache."""
+"""The audit of a worker: all its runners, on random steps over sequences that are really in its KV cache."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from playhead.errors import OutOfPages
 from playhead.graph.audit import Sample, SampledStep, audit
 from playhead.graph.report import Report
 from playhead.kv.cache import SequenceKV
+from playhead.schedule.sampling_params import SamplingParams
+from playhead.step.sampling import SamplerRow
 from playhead.step.worker import Chunk, Worker
 
 
@@ -18,8 +20,9 @@ def audit_worker(worker: Worker) -> list[Report]:
     try:
         place_sequences(worker, sequences)
         worker.publish()
+        decoders = [runner for runner in worker.decoders.values() if runner.captured]
         return [
-            audit(worker.decode, decode_sample(worker, sequences)),
+            *(audit(runner, decode_sample(worker, sequences)) for runner in decoders),
             audit(worker.prefill, prefill_sample(worker, sequences)),
         ]
     finally:
@@ -37,6 +40,9 @@ def place_sequences(worker: Worker, sequences: list[SequenceKV]) -> None:
         except OutOfPages:
             worker.kv.abort(seq)
             return
+        # Greedy and drawing rows in turn: a graph that draws must leave the greedy ones alone.
+        params = SamplingParams(temperature=0.7 * (i % 2), min_p=0.01)
+        worker.sampler.set(seq.row, SamplerRow(params=params, seed=i, num_generated=0))
         sequences.append(seq)
 
 

@@ -22,7 +22,7 @@ from playhead.kernels.advance import advance, newest_ids
 from playhead.step.inputs import ROWS
 from playhead.step.model_step import ModelStep
 from playhead.step.sampler_rows import GENERATED_SLOT, SamplerRows
-from playhead.step.sampling import SampledTokens, SamplerNeeds, sample
+from playhead.step.sampling import VARIANTS, SampledTokens, SamplerNeeds, sample
 
 LAST_TOKEN_SLOT = "last_token_index"
 SAMPLING_ROWS_SLOT = "sampling_rows"
@@ -87,7 +87,8 @@ class SampledStep:
             return StepOutput(logits_NV, *sampled)
 
         spec = self.model.spec("bs", placeholder)
-        return replace(spec, fn=decode, owned=(*spec.owned, self._newest(writable=True), *self.sampler.owned))
+        owned = (*spec.owned, self._newest(writable=True), *self.sampler.owned)
+        return replace(spec, name=f"decode, {VARIANTS[needs]}", fn=decode, owned=owned)
 
     def token_spec(self, placeholder: Placeholder) -> StepSpec:
         """The layer stack over tokens; `finish` does the rest."""

@@ -32,6 +32,7 @@ from playhead.step.sampling import (
 from playhead.types import Row
 
 GENERATED_SLOT = "num_generated"
+ORDERED_VARIANTS = tuple(VARIANTS)
 
 # dtype and the value of an empty row, which is greedy and has nothing on
 COLUMNS: dict[str, tuple[torch.dtype, float]] = {
@@ -82,13 +83,13 @@ class SamplerRows:
         for name, column in self._columns.items():
             column[row] = values[name]
         needs = sampler_needs([request])
-        self._variants[row] = next(i for i, variant in enumerate(VARIANTS) if variant.covers(needs))
-        if self._variants[row] == len(VARIANTS) - 1:
+        self._variants[row] = next(i for i, variant in enumerate(ORDERED_VARIANTS) if variant.covers(needs))
+        if ORDERED_VARIANTS[self._variants[row]] == EVERYTHING:
             self._write_tables(row, request)
 
     def variant(self, rows: npt.NDArray[np.int32]) -> SamplerNeeds:
         """The least of the captured kinds of sampling that serves these rows."""
-        return VARIANTS[int(self._variants[rows].max())]
+        return ORDERED_VARIANTS[int(self._variants[rows].max())]
 
     def batch(self, rows: npt.NDArray[np.int32], num_generated: npt.NDArray[np.int64]) -> dict[str, Any]:
         """The slots of a step over these rows."""

@@ -118,13 +118,14 @@ def sampler_needs(rows: Sequence[SamplerRow]) -> SamplerNeeds:
     )
 
 
-VARIANTS = (
-    SamplerNeeds(),
-    SamplerNeeds(random=True),
-    SamplerNeeds(random=True, sort=True, min_p=True),
-    EVERYTHING,
-)
-"""What steps are captured for, each covering those before it: greedy, temperature alone, filters, everything."""
+VARIANTS = {
+    SamplerNeeds(): "greedy",
+    SamplerNeeds(random=True): "drawn",
+    SamplerNeeds(random=True, sort=True, min_p=True): "filtered",
+    EVERYTHING: "everything",
+}
+"""What steps are captured for, each covering those before it, and what they are called."""
+GREEDY, DRAWN, *_ = VARIANTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -50,7 +50,7 @@ from playhead.step.sampled_step import (
     token_step_slots,
 )
 from playhead.step.sampler_rows import SamplerRows, sampler_slots
-from playhead.step.sampling import EVERYTHING, VARIANTS, SamplerNeeds
+from playhead.step.sampling import DRAWN, EVERYTHING, GREEDY, SamplerNeeds
 from playhead.types import Step
 
 
@@ -138,7 +138,7 @@ class Worker:
         assert host_lens is not None, "a frozen registry has buffers"
         self._host_lens = host_lens.numpy()  # the one slot that a graph cannot advance
         self.decoders: dict[SamplerNeeds, GraphRunner] = {}
-        self.decode = self.decoder_for(VARIANTS[0])
+        self.decode = self.decoder_for(GREEDY)
         self.prefill = self._prefill_runner(self._attention)
         self._advanced: Advanced | None = None
         self._num_in_flight = 0
@@ -158,7 +158,7 @@ class Worker:
     def capture_all(self, progress: Callable[[CaptureReport], None] | None = None) -> None:
         """Capture every bucket of prefill, greedy and drawing decode now; other sampling waits for its first use."""
         self.prefill.capture_all(progress)
-        for needs in VARIANTS[:2]:
+        for needs in (GREEDY, DRAWN):
             self.decoder_for(needs).capture_all(progress)
 
     def publish(self) -> None:

@@ -111,7 +111,7 @@ def failing() -> list[str]:
         async with AsyncEngine(llm) as engine:
             stream = engine.generate([5, 6], ENDLESS)
             await anext(stream)
-            with swapped(llm.engine.worker, "forward", broken), suppress(StepFailed):
+            with swapped(llm.engine.worker, "launch", broken), suppress(StepFailed):
                 return [f"{len([output async for output in stream])} outputs of a step that failed"]
         return []
 

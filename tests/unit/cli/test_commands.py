@@ -222,7 +222,7 @@ def test_audit_of_the_embedded_model_is_clean(seqs, tokens):
     result = run("audit", "--max-num-seqs", seqs, "--max-num-batched-tokens", tokens, "--max-model-len", "32", "--json")
     assert result.exit_code == 0, result.output
     reports = [json.loads(line) for line in result.stdout.splitlines()]
-    assert [report["name"] for report in reports] == ["decode", "prefill"]
+    assert [report["name"] for report in reports] == ["decode, greedy", "decode, drawn", "prefill"]
     assert all(report["ok"] and report["graphs"] for report in reports)
 
 

@@ -1,0 +1,135 @@
+"""What the engine promises on a GPU, shown: `python -m bench.engine_gpu bench/models/gemma3-1b`.
+
+Graphs captured, with seconds and bytes; the same tokens eagerly, through breakable and through piecewise graphs; copies
+and synchronisations of steady decode steps, counted by the profiler; the audit. Dummy weights of the real shapes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from bench.measure import emit
+from playhead.engine import Wishes
+from playhead.graph.runner import CaptureReport
+from playhead.llm import LLM
+from playhead.schedule.sampling_params import SamplingParams
+from playhead.step.audit import audit_worker
+
+BATCH, PROMPT_TOKENS, NEW_TOKENS = 16, 128, 64  # all sizes are buckets: eager and graphs then run the same shapes
+STEADY_STEPS = 40  # fewer than the places that are reserved ahead
+SYNCS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
+
+
+def new_llm(model: Path, **settings: Any) -> LLM:
+    usual: dict[str, Any] = {
+        "max_num_seqs": BATCH,
+        "max_num_batched_tokens": 2048,
+        "max_model_len": 4096,
+        "kv_memory_bytes": 1 << 31,
+    }
+    return LLM(
+        str(model), load_format="dummy", skip_tokenizer_init=True, enable_prefix_caching=False, **(usual | settings)
+    )
+
+
+def prompts(count: int, num_tokens: int) -> list[list[int]]:
+    rng = random.Random(count)
+    return [[rng.randrange(1000, 120_000) for _ in range(num_tokens)] for _ in range(count)]
+
+
+def show_capture(model: Path, mode: str) -> None:
+    """Every graph of a serving configuration."""
+    llm = new_llm(model, graph_mode=mode, max_num_seqs=256)
+    for name, runner in (("prefill", llm.engine.worker.prefill), ("decode", llm.engine.worker.decode)):
+        reports: list[CaptureReport] = []
+        started = time.perf_counter()
+        runner.capture_all(reports.append)
+        emit(
+            "capture",
+            mode=mode,
+            runner=name,
+            graphs=len(reports),
+            seconds=time.perf_counter() - started,
+            mib=sum(report.num_bytes for report in reports) / 2**20,
+            nodes_of_smallest=reports[-1].num_nodes,
+        )
+
+
+def show_equal_tokens(model: Path) -> None:
+    """Greedy and drawn, in sizes that need no padding: token for token."""
+    found: dict[str, list[tuple[int, ...]]] = {}
+    for mode in ("eager", "breakable", "piecewise"):
+        llm = new_llm(model, graph_mode=mode)
+        outputs = []
+        for params in (
+            SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True),
+            SamplingParams(temperature=0.8, seed=7, max_tokens=NEW_TOKENS, ignore_eos=True),
+        ):
+            outputs += llm.generate(prompts(BATCH, PROMPT_TOKENS), params)
+        found[mode] = [output.outputs[0].token_ids for output in outputs]
+        emit("modes", mode=mode, **llm.stats.modes)
+    for mode in ("breakable", "piecewise"):
+        pairs = [
+            (a, b) for xs, ys in zip(found["eager"], found[mode], strict=True) for a, b in zip(xs, ys, strict=True)
+        ]
+        emit("tokens", against="eager", mode=mode, tokens=len(pairs), different=sum(a != b for a, b in pairs))
+
+
+def show_steady_steps(model: Path) -> None:
+    """Decode of a batch that goes on: what reaches the device besides the replay."""
+    llm = new_llm(model)
+    engine = llm.engine
+    params = SamplingParams(temperature=0, max_tokens=512, ignore_eos=True)
+    for i, prompt in enumerate(prompts(BATCH, PROMPT_TOKENS)):
+        engine.add_request(str(i), prompt, params, Wishes(streams=False))
+    for _ in range(10):
+        engine.step()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        for _ in range(STEADY_STEPS):
+            engine.step()
+    events = profiler.events()
+    device = collections.Counter(event.name for event in events if event.device_type.name == "CUDA")
+    host = collections.Counter(event.name for event in events if event.device_type.name == "CPU")
+    copies = {name: count for name, count in device.items() if name.startswith("Memcpy")}
+    emit(
+        "steady decode",
+        steps=STEADY_STEPS,
+        host_to_device=sum(count for name, count in copies.items() if "HtoD" in name),
+        device_to_host=sum(count for name, count in copies.items() if "DtoH" in name),
+        graph_launches=host["cudaGraphLaunch"],
+        kernel_launches_outside_graphs=host["cudaLaunchKernel"] + host["cuLaunchKernelEx"],
+        synchronisations=sum(host[name] for name in SYNCS),
+    )
+
+
+def show_audit(model: Path) -> None:
+    """Every captured size against every promise, in a small configuration: the audit copies all KV memory."""
+    llm = new_llm(model, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=512, kv_memory_bytes=1 << 27)
+    for report in audit_worker(llm.engine.worker):
+        emit("audit", runner=report.name, ok=report.ok, checks=sum(report.checked.values()))
+        if not report.ok:
+            print(report.text())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path, help="a directory with a config.json")
+    model = parser.parse_args().model
+    emit("device", name=torch.cuda.get_device_name(), torch=torch.__version__)
+    show_steady_steps(model)
+    show_equal_tokens(model)
+    show_audit(model)
+    for mode in ("breakable", "piecewise"):
+        show_capture(model, mode)
+
+
+if __name__ == "__main__":
+    main()
