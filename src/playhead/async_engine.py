@@ -124,7 +124,7 @@ class AsyncEngine:
 
     async def start(self) -> None:
         """Start the thread. Until it is closed the engine belongs to this event loop."""
-        if self._llm.is_lent or self._engine.has_work:
+        if self._llm.is_lent or self._llm.is_busy:
             raise PlayheadError(
                 "AsyncEngine: found the LLM at work; wanted it idle. Close its streams, or its other AsyncEngine."
             )

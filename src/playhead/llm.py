@@ -111,6 +111,11 @@ class LLM:
                 inbox.append(output)
 
     @property
+    def is_busy(self) -> bool:
+        """Whether a call to generate or a stream is under way."""
+        return bool(self._inboxes)
+
+    @property
     def stats(self) -> EngineStats:
         return self.engine.stats
 

@@ -301,9 +301,13 @@ def test_an_engine_starts_again_after_it_was_closed(llm):
 
 def test_who_is_not_served_is_told(llm):
     async def refusals():
-        engine = AsyncEngine(llm)
+        engine, open_stream = AsyncEngine(llm), llm.stream("The whale", GREEDY)
         with pytest.raises(EngineStopped):
             await last(engine, "The whale")
+        next(open_stream)
+        with pytest.raises(PlayheadError, match="at work"):
+            await engine.start()
+        open_stream.close()
         async with engine:
             with pytest.raises(PlayheadError, match="lent"):
                 llm.generate("The whale", GREEDY)
