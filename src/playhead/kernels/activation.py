@@ -45,4 +45,6 @@ def _half_width(gate_up_TJ: torch.Tensor, *_: object) -> torch.Tensor:
     return gate_up_TJ.new_empty((gate_up_TJ.shape[0], gate_up_TJ.shape[1] // 2))
 
 
-gated_activation = register_op("gated_activation", reference=gated_activation_reference, cuda=_cuda, fake=_half_width)
+gated_activation = register_op(
+    "gated_activation", inline=True, reference=gated_activation_reference, cuda=_cuda, fake=_half_width
+)

@@ -10,20 +10,24 @@ page, L full locations, A rows of memory.
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from playhead.errors import ConfigError
 from playhead.kernels.op import no_output, register_op
-from playhead.kernels.rope import group_locs
 from playhead.kernels.softmax import with_sinks
+
+Ints = npt.NDArray[Any]
 
 
 def row_view(cache_NSKD: torch.Tensor) -> torch.Tensor | None:
     """All of a layer's memory as [A, 1, K, D], a page of one location per row; None if pages are not whole rows apart.
 
-    Between two pages lie those of the group's other layers, so most rows are not the layer's: `row_numbers` skips them.
+    Between two pages lie those of the group's other layers, so most rows are not the layer's. With 16 locations a page
+    and 160 rows from page to page, location 33 is row 321.
     """
     num_pages, page_size, num_kv_heads, head_dim = cache_NSKD.shape
     row_size = num_kv_heads * head_dim
@@ -32,13 +36,6 @@ def row_view(cache_NSKD: torch.Tensor) -> torch.Tensor | None:
         return None
     num_rows = (num_pages - 1) * (page_stride // row_size) + page_size
     return cache_NSKD.as_strided((num_rows, 1, num_kv_heads, head_dim), (row_size, row_size, head_dim, 1))
-
-
-def row_numbers(locs: torch.Tensor, page_size: int, rows_per_page: int) -> torch.Tensor:
-    """Rows of a group's locations. With 16 locations a page and 160 rows from page to page, location 33 is row 321."""
-    if rows_per_page == page_size:
-        return locs
-    return torch.add(locs, locs // page_size, alpha=rows_per_page - page_size)
 
 
 def fewest_and_most(seq_lens_B: torch.Tensor, num_keys: int) -> tuple[int, int]:
@@ -67,15 +64,22 @@ def key_rows_reference(
     key_rows_BJ = torch.empty((num_requests, num_keys), dtype=torch.int64)
     bias_BJ = torch.empty((num_requests, num_keys), dtype=torch.float32)
 
-    last_B1 = (seq_lens_B - 1)[:, None]
-    key_BC = torch.arange(width, dtype=torch.int32) + (last_B1 - (num_keys - 1)).clamp_min_(0)
-    bias_BJ[:, :width].zero_().masked_fill_(key_BC > last_B1, float("-inf"))
-    key_BC = torch.minimum(key_BC, last_B1)
-    table_BP = page_table_RP.index_select(0, rows_B)
-    page_BC, slot_BC = (key_BC, 0) if page_size == 1 else (key_BC // page_size, key_BC % page_size)
-    full_BC = table_BP.gather(1, page_BC.long()) * page_size + slot_BC
-    key_rows_BJ[:, :width] = row_numbers(group_locs(full_BC, mapping_L), page_size, rows_per_page)
-    return key_rows_BJ, bias_BJ, row_numbers(group_locs(new_locs_B, mapping_L), page_size, rows_per_page)
+    def rows_of(full_locs: Ints) -> Ints:
+        # A location of -1 is the sink.
+        locs = full_locs if mapping_L is None else mapping_L.numpy()[full_locs]
+        locs = np.maximum(locs, 0)
+        rows: Ints = locs + locs // page_size * (rows_per_page - page_size)
+        return rows
+
+    # By numpy: these are two dozen ops on a few thousand integers, each of which costs torch several times as much.
+    last_B1 = seq_lens_B.numpy()[:, None] - 1
+    key_BC = np.maximum(last_B1 - (num_keys - 1), 0) + np.arange(width, dtype=np.int32)
+    bias_BJ.numpy()[:, :width] = np.where(key_BC > last_B1, np.float32("-inf"), np.float32(0))
+    page_BC, slot_BC = np.divmod(np.minimum(key_BC, last_B1), np.int32(page_size))
+    pages_BC = page_table_RP.numpy()[rows_B.numpy()[:, None], page_BC]
+    key_rows_BJ.numpy()[:, :width] = rows_of(pages_BC * page_size + slot_BC)
+    new_rows_B = torch.from_numpy(rows_of(np.maximum(new_locs_B.numpy(), 0)).astype(np.int64))
+    return key_rows_BJ, bias_BJ, new_rows_B
 
 
 def _key_rows_fake(

@@ -8,8 +8,6 @@ Shapes: T tokens, D width.
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 
 from playhead.kernels.op import no_output, register_op
@@ -66,15 +64,9 @@ def norm_add_reference(
 
 
 def inverse_rms(x_TD: torch.Tensor, eps: float) -> torch.Tensor:
-    """One over the root mean square of float32 rows, [..., 1]: one pass over them, and two ops on a number each."""
+    """One over the root mean square of float32 rows, [..., 1]: one pass over them, and three ops on a number each."""
     norm_T1: torch.Tensor = torch.linalg.vector_norm(x_TD, dim=-1, keepdim=True)
-    return torch.addcmul(_constant(eps), norm_T1, norm_T1, value=1.0 / x_TD.shape[-1]).rsqrt_()
-
-
-@cache
-def _constant(value: float) -> torch.Tensor:
-    """A number that torch need not wrap at every call: that costs more than the sum it is for."""
-    return torch.tensor(value)
+    return torch.full_like(norm_T1, eps).addcmul_(norm_T1, norm_T1, value=1.0 / x_TD.shape[-1]).rsqrt_()
 
 
 def weighed(x_TD: torch.Tensor, weight_D: torch.Tensor, unit_offset: bool) -> torch.Tensor:
@@ -131,10 +123,13 @@ def _like_x(x_TD: torch.Tensor, *_: object) -> torch.Tensor:
     return x_TD.new_empty(x_TD.shape)
 
 
-rms_norm = register_op("rms_norm", reference=rms_norm_reference, cpu=rms_norm_cpu, cuda=_rms_norm_cuda, fake=_like_x)
+rms_norm = register_op(
+    "rms_norm", inline=True, reference=rms_norm_reference, cpu=rms_norm_cpu, cuda=_rms_norm_cuda, fake=_like_x
+)
 
 add_rms_norm = register_op(
     "add_rms_norm",
+    inline=True,
     reference=add_rms_norm_reference,
     cpu=add_rms_norm_cpu,
     cuda=_add_rms_norm_cuda,
@@ -143,5 +138,10 @@ add_rms_norm = register_op(
 )
 
 norm_add_ = register_op(
-    "norm_add_", reference=norm_add_reference, cuda=_norm_add_cuda, fake=no_output, mutates=("residual_TD",)
+    "norm_add_",
+    inline=True,
+    reference=norm_add_reference,
+    cuda=_norm_add_cuda,
+    fake=no_output,
+    mutates=("residual_TD",),
 )

@@ -182,6 +182,7 @@ def _cuda(*args: object) -> None:
 
 qk_rope_write = register_op(
     "qk_rope_write",
+    inline=True,
     reference=qk_rope_write_reference,
     cpu=qk_rope_write_cpu,
     cuda=_cuda,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from playhead.attention.base import LENGTHS_SLOT, ROWS_SLOT
 from playhead.attention.reference import ReferenceBackend
-from playhead.kernels.decode_rows import row_numbers, row_view
+from playhead.kernels.decode_rows import key_rows, row_view
 from tests.unit.attention.scenes import Scene, SceneSpec, make_scene
 from tests.unit.attention.strategies import scene_specs
 
@@ -64,11 +64,17 @@ def test_lengths_are_read_at_every_call():
 
 @pytest.mark.parametrize(("page_stride", "fits"), [(64, True), (96, True), (72, False)])
 def test_memory_is_rows_where_pages_are_whole_rows_apart(page_stride, fits):
-    arena = torch.arange(1000.0)
-    cache = arena.as_strided((5, 4, 2, 8), (page_stride, 16, 8, 1), 32)
+    cache = torch.arange(1000.0).as_strided((5, 4, 2, 8), (page_stride, 16, 8, 1), 32)
     rows = row_view(cache)
     assert (rows is not None) == fits
     if rows is not None:
-        locs = torch.arange(20)
-        numbers = row_numbers(locs, 4, page_stride // 16)
-        assert torch.equal(rows[numbers, 0], cache[locs // 4, locs % 4])
+        assert torch.equal(rows[3 * (page_stride // 16) + 2, 0], cache[3, 2])
+
+
+def test_new_tokens_go_to_the_rows_of_their_locations():
+    """Locations 9 and -1 of pages of 4, mapped to 6 and the sink; pages are 10 rows apart."""
+    table, ints = torch.zeros(1, 2, dtype=torch.int32), {"dtype": torch.int32}
+    mapping = torch.zeros(12, **ints)
+    mapping[9] = 6
+    rows, lengths, locs = torch.zeros(2, **ints), torch.ones(2, **ints), torch.tensor([9, -1], **ints)
+    assert key_rows(table, rows, lengths, locs, mapping, 4, 10, 8)[2].tolist() == [12, 0]
