@@ -8,6 +8,7 @@ import torch
 from playhead.kernels.activation import gated_activation
 from playhead.kernels.choose import choose_scratch, choose_tokens
 from playhead.kernels.decode import decode
+from playhead.kernels.decode_rows import decode_rows, key_rows
 from playhead.kernels.embedding import embed, softcap_
 from playhead.kernels.extend import extend
 from playhead.kernels.norm import add_rms_norm, norm_add_, rms_norm
@@ -36,6 +37,17 @@ def choose_call():
     return torch.randn(2, 8), torch.tensor([0.0, 1.0]), *ids, *choose_scratch(2, 8), 1e-5, True
 
 
+def key_rows_call():
+    table, rows = torch.tensor([[0, 0], [1, 2]], dtype=torch.int32), torch.tensor([1], dtype=torch.int32)
+    return table, rows, torch.tensor([8], dtype=torch.int32), torch.tensor([11], dtype=torch.int32), None, 4, 8, 8
+
+
+def decode_rows_call():
+    q, caches = torch.randn(1, 2, 8), [torch.randn(9, 1, 1, 8) for _ in "kv"]
+    lengths = torch.tensor([3], dtype=torch.int32)
+    return q, torch.zeros(1, 2, 8), *caches, torch.tensor([[2, 4, 5]]), torch.zeros(1, 3), lengths, None, 0.1, None
+
+
 CALLS = {
     rms_norm: lambda: (torch.randn(2, 8), torch.randn(8), 1e-6, True),
     add_rms_norm: lambda: (torch.randn(2, 8), torch.randn(2, 8), torch.randn(8), None, 1e-6, True),
@@ -47,6 +59,8 @@ CALLS = {
     choose_tokens: choose_call,
     decode: decode_call,
     extend: extend_call,
+    key_rows: key_rows_call,
+    decode_rows: decode_rows_call,
 }
 
 
