@@ -127,10 +127,23 @@ class Decoder(nn.Module):
             h_TM = add_then_norm(x_TM, residual_TM, block.post_mlp_norm, next_norm)
         return h_TM
 
-    def head(self, h_NM: torch.Tensor) -> torch.Tensor:
-        """Logits in float32 of rows that came out of `layers`."""
+    @property
+    def logits_dtype(self) -> torch.dtype:
+        """The weights' own, as the projection rounds them; float32 where a scale or a cap would round them again."""
+        is_bent = self.spec.logit_scale != 1.0 or self.spec.final_softcap is not None
+        return torch.float32 if is_bent else self.dtype
+
+    def head(self, h_NM: torch.Tensor, out_NV: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits of rows that came out of `layers`, in `out_NV` if it is given."""
         weight_VM = self.embedding_VM if self.lm_head is None else self.lm_head.weight
-        logits_NV = torch.mm(h_NM, weight_VM.t()).float()
+        logits_NV = out_NV
+        if logits_NV is None:
+            shape = (h_NM.shape[0], weight_VM.shape[0])
+            logits_NV = torch.empty(shape, dtype=self.logits_dtype, device=h_NM.device)
+        if logits_NV.dtype is h_NM.dtype:
+            torch.mm(h_NM, weight_VM.t(), out=logits_NV)
+        else:
+            logits_NV.copy_(torch.mm(h_NM, weight_VM.t()))
         if self.spec.logit_scale != 1.0:
             logits_NV.mul_(self.spec.logit_scale)
         if self.spec.final_softcap is not None:

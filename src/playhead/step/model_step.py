@@ -144,11 +144,6 @@ class ModelStep:
         """The whole decoder: one row of logits per token."""
         return self.decoder.head(self.hidden(inputs, scope))
 
-    def head(self, h_NM: torch.Tensor) -> torch.Tensor:
-        """Logits of chosen rows, after a replay."""
-        with torch.no_grad():
-            return self.decoder.head(h_NM)
-
     def spec(self, axis: RunAxis, placeholder: Callable[[FillContext], Batch]) -> StepSpec:
         """The step a runner captures: decode with logits over requests, the layer stack over tokens."""
         fn: StepFn = self.logits if axis == "bs" else self.hidden

@@ -71,9 +71,13 @@ class CudaBackend:
         self.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         # A pool lives as long as some graph uses it, and its handle is useless afterwards: this one is never dropped.
         self._anchor = torch.cuda.CUDAGraph()
-        ticks = torch.zeros(1, device=self.device)
+        # It multiplies, so that the workspace which the BLAS library keeps for this stream is in the pool as well; the
+        # library itself starts up outside.
+        square = torch.zeros((16, 16), dtype=torch.bfloat16, device=self.device)
+        product = square @ square
         with torch.cuda.graph(self._anchor, stream=self.stream):
-            ticks.add_(1)
+            torch.mm(square, square, out=product)
+        self._anchored = square, product
 
     @property
     def pool(self) -> Any:
