@@ -10,6 +10,7 @@ import argparse
 import collections
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from playhead.schedule.sampling_params import SamplingParams
 from playhead.step.audit import audit_worker
 
 BATCH, PROMPT_TOKENS, NEW_TOKENS = 16, 128, 64  # all sizes are buckets: eager and graphs then run the same shapes
-STEADY_STEPS = 40  # fewer than the places that are reserved ahead
+FIRST_STEPS, STEADY_STEPS = 20, 40  # the first page after the prompt ends in the former; 64 places are then reserved
 SYNCS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 
 
@@ -90,24 +91,27 @@ def show_steady_steps(model: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=512, ignore_eos=True)
     for i, prompt in enumerate(prompts(BATCH, PROMPT_TOKENS)):
         engine.add_request(str(i), prompt, params, Wishes(streams=False))
-    for _ in range(10):
+    for _ in range(FIRST_STEPS):
         engine.step()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        for _ in range(STEADY_STEPS):
-            engine.step()
-    events = profiler.events()
-    device = collections.Counter(event.name for event in events if event.device_type.name == "CUDA")
-    host = collections.Counter(event.name for event in events if event.device_type.name == "CPU")
-    copies = {name: count for name, count in device.items() if name.startswith("Memcpy")}
+    profiled_calls(lambda: None)  # the profiler's own first start
+    own, found = profiled_calls(lambda: None), profiled_calls(lambda: [engine.step() for _ in range(STEADY_STEPS)])
+    found.subtract(own)
     emit(
         "steady decode",
         steps=STEADY_STEPS,
-        host_to_device=sum(count for name, count in copies.items() if "HtoD" in name),
-        device_to_host=sum(count for name, count in copies.items() if "DtoH" in name),
-        graph_launches=host["cudaGraphLaunch"],
-        kernel_launches_outside_graphs=host["cudaLaunchKernel"] + host["cuLaunchKernelEx"],
-        synchronisations=sum(host[name] for name in SYNCS),
+        host_to_device=sum(count for name, count in found.items() if "Memcpy HtoD" in name),
+        device_to_host=sum(count for name, count in found.items() if "Memcpy DtoH" in name),
+        graph_launches=found["cudaGraphLaunch"],
+        kernel_launches_outside_graphs=found["cudaLaunchKernel"] + found["cuLaunchKernelEx"],
+        synchronisations=sum(found[name] for name in SYNCS),
     )
+
+
+def profiled_calls(work: Callable[[], object]) -> collections.Counter[str]:
+    """Everything the profiler saw, on the host and on the device, by name."""
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        work()
+    return collections.Counter(event.name for event in profiler.events())
 
 
 def show_audit(model: Path) -> None:

@@ -48,6 +48,13 @@ class Wishes:
     salt: str = ""
     streams: bool = True
 
+    def __post_init__(self) -> None:
+        for name, value, kind in (("priority", self.priority, int), ("salt", self.salt, str)):
+            if type(value) is not kind:  # bool is no priority
+                raise RequestError(
+                    name, f"a {type(value).__name__}", f"a {kind.__name__}", "Change it or leave it out."
+                )
+
 
 @dataclass(slots=True, kw_only=True)  # mutable: counters
 class EngineStats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import cache
 
 from playhead.llm import LLM, EngineConfig
@@ -13,9 +14,9 @@ TIE = 1e-4  # two best candidates closer than this in logits are decided by roun
 
 
 @cache
-def shared_llm(config: EngineConfig) -> LLM:
+def shared_llm(config: EngineConfig, model: str = "embedded") -> LLM:
     """One loaded model per configuration: what ran before must not matter, which is one more thing this tests."""
-    return LLM(config=config)
+    return LLM(model, config)
 
 
 def token_prompts(count: int, *, longest: int, seed: int = 0) -> list[list[int]]:
@@ -25,13 +26,18 @@ def token_prompts(count: int, *, longest: int, seed: int = 0) -> list[list[int]]
     return [[1, *(rng.randrange(3, 4096) for _ in range(n - 1))] for n in lengths]
 
 
-def sampling(kind: str, i: int, num_tokens: int) -> SamplingParams:
-    """Greedy, or drawn with a seed and filters; with the two best logprobs, to tell a tie."""
+def sampling(kind: str, i: int, num_tokens: int, *, logprobs: int | None = None) -> SamplingParams:
+    """Greedy, or drawn with a seed, every other request with filters."""
+    usual = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, logprobs=logprobs)
     if kind == "greedy":
-        return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, logprobs=2)
-    return SamplingParams(
-        temperature=0.9, top_p=0.95, top_k=50, seed=100 + i, max_tokens=num_tokens, ignore_eos=True, logprobs=2
-    )
+        return usual
+    drawn = replace(usual, temperature=0.9, seed=100 + i)
+    return replace(drawn, top_p=0.95, top_k=50) if i % 2 else drawn
+
+
+def reference(kind: str, i: int, num_tokens: int) -> SamplingParams:
+    """The same, with the two best logprobs, to tell a tie."""
+    return sampling(kind, i, num_tokens, logprobs=2)
 
 
 def tokens_of(outputs: list[RequestOutput]) -> list[tuple[int, ...]]:

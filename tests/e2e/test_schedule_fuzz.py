@@ -1,73 +1,125 @@
-"""Random arrivals, lengths, aborts, preemption and shared prefixes: every token is what the request gets alone."""
+"""Random arrivals, lengths, aborts, preemption and shared prefixes: every token is what the request gets alone.
+
+`PLAYHEAD_FUZZ_REQUESTS` is how many requests the tiny model gets; the embedded one gets a tenth of them.
+"""
 
 from __future__ import annotations
 
+import os
 import random
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import pytest
 
+from playhead.engine import Engine
 from playhead.kv.ledger import Ledger
-from playhead.llm import LLM, EngineConfig
+from playhead.kv.plan import KVLimits
+from playhead.llm import EngineConfig
 from playhead.outputs import RequestOutput
-from tests.e2e.embedded import differences, sampling, shared_llm, token_prompts
+from playhead.schedule.sampling_params import SamplingParams
+from playhead.testing.tiny_engine import tiny_engine
+from tests.e2e.embedded import differences, reference, sampling, shared_llm
 
-CONFIG = EngineConfig(
+NUM_REQUESTS = int(os.environ.get("PLAYHEAD_FUZZ_REQUESTS", "300"))
+EMBEDDED = EngineConfig(
     max_model_len=160, max_num_seqs=6, max_num_batched_tokens=48, page_size=4, kv_memory_bytes=1_200_000
 )
-NUM_REQUESTS = 60
+TINY = KVLimits(max_context_tokens=64, max_running=6, chunk_tokens=24)
+TINY_BYTES = 22_000
 
 
-def requests(seed: int) -> list[tuple[list[int], int, str]]:
-    """(prompt, number of tokens, kind); half of the prompts begin like an earlier one."""
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    number: int
+    prompt: list[int]
+    num_tokens: int
+    kind: str
+
+    @property
+    def params(self) -> SamplingParams:
+        """As it is asked: some with a stop token, which is seen late, some with penalties, some with logprobs."""
+        params = sampling(self.kind, self.number, self.num_tokens)
+        if self.number % 5 == 0:
+            params = replace(params, stop_token_ids=list(range(self.number % 7, 64, 7)))
+        if self.number % 11 == 0:
+            params = replace(params, presence_penalty=0.5, repetition_penalty=1.2)
+        return replace(params, logprobs=1) if self.number % 13 == 0 else params
+
+    @property
+    def params_alone(self) -> SamplingParams:
+        return replace(self.params, logprobs=reference(self.kind, self.number, self.num_tokens).logprobs)
+
+
+def requests(seed: int, count: int, *, longest: int, vocab_size: int) -> Iterator[Asked]:
+    """One after the other; half of the prompts begin like an earlier one."""
     rng = random.Random(seed)
-    made: list[tuple[list[int], int, str]] = []
-    for prompt in token_prompts(NUM_REQUESTS, longest=90, seed=seed):
-        if made and rng.random() < 0.5:
-            shared = rng.choice(made)[0]
-            prompt = [*shared[: rng.randint(1, len(shared))], *prompt[1:]][:100]
-        made.append((prompt, rng.randint(1, 14), rng.choice(["greedy", "drawn"])))
-    return made
+    known: list[list[int]] = []
+    for number in range(count):
+        prompt = [rng.randrange(vocab_size) for _ in range(rng.randint(1, longest))]
+        if known and rng.random() < 0.5:
+            shared = rng.choice(known)
+            prompt = [*shared[: rng.randint(1, len(shared))], *prompt][:longest]
+        known = [*known[-20:], prompt]
+        yield Asked(number=number, prompt=prompt, num_tokens=rng.randint(1, 14), kind=rng.choice(["greedy", "drawn"]))
 
 
-def run_fuzz(llm: LLM, asked: list[tuple[list[int], int, str]], seed: int) -> dict[int, RequestOutput]:
+def run_fuzz(engine: Engine, asked: list[Asked], seed: int) -> dict[int, RequestOutput]:
     """Outputs of the requests that were not aborted, by number."""
     rng = random.Random(seed)
     finished: dict[int, RequestOutput] = {}
-    waiting, running = list(range(len(asked))), set()
-    while waiting or llm.engine.has_work:
+    waiting, running = list(reversed(asked)), set()
+    while waiting or engine.has_work:
         for _ in range(rng.choice([0, 0, 1, 3])):
-            if waiting and llm.engine.can_take:
-                i = waiting.pop(0)
-                prompt, num_tokens, kind = asked[i]
-                llm.engine.add_request(f"f{i}", prompt, sampling(kind, i, num_tokens))
-                running.add(i)
+            if waiting and engine.can_take:
+                request = waiting.pop()
+                engine.add_request(str(request.number), request.prompt, request.params)
+                running.add(request.number)
         if running and rng.random() < 0.04:
             gone = rng.choice(sorted(running))
-            llm.engine.abort(f"f{gone}")
+            engine.abort(str(gone))
             running.discard(gone)
-        for output in llm.engine.step():
+        for output in engine.step():
             if output.finished:
-                i = int(output.request_id[1:])
-                finished[i] = output
-                running.discard(i)
-        assert Ledger(llm.engine.worker.kv).audit() == []
+                finished[int(output.request_id)] = output
+                running.discard(int(output.request_id))
+        assert Ledger(engine.worker.kv).audit() == []
     return finished
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_every_token_is_the_one_the_request_gets_alone(seed):
-    asked = requests(seed)
-    llm = shared_llm(CONFIG)
-    finished = run_fuzz(llm, asked, seed)
-    lone = shared_llm(replace(CONFIG, enable_prefix_caching=False, kv_memory_bytes=1 << 25))
-    wanted = []
-    for i in finished:
-        prompt, num_tokens, kind = asked[i]
-        wanted += lone.generate([prompt], sampling(kind, i, num_tokens))
+def alone(engine: Engine, request: Asked) -> RequestOutput:
+    engine.add_request("alone", request.prompt, request.params_alone)
+    outputs: list[RequestOutput] = []
+    while engine.has_work:
+        outputs += engine.step()
+    return outputs[-1]
+
+
+def check(engine: Engine, lone: Engine, asked: list[Asked], seed: int) -> None:
+    finished = run_fuzz(engine, asked, seed)
+    wanted = [alone(lone, asked[number]) for number in finished]
     real, num_ties = differences(list(finished.values()), wanted)
+    stats = engine.stats
+    print(
+        f"{len(asked)} requests, {len(finished)} to the end, {stats.num_generated_tokens} tokens, {num_ties} ties, "
+        f"{stats.num_preemptions} preemptions, {stats.num_cached_tokens} cached tokens, "
+        f"{stats.num_wasted_rows} rows wasted"
+    )
     assert real == []
-    print(f"{len(finished)} requests, {num_ties} ties, {llm.stats.num_preemptions} preemptions so far")
-    assert len(finished) > NUM_REQUESTS // 2
-    assert llm.stats.num_preemptions > 0
-    assert llm.stats.num_cached_tokens > 0
+    assert len(finished) > len(asked) // 2
+    assert min(stats.num_preemptions, stats.num_cached_tokens) > 0
+    assert not engine.worker.kv.sequences
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_tiny_model(overlap):
+    asked = list(requests(7, NUM_REQUESTS, longest=40, vocab_size=64))
+    engine = tiny_engine(overlap=overlap, kv_memory_bytes=TINY_BYTES, limits=TINY)
+    check(engine, tiny_engine(overlap=False, prefix_caching=False, limits=TINY), asked, seed=7)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_embedded_model(overlap):
+    asked = list(requests(8, NUM_REQUESTS // 10, longest=100, vocab_size=4096))
+    lone = shared_llm(replace(EMBEDDED, enable_prefix_caching=False, kv_memory_bytes=1 << 25))
+    check(shared_llm(replace(EMBEDDED, overlap=overlap)).engine, lone.engine, asked, seed=8)

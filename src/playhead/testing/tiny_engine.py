@@ -10,13 +10,11 @@ import random
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.resources import files
-from pathlib import Path
 
 from playhead.engine import Engine, Wishes
 from playhead.kv.ledger import Ledger
 from playhead.kv.plan import KVLimits
-from playhead.models.text.tokenizer import tokenizer_from_directory
+from playhead.models.text.ids_only import IdsOnlyTokenizer
 from playhead.schedule.sampling_params import SamplingParams
 from playhead.testing.tiny_worker import tiny_worker
 
@@ -73,12 +71,17 @@ def crowd(seed: int, count: int = 24) -> tuple[Ask, ...]:
     return tuple(asks)
 
 
-def tiny_engine(*, overlap: bool, kv_memory_bytes: int = 1 << 20, prefix_caching: bool = True) -> Engine:
+def tiny_engine(
+    *,
+    overlap: bool,
+    kv_memory_bytes: int = 1 << 20,
+    prefix_caching: bool = True,
+    limits: KVLimits = LIMITS,
+) -> Engine:
     worker = tiny_worker(
-        page_size=PAGE_SIZE, limits=LIMITS, kv_memory_bytes=kv_memory_bytes, prefix_caching=prefix_caching
+        page_size=PAGE_SIZE, limits=limits, kv_memory_bytes=kv_memory_bytes, prefix_caching=prefix_caching
     )
-    tokenizer = tokenizer_from_directory(Path(str(files("playhead"))) / "assets" / "embedded")
-    return Engine(worker, tokenizer, overlap=overlap)
+    return Engine(worker, IdsOnlyTokenizer(), overlap=overlap)
 
 
 def run_schedule(engine: Engine, asks: Sequence[Ask] = SCHEDULE) -> tuple[dict[str, tuple[int, ...]], list[str]]:
