@@ -5,12 +5,12 @@ A step's inputs are slots, so no backend keeps buffers of its own: rows and leng
 decode the value holds nothing but tensors at fixed addresses, which is what a captured graph may read.
 
 Shapes: T tokens, B requests, H query heads, K kv heads, D head dim of q and k, E head dim of v, R rows of the page
-table, P pages per row, N pages of a layer's pool, S locations per page, L full locations.
+table, P pages per row, N pages of a layer's pool, S locations per page, L full locations, J keys a layer can see.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from playhead.errors import ConfigError
 from playhead.graph.capture import Inputs
 from playhead.graph.runner import OwnedMemory
 from playhead.graph.slots import Batch, FillContext, GraphSlot, host_vector
+from playhead.kernels.decode_rows import row_view
 
 # Slots every step has. A padded request is row 0 (no page but the sink) with one key.
 ROWS_SLOT = "req_pool_indices"
@@ -83,6 +84,22 @@ class LayerAttention:
         return self.k_cache_NSKD.shape[1]
 
     @property
+    def group(self) -> tuple[object, ...]:
+        """Equal for layers whose keys lie at the same places of their memory: a step looks these up once for all."""
+        mapping = None if self.mapping_L is None else self.mapping_L.data_ptr()
+        return mapping, self.window, tuple(self.k_cache_NSKD.shape), self.k_cache_NSKD.stride()
+
+    def as_rows(self) -> LayerAttention | None:
+        """The layer over memory of one location per page, addressed by row; None where keys and values do not line up.
+
+        Rows are what a `Lookup` holds; they need no mapping.
+        """
+        k_rows, v_rows = row_view(self.k_cache_NSKD), row_view(self.v_cache_NSKE)
+        if k_rows is None or v_rows is None or k_rows.shape != v_rows.shape:
+            return None
+        return replace(self, k_cache_NSKD=k_rows, v_cache_NSKE=v_rows, mapping_L=None)
+
+    @property
     def group_size(self) -> int:
         """Query heads per kv head."""
         return self.num_heads // self.num_kv_heads
@@ -111,6 +128,18 @@ class AttentionPlan:
         return tuple(tensor for tensor in found if tensor is not None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Lookup:
+    """Where a decode step's keys lie in one group's memory, and where its new ones go: `kernels.decode_rows.key_rows`.
+
+    Made from slots by the forward that uses it, and never kept.
+    """
+
+    key_rows_BJ: torch.Tensor
+    bias_BJ: torch.Tensor
+    new_rows_B: torch.Tensor
+
+
 class AttentionBackend(Protocol):
     """How attention is computed. Backends hold no per-step state: everything of a step is in its plan."""
 
@@ -126,18 +155,36 @@ class AttentionBackend(Protocol):
     def plan(self, batch: Batch, ctx: FillContext, inputs: Inputs) -> AttentionPlan:
         """The step's plan, from slots that are filled already."""
 
-    def decode(self, plan: AttentionPlan, layer: LayerAttention, q_BHD: torch.Tensor, out_BHE: torch.Tensor) -> None:
-        """Writes every row of `out_BHE`. Can be captured."""
+    def lookup(self, layer: LayerAttention, inputs: Inputs) -> Lookup | None:
+        """What the layers of this layer's group share in a decode step. Can be captured. None: each finds it alone."""
+
+    def decode(
+        self,
+        plan: AttentionPlan,
+        layer: LayerAttention,
+        q_BHD: torch.Tensor,
+        out_BHE: torch.Tensor,
+        lookup: Lookup | None = None,
+    ) -> None:
+        """Writes every row of `out_BHE`. Can be captured. With a lookup, the layer comes `as_rows`."""
 
     def extend(self, plan: AttentionPlan, layer: LayerAttention, q_THD: torch.Tensor, out_THE: torch.Tensor) -> None:
         """Writes the rows of `out_THE` that belong to requests; the keys of these tokens are in the cache already."""
 
 
 def attend(
-    backend: AttentionBackend, plan: AttentionPlan, layer: LayerAttention, q: torch.Tensor, out: torch.Tensor
+    backend: AttentionBackend,
+    plan: AttentionPlan,
+    layer: LayerAttention,
+    q: torch.Tensor,
+    out: torch.Tensor,
+    lookup: Lookup | None = None,
 ) -> None:
     """Attention of one layer, whichever phase the plan is of."""
-    (backend.decode if plan.phase is Phase.DECODE else backend.extend)(plan, layer, q, out)
+    if plan.phase is Phase.DECODE:
+        backend.decode(plan, layer, q, out, lookup)
+    else:
+        backend.extend(plan, layer, q, out)
 
 
 def attention_slots(phase: Phase) -> tuple[GraphSlot, ...]:

@@ -13,6 +13,7 @@ import torch
 from playhead.attention.base import (
     AttentionPlan,
     LayerAttention,
+    Lookup,
     Phase,
     attention_slots,
     extend_arguments,
@@ -61,7 +62,17 @@ class TritonBackend:
     def plan(self, batch: Batch, ctx: FillContext, inputs: Inputs) -> AttentionPlan:
         return plan_from_slots(self._page_table_RP, inputs)
 
-    def decode(self, plan: AttentionPlan, layer: LayerAttention, q_BHD: torch.Tensor, out_BHE: torch.Tensor) -> None:
+    def lookup(self, layer: LayerAttention, inputs: Inputs) -> Lookup | None:
+        return None  # the kernels look up their own keys, a block ahead
+
+    def decode(
+        self,
+        plan: AttentionPlan,
+        layer: LayerAttention,
+        q_BHD: torch.Tensor,
+        out_BHE: torch.Tensor,
+        lookup: Lookup | None = None,
+    ) -> None:
         decode(
             q_BHD,
             out_BHE,

@@ -22,9 +22,9 @@ def gated_activation_reference(
     """
     gate_TI, up_TI = gate_up_TJ.float().chunk(2, dim=-1)
     if activation == "silu":
-        out_TI = F.silu(gate_TI) * up_TI
+        out_TI = F.silu(gate_TI).mul_(up_TI)
     elif activation == "gelu_tanh":
-        out_TI = F.gelu(gate_TI, approximate="tanh") * up_TI
+        out_TI = F.gelu(gate_TI, approximate="tanh").mul_(up_TI)
     elif activation == "clamped_swiglu":
         gate_TI, up_TI = gate_TI.clamp(max=limit), up_TI.clamp(-limit, limit)
         out_TI = (up_TI + 1.0) * gate_TI * torch.sigmoid(alpha * gate_TI)
@@ -45,4 +45,6 @@ def _half_width(gate_up_TJ: torch.Tensor, *_: object) -> torch.Tensor:
     return gate_up_TJ.new_empty((gate_up_TJ.shape[0], gate_up_TJ.shape[1] // 2))
 
 
-gated_activation = register_op("gated_activation", reference=gated_activation_reference, cuda=_cuda, fake=_half_width)
+gated_activation = register_op(
+    "gated_activation", inline=True, reference=gated_activation_reference, cuda=_cuda, fake=_half_width
+)

@@ -38,8 +38,8 @@ def _row_per_id(ids_T: torch.Tensor, table_VD: torch.Tensor, scale: float) -> to
     return table_VD.new_empty((ids_T.shape[0], table_VD.shape[1]))
 
 
-embed = register_op("embed", reference=embed_reference, cuda=_embed_cuda, fake=_row_per_id)
+embed = register_op("embed", inline=True, reference=embed_reference, cuda=_embed_cuda, fake=_row_per_id)
 
 softcap_ = register_op(
-    "softcap_", reference=softcap_reference, cuda=_softcap_cuda, fake=no_output, mutates=("logits_TV",)
+    "softcap_", inline=True, reference=softcap_reference, cuda=_softcap_cuda, fake=no_output, mutates=("logits_TV",)
 )

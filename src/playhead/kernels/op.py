@@ -20,8 +20,13 @@ def register_op(
     cuda: Callable[..., R],
     fake: Callable[..., R],
     mutates: tuple[str, ...] = (),
+    cpu: Callable[P, R] | None = None,
+    inline: bool = False,
 ) -> Callable[P, R]:
     """The op `playhead::name`, callable like its reference: on CPU tensors it runs that, on CUDA tensors `cuda`.
+
+    `cpu` is for a reference that is too slow to run: it takes the reference's place, and tests hold it to it. With
+    `inline` a tape records the torch ops in it instead of the op: their replay makes no memory and repeats no views.
 
     The schema comes from the reference's annotations; `mutates` names the arguments it writes, and no op writes
     anything else. `fake` gives outputs of the right shape, for tracing. Schemas are flat, so the ops take more
@@ -32,7 +37,10 @@ def register_op(
     """
     qualified = f"{NAMESPACE}::{name}"
     torch.library.define(qualified, torch.library.infer_schema(reference, mutates_args=mutates))
-    torch.library.impl(qualified, "cpu", reference)
+    torch.library.impl(qualified, "cpu", cpu or reference)
+    if inline:
+        # Autograd's place in the dispatcher is before recorders' and tracers', which then see what it calls.
+        torch.library.impl(qualified, "AutogradCPU", cpu or reference)
     torch.library.impl(qualified, "cuda", cuda)
     torch.library.register_fake(qualified, fake)
     # torch hands out its ops by attribute; this is the one place that asks for one by a name it has as a string.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from playhead.kernels.norm import normalised
+from playhead.kernels.norm import inverse_rms, normalised
 from playhead.kernels.op import no_output, register_op
 
 
@@ -94,6 +94,86 @@ def qk_rope_write_reference(
     v_cache_NSKE[page, slot] = v_TKE
 
 
+def qk_rope_write_cpu(
+    q_THD: torch.Tensor,
+    k_TKD: torch.Tensor,
+    v_TKE: torch.Tensor,
+    q_weight_W: torch.Tensor | None,
+    k_weight_W: torch.Tensor | None,
+    table_PR: torch.Tensor | None,
+    positions_T: torch.Tensor,
+    k_cache_NSKD: torch.Tensor,
+    v_cache_NSKE: torch.Tensor,
+    locs_T: torch.Tensor,
+    mapping_L: torch.Tensor | None,
+    eps: float,
+    unit_offset: bool,
+    interleaved: bool,
+) -> None:
+    """The reference for the usual case, with q and k turned together: float32, all dims rotated in halves.
+
+    What a call costs on a CPU is the number of torch ops in it, so everything that q and k share is done once.
+    """
+    num_heads, head_dim = q_THD.shape[1:]
+    is_usual = (
+        q_THD.dtype == torch.float32
+        and table_PR is not None
+        and table_PR.shape[1] == head_dim
+        and not interleaved
+        and (q_weight_W is None or q_weight_W.numel() == head_dim)
+    )
+    if not is_usual or not are_neighbours(q_THD, k_TKD):
+        turning = (q_weight_W, k_weight_W, table_PR, positions_T)
+        memory = (k_cache_NSKD, v_cache_NSKE, locs_T, mapping_L)
+        qk_rope_write_reference(q_THD, k_TKD, v_TKE, *turning, *memory, eps, unit_offset, interleaved)
+        return
+    assert table_PR is not None, "the usual case rotates"
+    num_tokens, num_kv_heads = k_TKD.shape[:2]
+    qk_shape = (num_tokens, num_heads + num_kv_heads, head_dim)
+    qk = q_THD.as_strided(qk_shape, q_THD.stride())  # q's heads, then k's
+    if q_weight_W is not None and k_weight_W is not None:
+        qk = qk * inverse_rms(qk, eps)
+        weigh_(qk.narrow(1, 0, num_heads), q_weight_W, unit_offset)
+        weigh_(qk.narrow(1, num_heads, num_kv_heads), k_weight_W, unit_offset)
+    # As [T, H + K, 2, F]: the two halves of every head.
+    halves = qk.view(*qk_shape[:2], 2, head_dim // 2)
+    cos_sin = table_PR.index_select(0, positions_T).view(num_tokens, 1, 2, head_dim // 2)
+    turned, sin = halves * cos_sin.narrow(2, 0, 1), cos_sin.select(2, 1)
+    (first, second), (turned_first, turned_second) = halves.unbind(2), turned.unbind(2)
+    turned_first.addcmul_(second, sin, value=-1)
+    turned_second.addcmul_(first, sin)
+    turned = turned.view(qk_shape)
+    q_THD.copy_(turned.narrow(1, 0, num_heads))
+    locs_T = group_locs(locs_T, mapping_L)
+    write_rows(k_cache_NSKD, locs_T, turned.narrow(1, num_heads, num_kv_heads))
+    write_rows(v_cache_NSKE, locs_T, v_TKE)
+
+
+def weigh_(x_THD: torch.Tensor, weight_D: torch.Tensor, unit_offset: bool) -> None:
+    if unit_offset:
+        x_THD.addcmul_(x_THD, weight_D)
+    else:
+        x_THD.mul_(weight_D)
+
+
+def are_neighbours(q_THD: torch.Tensor, k_TKD: torch.Tensor) -> bool:
+    """Whether k's heads follow q's in memory, as they do in a packed projection."""
+    num_tokens, num_heads, head_dim = q_THD.shape
+    together = q_THD.untyped_storage().data_ptr() == k_TKD.untyped_storage().data_ptr()
+    follows = together and q_THD.storage_offset() + num_heads * head_dim == k_TKD.storage_offset()
+    is_packed = q_THD.stride()[1:] == (head_dim, 1) == k_TKD.stride()[1:]
+    return follows and is_packed and (q_THD.stride(0) == k_TKD.stride(0) or num_tokens == 1)
+
+
+def write_rows(cache_NSKD: torch.Tensor, locs_T: torch.Tensor, rows_TKD: torch.Tensor) -> None:
+    """One row per location. With pages of one location, which is how decode sees memory, there is nothing to divide."""
+    page_size = cache_NSKD.shape[1]
+    if page_size == 1:
+        cache_NSKD.select(1, 0).index_copy_(0, locs_T, rows_TKD)
+    else:
+        cache_NSKD[locs_T // page_size, locs_T % page_size] = rows_TKD
+
+
 def _cuda(*args: object) -> None:
     from playhead.kernels.rope_triton import launch_qk_rope_write
 
@@ -102,7 +182,9 @@ def _cuda(*args: object) -> None:
 
 qk_rope_write = register_op(
     "qk_rope_write",
+    inline=True,
     reference=qk_rope_write_reference,
+    cpu=qk_rope_write_cpu,
     cuda=_cuda,
     fake=no_output,
     mutates=("q_THD", "k_cache_NSKD", "v_cache_NSKE"),

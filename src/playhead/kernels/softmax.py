@@ -18,7 +18,11 @@ def attention_weights(
     """
     if softcap is not None:
         score_J = softcap * torch.tanh(score_J / softcap)
-    score_J = score_J.masked_fill(~seen_J, float("-inf"))
+    return with_sinks(score_J.masked_fill(~seen_J, float("-inf")), sinks)
+
+
+def with_sinks(score_J: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """Softmax of scores that are -inf where nothing is seen, with the sinks among them."""
     if sinks is None:
         return torch.softmax(score_J, dim=-1)
     sink_1 = sinks.float()[..., None].expand(*score_J.shape[:-1], 1)

@@ -34,3 +34,15 @@ class Linear(nn.Module):
         """`sum_TO` with the product added, in place: the matmul does it as it stores."""
         sum_TO.addmm_(x_TI, self.weight.t())
         return sum_TO if self.bias is None else sum_TO.add_(self.bias)
+
+    def lay_out(self) -> None:
+        """Put the loaded weight in the order of memory that the device's matmul reads fastest."""
+        self.weight.data = laid_out(self.weight.data)
+
+
+def laid_out(weight_OI: torch.Tensor) -> torch.Tensor:
+    """The same matrix, stored by input on a CPU: MKL takes up to twice as long over a row for each output.
+
+    Loaders fill matrices by output, and CUDA's matmuls want them so.
+    """
+    return weight_OI.t().contiguous().t() if weight_OI.device.type == "cpu" else weight_OI

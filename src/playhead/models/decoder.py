@@ -10,7 +10,7 @@ from torch import nn
 
 from playhead.kernels.embedding import embed, softcap_
 from playhead.layers.attention import AttentionBlock, HeadTurn
-from playhead.layers.linear import Linear
+from playhead.layers.linear import Linear, laid_out
 from playhead.layers.mlp import GatedMlp
 from playhead.layers.moe import MoeMlp
 from playhead.layers.norm import Norm, add_then_norm
@@ -91,6 +91,14 @@ class Decoder(nn.Module):
         self.lm_head = None
         if not spec.is_tied:
             self.lm_head = Linear(spec.hidden_size, spec.vocab_size, has_bias=False, dtype=dtype, device=device)
+
+    def lay_out(self) -> None:
+        """Order the loaded weights in memory as this device computes with them."""
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.lay_out()
+        if self.lm_head is None:
+            self.embedding_VM.data = laid_out(self.embedding_VM.data)
 
     @property
     def sinks(self) -> tuple[torch.Tensor | None, ...]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from playhead.attention.base import AttentionBackend, AttentionPlan, LayerAttention, attend
+from playhead.attention.base import ROWS_SLOT, AttentionBackend, AttentionPlan, LayerAttention, Lookup, attend
 from playhead.graph.breaks import BreakOp, RunBreak, Scope, Tensors, TensorSpec
 from playhead.graph.capture import Inputs, StepFn
 from playhead.graph.runner import OwnedMemory, RunAxis, StepSpec
@@ -87,18 +87,20 @@ class ModelPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ScopedContext:
-    """The decoder's view of one forward: attention through the scope, `breaks` having one for each layer."""
+    """The decoder's view of one forward: attention through the scope, all else having one for each layer."""
 
     scope: Scope
     specs: tuple[AttentionSpec, ...]
     breaks: tuple[BreakOp, ...]
+    lookups: tuple[Tensors, ...]
 
     def room(self, layer_index: int, h_TM: torch.Tensor) -> torch.Tensor:
         spec = TensorSpec(shape=(h_TM.shape[0], self.specs[layer_index].qkv_size), dtype=h_TM.dtype)
         return self.scope.bridge(self.breaks[layer_index], 0, spec, h_TM)
 
     def attend(self, layer_index: int, qkv_TX: torch.Tensor) -> torch.Tensor:
-        (out_TY,) = self.scope.call(self.breaks[layer_index], qkv_TX, site=str(layer_index))
+        found = self.lookups[layer_index]
+        (out_TY,) = self.scope.call(self.breaks[layer_index], qkv_TX, *found, site=str(layer_index))
         return out_TY
 
 
@@ -109,6 +111,10 @@ class ModelStep:
         self, decoder: Decoder, pool: KVPool, layers: tuple[LayerAttention, ...], backend: AttentionBackend
     ) -> None:
         self.decoder, self.pool, self.layers, self.backend = decoder, pool, layers, backend
+        decoder.lay_out()
+        self._as_rows = tuple(layer.as_rows() for layer in layers)
+        self._group_of = tuple(layer.group for layer in layers)
+        self._groups = dict(zip(self._group_of, layers, strict=True))
         self._specs, self._turns = tuple(layer.attention for layer in decoder.spec.layers), decoder.turns
         # The packed projection does not say how wide attention's output is, so every width has a break of its own.
         widths = dict.fromkeys(spec.output_size for spec in self._specs)
@@ -130,7 +136,8 @@ class ModelStep:
 
     def hidden(self, inputs: Inputs, scope: Scope) -> torch.Tensor:
         """Embedding and layer stack: h_TM, as `head` wants it."""
-        context = ScopedContext(scope=scope, specs=self._specs, breaks=self._breaks)
+        lookups = self._look_up(inputs)
+        context = ScopedContext(scope=scope, specs=self._specs, breaks=self._breaks, lookups=lookups)
         return self.decoder.layers(self.decoder.embed(inputs["input_ids"]), context)
 
     def logits(self, inputs: Inputs, scope: Scope) -> torch.Tensor:
@@ -165,11 +172,25 @@ class ModelStep:
             owned=self.owned,
         )
 
+    def _look_up(self, inputs: Inputs) -> tuple[Tensors, ...]:
+        """Where each layer's keys are, found once per group. Steps that see a row per request are decode's."""
+        if ROWS_SLOT not in inputs:
+            return ((),) * len(self.layers)
+        found = {group: self.backend.lookup(layer, inputs) for group, layer in self._groups.items()}
+        lookups = (found[group] for group in self._group_of)
+        return tuple(() if at is None else (at.key_rows_BJ, at.bias_BJ, at.new_rows_B) for at in lookups)
+
     def _attend(self, plan: ModelPlan, inputs: Tensors, outputs: Tensors, site: str) -> None:
         """Turn queries and keys, keep the new keys and values, attend. Rows after the step's tokens are left alone."""
         index, n = int(site), plan.num_tokens
-        spec, layer, turn = self._specs[index], self.layers[index], self._turns[index]
-        q_THD, k_TKD, v_TKE = split_heads(inputs[0][:n], spec)
+        qkv_TX, *found = inputs
+        spec, turn, layer, locs_T = self._specs[index], self._turns[index], self.layers[index], plan.locs_T[:n]
+        lookup = None
+        if found:
+            lookup, as_rows = Lookup(key_rows_BJ=found[0], bias_BJ=found[1], new_rows_B=found[2]), self._as_rows[index]
+            assert as_rows is not None, "a lookup is of memory that can be seen as rows"
+            layer, locs_T = as_rows, lookup.new_rows_B
+        q_THD, k_TKD, v_TKE = split_heads(qkv_TX[:n], spec)
         qk_rope_write(
             q_THD,
             k_TKD,
@@ -180,14 +201,14 @@ class ModelStep:
             plan.positions_T[:n],
             layer.k_cache_NSKD,
             layer.v_cache_NSKE,
-            plan.locs_T[:n],
+            locs_T,
             layer.mapping_L,
             turn.eps,
             turn.unit_offset,
             turn.interleaved,
         )
         out_THE = outputs[0][:n].view(n, spec.num_heads, spec.v_head_dim)
-        attend(self.backend, plan.attention, layer, q_THD, out_THE)
+        attend(self.backend, plan.attention, layer, q_THD, out_THE, lookup)
 
 
 def attention_break(run: RunBreak, width: int) -> BreakOp:

@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from playhead.kernels.norm import (
+    add_rms_norm,
     add_rms_norm_reference,
     norm_add_reference,
+    rms_norm,
     rms_norm_reference,
 )
 from playhead.kernels.norm_triton import launch_add_rms_norm, launch_norm_add, launch_rms_norm
@@ -51,6 +53,25 @@ def test_norm_add_agrees_with_reference(num_rows, width, kind, seed):
     norm_add_reference(x, expected, weight.contiguous(), 1e-6, **kind)
     launch_norm_add(x, residual, weight.contiguous(), 1e-6, **kind)
     torch.testing.assert_close(residual, expected)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    width=WIDTHS,
+    kind=KINDS,
+    norm_x=st.booleans(),
+    dtype=st.sampled_from((torch.float32, torch.bfloat16)),
+    seed=st.integers(0, 2**31),
+)
+def test_what_the_cpu_runs_agrees_with_reference(width, kind, norm_x, dtype, seed):
+    x, residual = rows(3, width, seed).to(dtype), rows(3, width, seed + 1).to(dtype)
+    weight, x_weight = (row.contiguous().to(dtype) for row in rows(2, width, seed + 2))
+    torch.testing.assert_close(rms_norm(x, weight, 1e-6, **kind), rms_norm_reference(x, weight, 1e-6, **kind))
+    expected_residual = residual.clone()
+    rest = (weight, x_weight if norm_x else None, 1e-6)
+    found = add_rms_norm(x, residual, *rest, **kind)
+    torch.testing.assert_close(found, add_rms_norm_reference(x, expected_residual, *rest, **kind))
+    torch.testing.assert_close(residual, expected_residual)
 
 
 def test_a_centred_norm_is_torchs_layer_norm():

@@ -7,6 +7,7 @@ import torch
 
 from playhead.kernels.activation import gated_activation
 from playhead.kernels.decode import decode
+from playhead.kernels.decode_rows import decode_rows, key_rows
 from playhead.kernels.embedding import embed, softcap_
 from playhead.kernels.extend import extend
 from playhead.kernels.norm import add_rms_norm, norm_add_, rms_norm
@@ -30,6 +31,17 @@ def extend_call():
     return scene.q, torch.zeros(2, 1, 8), *memory, plan.query_starts_B, plan.query_lens_B, None, None, 0.1, None, None
 
 
+def key_rows_call():
+    table, rows = torch.tensor([[0, 0], [1, 2]], dtype=torch.int32), torch.tensor([1], dtype=torch.int32)
+    return table, rows, torch.tensor([8], dtype=torch.int32), torch.tensor([11], dtype=torch.int32), None, 4, 8, 8
+
+
+def decode_rows_call():
+    q, caches = torch.randn(1, 2, 8), [torch.randn(9, 1, 1, 8) for _ in "kv"]
+    lengths = torch.tensor([3], dtype=torch.int32)
+    return q, torch.zeros(1, 2, 8), *caches, torch.tensor([[2, 4, 5]]), torch.zeros(1, 3), lengths, None, 0.1, None
+
+
 CALLS = {
     rms_norm: lambda: (torch.randn(2, 8), torch.randn(8), 1e-6, True),
     add_rms_norm: lambda: (torch.randn(2, 8), torch.randn(2, 8), torch.randn(8), None, 1e-6, True),
@@ -40,6 +52,8 @@ CALLS = {
     qk_rope_write: lambda: tuple(random_call((2, 1), (8, 8, 4), seed=0, norm="head", mapping=True)),
     decode: decode_call,
     extend: extend_call,
+    key_rows: key_rows_call,
+    decode_rows: decode_rows_call,
 }
 
 

@@ -61,6 +61,29 @@ def test_kernel_agrees_with_reference(heads, dims, norm, interleaved, page_size,
         torch.testing.assert_close(found[position], expected[position])
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    heads=st.sampled_from(((1, 1), (4, 2), (3, 3))),
+    dims=st.sampled_from(((8, 8, 4), (16, 4, 8), (12, 8, 3), (10, 4, 0))),
+    norm=st.sampled_from((None, "head", "all heads")),
+    options=st.fixed_dictionaries({"interleaved": st.booleans(), "mapping": st.booleans()}),
+    page_size=st.sampled_from((1, 4)),
+    dtype=st.sampled_from((torch.float32, torch.bfloat16)),
+    seed=st.integers(0, 2**31),
+)
+def test_what_the_cpu_runs_agrees_with_reference(heads, dims, norm, options, page_size, dtype, seed):
+    calls = [random_call(heads, dims, seed, norm=norm, page_size=page_size, **options) for _ in range(2)]
+    for call in calls:
+        packed = torch.cat([heads.flatten(1) for heads in call[:3]], dim=1).to(dtype)
+        parts = packed.split([heads.flatten(1).shape[1] for heads in call[:3]], dim=1)
+        call[:3] = [part.view(heads.shape) for part, heads in zip(parts, call[:3], strict=True)]
+        call[7:9] = [cache.to(dtype) for cache in call[7:9]]
+    qk_rope_write(*calls[0])
+    qk_rope_write_reference(*calls[1])
+    for position in (0, 1, 7, 8):
+        torch.testing.assert_close(calls[0][position], calls[1][position])
+
+
 def test_only_the_tokens_locations_and_the_sink_are_written():
     call = random_call((2, 1), (8, 8, 4), seed=1)
     before = call[7].clone()

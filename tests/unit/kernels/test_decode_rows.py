@@ -1,0 +1,80 @@
+"""Decode by rows against the oracle. Whatever a query may not see is NaN in these steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from playhead.attention.base import LENGTHS_SLOT, ROWS_SLOT
+from playhead.attention.reference import ReferenceBackend
+from playhead.kernels.decode_rows import key_rows, row_view
+from tests.unit.attention.scenes import Scene, SceneSpec, make_scene
+from tests.unit.attention.strategies import scene_specs
+
+
+def in_whole_rows(scene: Scene) -> Scene:
+    """The same scene in memory whose pages are a whole number of rows apart, as a KV pool's mostly are."""
+
+    def spread(cache: torch.Tensor) -> torch.Tensor:
+        arena = torch.full((cache.shape[0], 3, *cache.shape[1:]), float("nan"))
+        arena[:, 1] = cache
+        return arena[:, 1]
+
+    caches = {name: spread(getattr(scene.layer, name)) for name in ("k_cache_NSKD", "v_cache_NSKE")}
+    return replace(scene, layer=replace(scene.layer, **caches))
+
+
+def both(scene: Scene) -> tuple[torch.Tensor, torch.Tensor]:
+    """The outputs with and without a lookup."""
+    backend = ReferenceBackend(page_table_RP=scene.plan.page_table_RP)
+    slots = {ROWS_SLOT: scene.plan.rows_B, LENGTHS_SLOT: scene.plan.seq_lens_B}
+    lookup = backend.lookup(scene.layer, {**slots, "out_cache_loc": torch.zeros_like(scene.plan.rows_B)})
+    as_rows = scene.layer.as_rows()
+    assert lookup is not None
+    assert as_rows is not None
+    found, wanted = scene.new_out(), scene.new_out()
+    backend.decode(scene.plan, as_rows, scene.q, found, lookup)
+    backend.decode(scene.plan, scene.layer, scene.q, wanted)
+    return found[: scene.num_live], wanted[: scene.num_live]
+
+
+@settings(max_examples=40, deadline=None)
+@given(spec=scene_specs(extend=False), seed=st.integers(0, 2**31))
+def test_rows_give_what_the_oracle_gives(spec, seed):
+    scene = in_whole_rows(make_scene(replace(spec, v_head_dim=spec.k_head_dim), seed))
+    torch.testing.assert_close(*both(scene), atol=1e-5, rtol=1e-5)
+
+
+def test_keys_and_values_of_other_widths_are_no_rows():
+    assert (
+        in_whole_rows(make_scene(SceneSpec(seq_lens=(3,), k_head_dim=8, v_head_dim=4), seed=0)).layer.as_rows() is None
+    )
+
+
+def test_lengths_are_read_at_every_call():
+    scene = in_whole_rows(make_scene(SceneSpec(seq_lens=(3, 33), group_size=2), seed=6))
+    both(scene)
+    scene.plan.seq_lens_B.fill_(2)
+    torch.testing.assert_close(*both(scene), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("page_stride", "fits"), [(64, True), (96, True), (72, False)])
+def test_memory_is_rows_where_pages_are_whole_rows_apart(page_stride, fits):
+    cache = torch.arange(1000.0).as_strided((5, 4, 2, 8), (page_stride, 16, 8, 1), 32)
+    rows = row_view(cache)
+    assert (rows is not None) == fits
+    if rows is not None:
+        assert torch.equal(rows[3 * (page_stride // 16) + 2, 0], cache[3, 2])
+
+
+def test_new_tokens_go_to_the_rows_of_their_locations():
+    """Locations 9 and -1 of pages of 4, mapped to 6 and the sink; pages are 10 rows apart."""
+    table, ints = torch.zeros(1, 2, dtype=torch.int32), {"dtype": torch.int32}
+    mapping = torch.zeros(12, **ints)
+    mapping[9] = 6
+    rows, lengths, locs = torch.zeros(2, **ints), torch.ones(2, **ints), torch.tensor([9, -1], **ints)
+    assert key_rows(table, rows, lengths, locs, mapping, 4, 10, 8)[2].tolist() == [12, 0]
