@@ -22,6 +22,10 @@ from playhead.kernels.softmax import with_sinks
 
 Ints = npt.NDArray[Any]
 
+# What is added to the score of a key that is not there. Finite, because 0 times infinity is no number: the smallest
+# float32 that still leaves room for a score.
+MASKED = -1e38
+
 
 def row_view(cache_NSKD: torch.Tensor) -> torch.Tensor | None:
     """All of a layer's memory as [A, 1, K, D], a page of one location per row; None if pages are not whole rows apart.
@@ -56,28 +60,29 @@ def key_rows_reference(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Where one forward's keys are, for every layer of a group.
 
-    The rows of each request's last `num_keys` keys, [B, J]; what is added to their scores: 0, or -inf after a request's
-    end; and the rows of the new tokens, [B]. Columns from C on are left as they are. A column after a request's end
-    repeats its last key, which is finite: 0 times what somebody else left there might not be.
+    The rows of each request's last `num_keys` keys, [B, J]; what is added to their scores: 0, or `MASKED` after a
+    request's end; and the rows of the new tokens, [B]. Columns from C on are left as they are. A column after a
+    request's end repeats its last key, which is finite: 0 times what somebody else left there might not be.
     """
     num_requests, (_, width) = rows_B.shape[0], fewest_and_most(seq_lens_B, num_keys)
     key_rows_BJ = torch.empty((num_requests, num_keys), dtype=torch.int64)
     bias_BJ = torch.empty((num_requests, num_keys), dtype=torch.float32)
 
     def rows_of(full_locs: Ints) -> Ints:
-        # A location of -1 is the sink.
-        locs = full_locs if mapping_L is None else mapping_L.numpy()[full_locs]
-        locs = np.maximum(locs, 0)
+        # A window's location of -1 is nobody's: the sink.
+        locs = full_locs if mapping_L is None else np.maximum(mapping_L.numpy().take(full_locs), 0)
         rows: Ints = locs + locs // page_size * (rows_per_page - page_size)
         return rows
 
-    # By numpy: these are two dozen ops on a few thousand integers, each of which costs torch several times as much.
+    # By numpy: these are a dozen ops on a few thousand integers, each of which costs torch several times as much.
     last_B1 = seq_lens_B.numpy()[:, None] - 1
     key_BC = np.maximum(last_B1 - (num_keys - 1), 0) + np.arange(width, dtype=np.int32)
-    bias_BJ.numpy()[:, :width] = np.where(key_BC > last_B1, np.float32("-inf"), np.float32(0))
-    page_BC, slot_BC = np.divmod(np.minimum(key_BC, last_B1), np.int32(page_size))
-    pages_BC = page_table_RP.numpy()[rows_B.numpy()[:, None], page_BC]
-    key_rows_BJ.numpy()[:, :width] = rows_of(pages_BC * page_size + slot_BC)
+    np.multiply(key_BC > last_B1, np.float32(MASKED), out=bias_BJ.numpy()[:, :width])
+    np.minimum(key_BC, last_B1, out=key_BC)
+    page_BC = key_BC // page_size
+    first_B1 = rows_B.numpy()[:, None].astype(np.int64) * page_table_RP.shape[1]
+    pages_BC = page_table_RP.numpy().take(first_B1 + page_BC)
+    key_rows_BJ.numpy()[:, :width] = rows_of((pages_BC - page_BC) * page_size + key_BC)
     new_rows_B = torch.from_numpy(rows_of(np.maximum(new_locs_B.numpy(), 0)).astype(np.int64))
     return key_rows_BJ, bias_BJ, new_rows_B
 

@@ -66,7 +66,8 @@ def norm_add_reference(
 def inverse_rms(x_TD: torch.Tensor, eps: float) -> torch.Tensor:
     """One over the root mean square of float32 rows, [..., 1]: one pass over them, and three ops on a number each."""
     norm_T1: torch.Tensor = torch.linalg.vector_norm(x_TD, dim=-1, keepdim=True)
-    return torch.full_like(norm_T1, eps).addcmul_(norm_T1, norm_T1, value=1.0 / x_TD.shape[-1]).rsqrt_()
+    mean_T1 = torch.empty_like(norm_T1).fill_(eps).addcmul_(norm_T1, norm_T1, value=1.0 / x_TD.shape[-1])
+    return mean_T1.rsqrt_()
 
 
 def weighed(x_TD: torch.Tensor, weight_D: torch.Tensor, unit_offset: bool) -> torch.Tensor:
