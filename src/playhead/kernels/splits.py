@@ -16,11 +16,13 @@ SLOTS = NUM_SMS * PROGRAMS_PER_SM
 LEAST_WAVES = 1.5
 LEAST_FILL = 0.85
 
-# With this many splits each, unequal requests even out inside one wave, and a second one would cost its latency.
+# With this many splits each, unequal requests even out inside one wave, and a second one would cost its latency. Two
+# programs an SM then: measured, what a third saves is less than its part costs to merge.
 ENOUGH_SPLITS = 32
+SMALL_WAVE = 2 * NUM_SMS
 
 MIN_KEYS_PER_SPLIT = 32  # a block of the widest heads: with less, a program reads keys that others read too
-MAX_SPLITS = 256
+MAX_SPLITS = 128
 
 # Parts are merged in steps of this many numbers, one step after the other. They take 64 registers of each of 128
 # threads, which leaves room for the programs above. A group of splits takes this many steps, and so do all groups.
@@ -46,13 +48,13 @@ class DecodeShape:
 def num_splits(shape: DecodeShape, num_requests: int) -> int:
     """Splits for a batch: the fewest that make full waves of programs; where none do, those that come nearest.
 
-    32 requests of Gemma-3-1B (one kv head) at 8192 keys: 22 splits, 704 programs, 89% of two waves. Eight requests: 49,
-    one wave. One request: 256, one block of keys each, which merge as 16 groups of 16.
+    32 requests of Gemma-3-1B (one kv head) at 8192 keys: 22 splits, 704 programs, 89% of two waves. Eight requests: 33,
+    two programs an SM. One request: 128, which merge as 8 groups of 16.
     """
     width = merge_width(shape.part_elements)
     most = min(MAX_SPLITS, -(-shape.max_keys // MIN_KEYS_PER_SPLIT), width * width)
     programs_per_split = num_requests * shape.num_kv_heads
-    in_one_wave = SLOTS // programs_per_split
+    in_one_wave = SMALL_WAVE // programs_per_split
     if in_one_wave >= ENOUGH_SPLITS:
         return min(most, in_one_wave)
     for count in range(1, most + 1):

@@ -1,0 +1,5 @@
+"""`python -m playhead` is `playhead`."""
+
+from playhead.cli.entry import main
+
+main()
