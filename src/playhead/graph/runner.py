@@ -170,7 +170,11 @@ class GraphRunner:
         raw = raw_bs if self.step.axis == "bs" else raw_num_tokens
         decision = self.dispatcher.decide(raw)
         if decision.reason is Reason.CAPTURE_NOW:
-            self.capture_bucket(decision.bucket)
+            try:
+                self.capture_bucket(decision.bucket)
+            except torch.OutOfMemoryError:
+                self.dispatcher.mark_failed(decision.bucket)
+                decision = self.dispatcher.decide(raw)
         ctx = self.context(raw_bs=raw_bs, raw_num_tokens=raw_num_tokens, bucket=decision.bucket)
         if pp_proxy_tensors is not None:
             ctx = replace(ctx, pp_proxy_tensors=pp_proxy_tensors)

@@ -30,6 +30,7 @@ class Reason(StrEnum):
     TOO_LARGE = "larger than the largest captured size"
     TOO_MUCH_PADDING = "the next captured size pads too much"
     NOT_CAPTURED = "the size that fits was not captured"
+    NO_MEMORY = "capturing the size ran out of memory"
     OVER_BUDGET = "capturing the size would exceed the graph memory budget"
 
 
@@ -87,6 +88,7 @@ class Dispatcher:
         self.limits = limits or DispatchLimits()
         self.reasons: Counter[Reason] = Counter()
         self._captured: dict[int, int] = {}
+        self._failed: set[int] = set()
 
     @property
     def captured(self) -> tuple[ShapeKey, ...]:
@@ -98,6 +100,10 @@ class Dispatcher:
 
     def mark_captured(self, bucket: int, num_bytes: int) -> None:
         self._captured[bucket] = num_bytes
+
+    def mark_failed(self, bucket: int) -> None:
+        """There was no memory for this size: its steps run eagerly from now on, instead of failing one by one."""
+        self._failed.add(bucket)
 
     def decide(self, raw: int) -> Decision:
         """The decision for a step of `raw` rows. With buckets (4, 8): 3 runs in 4, 1 runs eager (4 is over 2x)."""
@@ -123,6 +129,8 @@ class Dispatcher:
             return Decision(mode=Mode.EAGER, bucket=raw, reason=Reason.TOO_MUCH_PADDING)
         if bucket in self._captured:
             return Decision(mode=self.mode, bucket=bucket, reason=Reason.CAPTURED)
+        if bucket in self._failed:
+            return Decision(mode=Mode.EAGER, bucket=raw, reason=Reason.NO_MEMORY)
         if not self.limits.lazy:
             return Decision(mode=Mode.EAGER, bucket=raw, reason=Reason.NOT_CAPTURED)
         if not self.within_budget():

@@ -72,7 +72,7 @@ class HybridAllocator:
 
     def launch(self) -> Step:
         """The number of the step that is launched now. Everything it reads must be on the device."""
-        self.mapping.require_published("launch")
+        self.mapping.require_published("launch", pairs_only=True)
         self.launched_step = Step(self.launched_step + 1)
         return self.launched_step
 

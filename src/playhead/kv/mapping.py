@@ -1,9 +1,9 @@
 """Which window page lies under which full page: the host's truth, and what the device has not seen yet.
 
 The mapping is kept by page here and by location on the device. It changes in this class only, every change moves its
-version, and a new pair that was not published stops the next step (`require_published`): forgetting cannot go unseen.
-A pair that was taken away may wait for the next publication: no query can see an expired location, and its full page
-gets a new pair, which cannot wait, before anything is written there.
+version, and one that was not published stops whoever translates (`require_published`): forgetting cannot go unseen.
+For a step a pair that was taken away may wait for the next publication: no query sees an expired location, and its full
+page gets a new pair, which cannot wait, before anything is written there.
 """
 
 from __future__ import annotations
@@ -114,9 +114,9 @@ class WindowMapping:
         self.published_version = self.version
         return changes
 
-    def require_published(self, where: str) -> None:
-        """Refuse to go on with a device mapping that lacks a pair."""
-        if self.must_publish:
+    def require_published(self, where: str, *, pairs_only: bool = False) -> None:
+        """Refuse to go on with a device mapping that is behind; with `pairs_only`, with one that lacks a pair."""
+        if self.must_publish if pairs_only else self.published_version != self.version:
             raise StaleTranslation(
                 where, self.published_version, self.version, "Call the pool's publish() before the step is launched"
             )

@@ -8,6 +8,8 @@ from enum import StrEnum
 from playhead.kv.cache import SequenceKV
 from playhead.schedule.sampling_params import SamplingParams
 
+MAX_PREEMPTIONS = 8  # after which a request goes before all others: nobody is computed anew for ever
+
 
 class FinishReason(StrEnum):
     """Why a request ended; the first two are vLLM's words."""
@@ -63,6 +65,11 @@ class Request:
         return self.max_new_tokens - len(self.output) - self.num_unread
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Who goes first. The last in this order is preempted first, so the first always gets on."""
-        return self.priority, self.arrival
+    def order(self) -> tuple[int, int, int]:
+        """Who goes first. The last in this order is preempted first, so the first always gets on.
+
+        Those that have been preempted often enough come before all others, the longest there first.
+        """
+        if self.num_preemptions >= MAX_PREEMPTIONS:
+            return 0, self.arrival, 0
+        return 1, self.priority, self.arrival

@@ -1,7 +1,8 @@
 """Which tokens of which requests run in the next step. Integers in, integers out; no torch.
 
 Running requests that decode go first, then prompts under way, then new ones, while the step has room. Memory is taken
-while planning: a request that finds none takes it from the last in order, which computes its tokens again later.
+while planning: a request that finds none takes it from the last in order, which computes its tokens again later. Memory
+is planned so that the longest request fits every group, and the first in order gives nothing up: one always gets on.
 A step may be planned before the tokens of the last one are read; what it takes from others it can only have when the
 steps that may touch it are done.
 """
@@ -227,5 +228,5 @@ class Scheduler:
         )
 
 
-def in_order(request: Request) -> tuple[int, int]:
+def in_order(request: Request) -> tuple[int, int, int]:
     return request.order

@@ -64,7 +64,7 @@ def translation_per_layer() -> AbstractContextManager[None]:
 def unpublished_mapping_used() -> AbstractContextManager[None]:
     """Nobody notices that the device's mapping is behind."""
 
-    def silent(self: WindowMapping, where: str) -> None:
+    def silent(self: WindowMapping, where: str, *, pairs_only: bool = False) -> None:
         return None
 
     return swapped(WindowMapping, "require_published", silent)

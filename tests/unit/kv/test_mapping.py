@@ -55,6 +55,21 @@ def test_an_unpublished_change_is_refused():
     mapping.require_published("here")
 
 
+def test_a_pair_that_was_taken_away_may_wait_for_a_step_but_not_for_a_translation():
+    mapping = new_mapping()
+    mapping.set(0, [3], [5])
+    mapping.take_unpublished()
+    mapping.clear(0, 3)
+    mapping.require_published("launch", pairs_only=True)
+    assert not mapping.must_publish
+    with pytest.raises(StaleTranslation):
+        mapping.require_published("here")
+    mapping.set(0, [3], [6])
+    with pytest.raises(StaleTranslation):
+        mapping.require_published("launch", pairs_only=True)
+    assert mapping.take_unpublished()[0].tolist() == [[3, 6]]
+
+
 @pytest.mark.parametrize(
     ("full", "window"),
     [([3], [5]), ([4], [6]), ([0], [7]), ([5], [0]), ([5, 5], [6, 7]), ([5, 6], [7, 7]), ([5], [6, 7])],

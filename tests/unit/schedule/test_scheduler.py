@@ -9,7 +9,7 @@ from playhead.kv.geometry import KVDtype, KVGeometry, LayerKV
 from playhead.kv.ledger import Ledger
 from playhead.kv.plan import KVLimits, plan_kv
 from playhead.schedule.errors import RequestError
-from playhead.schedule.request import FinishReason, Request
+from playhead.schedule.request import MAX_PREEMPTIONS, FinishReason, Request
 from playhead.schedule.sampling_params import SamplingParams
 from playhead.schedule.scheduler import PlannedChunk, ScheduleLimits, Scheduler
 
@@ -125,3 +125,18 @@ def test_a_full_queue_refuses_with_the_limit():
 
 def test_nothing_to_do_is_an_empty_plan():
     assert scheduler()[0].plan() == []
+
+
+def test_nobody_gives_way_for_ever():
+    """Urgent requests come one after the other and need all memory; the patient one is protected in the end."""
+    made = scheduler(num_pages=16, max_running=2)
+    patient = request("patient", 20, arrival=0, num_new=30)
+    made[0].add(patient)
+    for i in range(1, 60):
+        if patient.finish_reason is not None:
+            break
+        made[0].add(request(f"urgent {i}", 30, arrival=i, priority=-1, num_new=12))
+        while any(other.id == f"urgent {i}" for other in (*made[0].waiting, *made[0].running)):
+            run_step(made)
+    assert patient.finish_reason is FinishReason.LENGTH
+    assert 1 < patient.num_preemptions <= MAX_PREEMPTIONS

@@ -60,6 +60,24 @@ def test_one_token_each_goes_through_the_full_graph_and_anything_else_over_token
     assert first.decision.reason is Reason.CAPTURE_NOW
 
 
+def test_a_late_capture_without_memory_runs_eagerly_from_then_on(monkeypatch):
+    worker, prompt = tiny_worker(), [7, 8, 9]
+    calls = []
+
+    def no_memory(*args):
+        calls.append(args)
+        raise torch.OutOfMemoryError("as a full GPU may")
+
+    monkeypatch.setattr(worker.prefill.capture, "capture", no_memory)
+    for _ in range(2):
+        torch.testing.assert_close(
+            last_logits(worker, [prompt]), dense_logits(worker.model.decoder, prompt), rtol=1e-5, atol=1e-5
+        )
+        worker.kv.flush_prefixes()
+    assert len(calls) == 1
+    assert worker.prefill.dispatcher.reasons[Reason.NO_MEMORY] == 2
+
+
 def test_window_pages_come_back_while_a_request_decodes():
     worker = tiny_worker()
     seq = worker.kv.admit("long", [3])
