@@ -52,13 +52,16 @@ class Scheduler:
         self._kv, self._limits = kv, limits
         self.waiting: list[Request] = []
         self.running: list[Request] = []
-        self.num_preemptions = 0
         self.is_starved = False
         """Whether the last plan left somebody out whose memory only the end of the steps in flight can free."""
 
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
+
+    @property
+    def num_preemptions(self) -> int:
+        return self._kv.num_preempted
 
     @property
     def can_queue(self) -> bool:
@@ -202,7 +205,6 @@ class Scheduler:
         assert victim.seq is not None
         self._kv.preempt(victim.seq, victim.tokens)
         victim.num_preemptions += 1
-        self.num_preemptions += 1
         self._requeue(victim)
 
     def _requeue(self, request: Request) -> None:

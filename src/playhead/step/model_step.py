@@ -1,11 +1,9 @@
 """A decoder over paged KV, as steps a runner can capture.
 
-Attention is the one break: it norms and turns queries and keys, writes this step's keys and values, and attends. Decode
-captures everything from token ids to logits; a step over tokens captures the layer stack, and its logits are computed
-after the replay, for the rows that want them.
+Attention is the one break: it norms and turns queries and keys, writes this step's keys and values, and attends. What
+comes after the layer stack is in `sampled_step.py`.
 
-Shapes: T tokens, N rows whose logits are wanted, M hidden, V vocabulary, X = all heads of q, k and v, Y = all heads of
-the output, H heads, E head dim of v.
+Shapes: T tokens, M hidden, X = all heads of q, k and v, Y = all heads of the output, H heads, E head dim of v.
 """
 
 from __future__ import annotations
@@ -140,13 +138,8 @@ class ModelStep:
         context = ScopedContext(scope=scope, specs=self._specs, breaks=self._breaks, lookups=lookups)
         return self.decoder.layers(self.decoder.embed(inputs["input_ids"]), context)
 
-    def logits(self, inputs: Inputs, scope: Scope) -> torch.Tensor:
-        """The whole decoder: one row of logits per token."""
-        return self.decoder.head(self.hidden(inputs, scope))
-
-    def spec(self, axis: RunAxis, placeholder: Callable[[FillContext], Batch]) -> StepSpec:
-        """The step a runner captures: decode with logits over requests, the layer stack over tokens."""
-        fn: StepFn = self.logits if axis == "bs" else self.hidden
+    def spec(self, axis: RunAxis, fn: StepFn, placeholder: Callable[[FillContext], Batch]) -> StepSpec:
+        """A step over requests or over tokens, built around `hidden`, as a runner captures it."""
 
         def plan(batch: Batch, ctx: FillContext, inputs: Inputs) -> ModelPlan:
             num_tokens = ctx.padded_num_tokens if axis == "bs" else ctx.raw_num_tokens

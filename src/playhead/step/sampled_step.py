@@ -91,15 +91,15 @@ class SampledStep:
             )
             return StepOutput(logits_NV, *sampled)
 
-        spec = self.model.spec("bs", placeholder)
+        spec = self.model.spec("bs", decode, placeholder)
         logits = OwnedMemory(name="logits", tensors=(self._logits_RV,), writable=True)
         owned = (*spec.owned, self._newest(writable=True), logits, *self.sampler.owned)
-        return replace(spec, name=f"decode, {VARIANTS[needs]}", fn=decode, owned=owned)
+        return replace(spec, name=f"decode, {VARIANTS[needs]}", owned=owned)
 
     def token_spec(self, placeholder: Placeholder) -> StepSpec:
         """The layer stack over tokens; `finish` does the rest."""
-        spec = self.model.spec("tokens", placeholder)
-        return replace(spec, fn=self._hidden, owned=(*spec.owned, self._newest(writable=False)))
+        spec = self.model.spec("tokens", self._hidden, placeholder)
+        return replace(spec, owned=(*spec.owned, self._newest(writable=False)))
 
     @torch.no_grad()
     def finish(self, h_TM: torch.Tensor, inputs: Inputs, needs: SamplerNeeds) -> StepOutput:

@@ -64,10 +64,10 @@ def recorded_ops(model_type: str) -> list[str]:
     step = ModelStep(
         decoder, worker.pool, layers, TritonBackend(page_table_RP=table_RP, layers=layers, max_bs=NUM_TOKENS)
     )
-    plan = step.spec("bs", worker.decode.registry.null_batch).plan({}, ctx, inputs)
+    plan = step.spec("bs", step.hidden, worker.decode.registry.null_batch).plan({}, ctx, inputs)
     log = OpNames()
     with log, torch.no_grad():
-        step.logits(inputs, InlineScope(plan))
+        step.decoder.head(step.hidden(inputs, InlineScope(plan)))
     return log.names
 
 
