@@ -35,9 +35,6 @@ class ConfigReader:
     def size_or(self, key: str, fallback: int) -> int:
         return self.size(key) if self.has(key) else fallback
 
-    def size_or_none(self, key: str) -> int | None:
-        return self.size(key) if self.has(key) else None
-
     def number(self, key: str) -> float:
         value = self._values.get(key)
         # JSON has no infinity, but Python reads one; a NaN theta would only show as NaN logits.
