@@ -41,10 +41,11 @@ class Answer:
             self.logprobs.append(logprobs)
         if token in self.ending_ids:
             self.stop_reason = token if token in params.stop_token_ids else None
-            self.num_read_into_text = len(request.output)  # the token that ends a text is not part of it
+            self._read_text(num_tokens=len(request.output) - 1)  # the token that ends a text is not part of it
+            self.num_read_into_text = len(request.output)
             return FinishReason.STOP
         if self.streams or params.stop:
-            self._read_text()
+            self._read_text(num_tokens=len(request.output))
             if self.stop_reason is not None:
                 return FinishReason.STOP
         return FinishReason.LENGTH if len(request.output) >= request.max_new_tokens else None
@@ -52,16 +53,15 @@ class Answer:
     def finish(self) -> None:
         """Whatever text is left."""
         if self.stop_reason is None or isinstance(self.stop_reason, int):
-            self._read_text()
+            self._read_text(num_tokens=len(self.request.output))
             self.text += self.detokenizer.finish()
 
-    def _read_text(self) -> None:
-        """Add the characters of new tokens, and end the text before a stop string that they complete."""
-        output, params = self.request.output, self.request.params
-        num_known = len(self.text)
-        self.text += self.detokenizer.feed(output[self.num_read_into_text :])
-        self.num_read_into_text = len(output)
-        if len(output) < params.min_tokens:
+    def _read_text(self, *, num_tokens: int) -> None:
+        """Add the characters of the tokens up to here, and end the text before a stop string that they complete."""
+        params, num_known = self.request.params, len(self.text)
+        self.text += self.detokenizer.feed(self.request.output[self.num_read_into_text : num_tokens])
+        self.num_read_into_text = max(num_tokens, self.num_read_into_text)
+        if num_tokens < params.min_tokens:
             self.stop_from = len(self.text)  # what came before stop strings were in force stays
             return
         longest = max(map(len, params.stop), default=0)

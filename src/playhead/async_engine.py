@@ -170,8 +170,8 @@ class AsyncEngine:
                 if output.finished:
                     return
         finally:
-            if not ticket.is_done:
-                with self._work:
+            with self._work:
+                if not ticket.is_done:
                     self._order(Order(ticket=ticket, is_abort=True))
 
     async def abort(self, request_id: str) -> None:
@@ -299,7 +299,11 @@ class AsyncEngine:
             del self._tickets[ticket.request_id]
 
     def _fail(self, error: Exception, orders: Sequence[Order]) -> None:
-        """A turn raised: the requests in flight end, and the engine is there for those not begun."""
+        """A turn raised: the requests in flight end, and the engine is there for those not begun.
+
+        Those that had ended before it get what they have.
+        """
+        self._deliver(self._engine.take_ready())
         with self._work:
             not_begun = {order.ticket for order in self._orders if not order.is_abort}
             begun = [ticket for ticket in self._tickets.values() if ticket not in not_begun]

@@ -8,6 +8,7 @@ wrong token is ever given out. Everything here is on the host and in one thread.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -19,7 +20,7 @@ from playhead.schedule.errors import RequestError
 from playhead.schedule.request import FinishReason, Request
 from playhead.schedule.sampling_params import SamplingParams, shown
 from playhead.schedule.scheduler import PlannedChunk, ScheduleLimits, Scheduler
-from playhead.step.inflight import InFlight
+from playhead.step.inflight import Collected, InFlight
 from playhead.step.sampling import SampledTokens, SamplerRow
 from playhead.step.worker import Chunk, Worker
 from playhead.timeline import StepRecord, Timeline
@@ -72,7 +73,7 @@ class EngineStats:
     modes: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)  # mutable: reading may be interrupted, and goes on where it was
 class LaunchedStep:
     """A step that runs, what it is for, and when the host did its part, in seconds."""
 
@@ -81,6 +82,8 @@ class LaunchedStep:
     started_s: float
     planned_s: float
     launched_s: float
+    collected: Collected | None = None
+    num_committed: int = 0
 
 
 class Engine:
@@ -99,7 +102,7 @@ class Engine:
             ScheduleLimits(chunk_tokens=limits.chunk_tokens, max_waiting=WAITING_PER_RUNNING * limits.max_running),
         )
         self._answers: dict[str, Answer] = {}
-        self._in_flight: LaunchedStep | None = None
+        self._in_flight: deque[LaunchedStep] = deque()
         self._ready: list[RequestOutput] = []  # kept here, so that a step that fails loses nobody's last word
         self._arrivals = 0
         self.stats = EngineStats()
@@ -107,7 +110,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or self._in_flight is not None or bool(self._ready)
+        return self._scheduler.has_work or bool(self._in_flight) or bool(self._ready)
 
     @property
     def can_take(self) -> bool:
@@ -123,8 +126,12 @@ class Engine:
     def submit(self, request_id: str, checked: CheckedPrompt, wishes: Wishes | None = None) -> None:
         """Queue a request whose prompt was checked already."""
         params, wishes = checked.params, wishes or Wishes()
-        if request_id in self._answers:
+        if request_id in self._answers or any(output.request_id == request_id for output in self._ready):
             raise RequestError(f"request {request_id!r}", "an id in use", "a new id", "Wait for the other to end.")
+        ending_ids = self._ending_ids(params)
+        # Without a seed each request still has one of its own, so that a rerun of the program repeats itself.
+        seed = params.seed if params.seed is not None else self._arrivals + 1
+        self.worker.sampler.prepare(SamplerRow(params=params, seed=seed, num_generated=0, ending_ids=ending_ids))
         self._arrivals += 1
         request = Request(
             id=request_id,
@@ -139,10 +146,9 @@ class Engine:
         self._answers[request_id] = Answer(
             request=request,
             prompt=checked.text,
-            ending_ids=self._ending_ids(params),
+            ending_ids=ending_ids,
             detokenizer=self.tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens),
-            # Without a seed each request still has one of its own, so that a rerun of the program repeats itself.
-            seed=params.seed if params.seed is not None else self._arrivals,
+            seed=seed,
             streams=wishes.streams,
             arrival_s=time.perf_counter(),
         )
@@ -171,33 +177,38 @@ class Engine:
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request wherever it is. None if it had ended already."""
         answer = self._answers.get(request_id)
-        return None if answer is None else self._finish(answer, FinishReason.ABORT)
+        if answer is None:
+            return None
+        self._ready = [output for output in self._ready if output.request_id != request_id]
+        return self._finish(answer, FinishReason.ABORT)
 
     def step(self) -> list[RequestOutput]:
         """Launch one step and read one; gives the requests that got a token, the finished ones for the last time.
 
         With overlap the two are different steps, and there may be nothing to give yet.
         """
-        if self._in_flight is not None and self._scheduler.is_starved:
-            self._read(self._in_flight)
+        self._read_until(0 if self._scheduler.is_starved else 1)
         started_s = time.perf_counter()
         planned = self._scheduler.plan()
-        last = self._in_flight
         if planned:
-            self._in_flight = self._launch(planned, started_s)
-        elif last is None:
+            self._in_flight.append(self._launch(planned, started_s))
+        elif not self._in_flight:
             self._refuse_to_starve()
-        if last is not None:
-            self._read(last)
-        if self._in_flight is not None and not self.overlap:
-            self._read(self._in_flight)
+        self._read_until(1 if planned and self.overlap else 0)
+        return self.take_ready()
+
+    def take_ready(self) -> list[RequestOutput]:
+        """Outputs that were read and not given out: after a step that raised there may be some."""
         outputs, self._ready = self._ready, []
         return outputs
 
     def _refuse_to_starve(self) -> None:
-        if self._scheduler.waiting:
-            first = self._scheduler.waiting[0].id
-            raise PlayheadError(f"request {first!r}: found no memory although nothing runs. See the ledger's report.")
+        left = (*self._scheduler.waiting, *self._scheduler.running)
+        if left:
+            raise PlayheadError(
+                f"request {left[0].id!r}: found no memory although nothing runs; wanted a step. "
+                "See the ledger's report."
+            )
 
     def _launch(self, planned: list[PlannedChunk], started_s: float) -> LaunchedStep:
         """Tell the sampler about new rows and launch; if that fails, everybody planned waits to be computed anew."""
@@ -231,16 +242,24 @@ class Engine:
             launched_s=time.perf_counter(),
         )
 
+    def _read_until(self, num_left: int) -> None:
+        """Read the oldest steps in flight until so many are left. Whatever raises, no token of theirs is lost."""
+        while len(self._in_flight) > num_left:
+            self._read(self._in_flight[0])
+            self._in_flight.popleft()
+
     def _read(self, step: LaunchedStep) -> None:
-        """Wait for a step and give its tokens to those who are still there."""
-        if self._in_flight is step:
-            self._in_flight = None
+        """Wait for a step and give its tokens to those who are still there; go on where an interrupt came."""
         read_s = time.perf_counter()
-        collected = self.worker.collect(step.launched)
-        collected_s = time.perf_counter()
-        for row, (chunk, token) in enumerate(zip(step.planned, collected.sampled.tokens_N.tolist(), strict=True)):
-            if chunk.samples:
-                self._commit(chunk.request, token, collected.sampled, row)
+        if step.collected is None:
+            step.collected = self.worker.collect(step.launched)
+        collected, collected_s = step.collected, time.perf_counter()
+        tokens = collected.sampled.tokens_N.tolist()
+        while step.num_committed < len(tokens):
+            row = step.num_committed
+            step.num_committed += 1
+            if step.planned[row].samples:
+                self._commit(step.planned[row].request, tokens[row], collected.sampled, row)
         self._record(step, collected.device_us, (read_s, collected_s, time.perf_counter()))
 
     def _commit(self, request: Request, token: int, sampled: SampledTokens, row: int) -> None:
@@ -322,6 +341,6 @@ def reported(sampled: SampledTokens, row: int, wanted: int | None) -> tuple[Logp
     """The chosen token's logprob, then those of the best ones, as many as the request asked for."""
     if wanted is None:
         return ()
-    ids, values = sampled.logprob_ids_NL[row].tolist(), sampled.logprobs_NL[row].tolist()
-    pairs = list(zip(ids, values, strict=True))[: 1 + wanted]
-    return tuple(Logprob(token_id=token, logprob=value) for token, value in pairs)
+    columns = (sampled.logprob_ids_NL[row], sampled.logprobs_NL[row], sampled.ranks_NL[row])
+    reports = list(zip(*(column.tolist() for column in columns), strict=True))[: 1 + wanted]
+    return tuple(Logprob(token_id=token, logprob=value, rank=rank) for token, value, rank in reports)

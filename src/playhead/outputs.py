@@ -9,10 +9,14 @@ from playhead.schedule.request import FinishReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logprob:
-    """The log-probability of one token under the model's own distribution, before temperature and filters."""
+    """The log-probability of one token under the model's own distribution, before temperature and filters.
+
+    `rank` counts from 1, the likeliest.
+    """
 
     token_id: int
     logprob: float
+    rank: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

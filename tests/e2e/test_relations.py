@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -15,14 +15,14 @@ from playhead.graph.runner import GraphRunner
 from playhead.graph.shapes import Dispatcher, DispatchLimits, Mode
 from playhead.kv.ledger import Ledger
 from playhead.llm import LLM, EngineConfig
+from playhead.outputs import RequestOutput
+from playhead.schedule.sampling_params import SamplingParams
 from playhead.step.sampling import VARIANTS
 from tests.e2e.embedded import differences, reference, sampling, shared_llm, token_prompts
 
 SMOLLM2 = os.environ.get("PLAYHEAD_SMOLLM2_GGUF", "")
 NUM_PROMPTS = int(os.environ.get("PLAYHEAD_K9_CASES", "10"))
 BASE = EngineConfig(max_model_len=320, max_num_seqs=8, max_num_batched_tokens=64, kv_memory_bytes=1 << 26)
-LONGEST, NUM_TOKENS = 200, 24
-PROMPTS = token_prompts(NUM_PROMPTS, longest=LONGEST)
 ALL = list(range(NUM_PROMPTS))
 MODELS = [
     pytest.param("embedded"),
@@ -37,9 +37,32 @@ def model(request):
     return request.param
 
 
+@dataclass(frozen=True)
+class Cases:
+    """The prompts of one model, and how they are sampled. A model of 135M parameters gets short ones."""
+
+    kind: str
+    longest: int
+    num_tokens: int
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        return token_prompts(NUM_PROMPTS, longest=self.longest)
+
+    def params(self, i: int) -> SamplingParams:
+        return sampling(self.kind, i, self.num_tokens)
+
+    def run(self, llm: LLM, order: list[int] | None = None) -> list[RequestOutput]:
+        """Outputs in the order of the prompts, whatever order they were sent in."""
+        order, prompts = order or ALL, self.prompts
+        outputs = llm.generate([prompts[i] for i in order], [self.params(i) for i in order])
+        by_prompt = dict(zip(order, outputs, strict=True))
+        return [by_prompt[i] for i in ALL]
+
+
 @pytest.fixture(scope="module", params=["greedy", "drawn"])
-def kind(request):
-    return request.param
+def cases(model, request):
+    return Cases(request.param, 200, 24) if model == "embedded" else Cases(request.param, 40, 12)
 
 
 @pytest.fixture
@@ -55,19 +78,13 @@ def llm_with(model):
 
 
 @pytest.fixture(scope="module")
-def alone(model, kind):
+def alone(model, cases):
     """Each request by itself, without prefix cache: the truth the others are compared with."""
     big = {} if model == "embedded" else {"kv_memory_bytes": 1 << 29}
     llm = shared_llm(replace(BASE, enable_prefix_caching=False, **big), model)
-    return [llm.generate([PROMPTS[i]], reference(kind, i, NUM_TOKENS))[0] for i in ALL]
-
-
-def run(llm: LLM, kind: str, order: list[int] | None = None):
-    """Outputs in the order of PROMPTS, whatever order they were sent in."""
-    order = order or ALL
-    outputs = llm.generate([PROMPTS[i] for i in order], [sampling(kind, i, NUM_TOKENS) for i in order])
-    by_prompt = dict(zip(order, outputs, strict=True))
-    return [by_prompt[i] for i in ALL]
+    return [
+        llm.generate([prompt], reference(cases.kind, i, cases.num_tokens))[0] for i, prompt in enumerate(cases.prompts)
+    ]
 
 
 def check(found, alone):
@@ -76,49 +93,49 @@ def check(found, alone):
     assert real == []
 
 
-def test_in_a_batch(kind, alone, llm_with):
-    check(run(llm_with(), kind), alone)
+def test_in_a_batch(cases, alone, llm_with):
+    check(cases.run(llm_with()), alone)
 
 
-def test_in_another_order(kind, alone, llm_with):
-    check(run(llm_with(), kind, order=sorted(ALL, key=lambda i: i * 7919 % NUM_PROMPTS)), alone)
+def test_in_another_order(cases, alone, llm_with):
+    check(cases.run(llm_with(), order=sorted(ALL, key=lambda i: i * 7919 % NUM_PROMPTS)), alone)
 
 
-def test_launched_before_the_last_step_is_read(kind, alone, llm_with):
-    check(run(llm_with(overlap=True), kind), alone)
+def test_launched_before_the_last_step_is_read(cases, alone, llm_with):
+    check(cases.run(llm_with(overlap=True)), alone)
 
 
-def test_with_a_prefix_hit(kind, alone, llm_with):
+def test_with_a_prefix_hit(cases, alone, llm_with):
     llm = llm_with()
-    run(llm, kind)
-    again = run(llm, kind)
-    assert again[1].num_cached_tokens >= LONGEST - BASE.page_size - 1 or NUM_PROMPTS > 10
+    cases.run(llm)
+    again = cases.run(llm)
+    assert again[1].num_cached_tokens >= cases.longest - BASE.page_size - 1 or NUM_PROMPTS > 10
     check(again, alone)
 
 
 @pytest.mark.parametrize("chunk", [16, 23, 256])
-def test_with_another_chunk_size(kind, alone, llm_with, chunk):
-    check(run(llm_with(max_num_batched_tokens=chunk), kind), alone)
+def test_with_another_chunk_size(cases, alone, llm_with, chunk):
+    check(cases.run(llm_with(max_num_batched_tokens=chunk)), alone)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_with_preemption(model, kind, alone, llm_with, overlap):
-    little = 2_300_000 if model == "embedded" else 40_000_000
+def test_with_preemption(model, cases, alone, llm_with, overlap):
+    little = 2_300_000 if model == "embedded" else 16_500_000
     llm = llm_with(kv_memory_bytes=little, enable_prefix_caching=False, overlap=overlap)
-    found = run(llm, kind)
+    found = cases.run(llm)
     assert llm.stats.num_preemptions > 0
     check(found, alone)
 
 
-def test_with_aborted_neighbours(kind, alone, llm_with):
+def test_with_aborted_neighbours(cases, alone, llm_with):
     llm = llm_with(overlap=True)
     found = []
     for i in ALL:
         for n in range(3):
-            llm.engine.add_request(f"neighbour {n}", PROMPTS[n], sampling(kind, 50 + n, 100))
+            llm.engine.add_request(f"neighbour {n}", cases.prompts[n], sampling(cases.kind, 50 + n, 100))
         for _ in range(i % 4):
             llm.engine.step()
-        stream = llm.stream(PROMPTS[i], sampling(kind, i, NUM_TOKENS))
+        stream = llm.stream(cases.prompts[i], cases.params(i))
         outputs = [next(stream)]
         for n in range(3):
             llm.engine.abort(f"neighbour {n}")
@@ -126,25 +143,25 @@ def test_with_aborted_neighbours(kind, alone, llm_with):
     check(found, alone)
 
 
-def test_eagerly(kind, alone, llm_with):
+def test_eagerly(cases, alone, llm_with):
     llm = llm_with(graph_mode=Mode.EAGER)
-    found = run(llm, kind)
+    found = cases.run(llm)
     assert all(mode.startswith("eager") for mode in llm.stats.modes)
     check(found, alone)
 
 
-def test_through_compiled_pieces(model, kind, alone, llm_with):
-    check(run(llm_with(graph_mode=Mode.PIECEWISE), kind), alone)
+def test_through_compiled_pieces(model, cases, alone, llm_with):
+    check(cases.run(llm_with(graph_mode=Mode.PIECEWISE)), alone)
 
 
-def test_padded_to_a_larger_bucket(kind, alone, llm_with):
+def test_padded_to_a_larger_bucket(cases, alone, llm_with):
     """One request at a time in graphs of eight, or of 72 tokens."""
     llm = llm_with(max_num_batched_tokens=65)  # a worker of its own: its runners get other buckets
     worker = llm.engine.worker
     for needs in VARIANTS:
         keep_only_the_largest(worker.decoder_for(needs))
     keep_only_the_largest(worker.prefill)
-    found = [llm.generate([PROMPTS[i]], sampling(kind, i, NUM_TOKENS))[0] for i in ALL]
+    found = [llm.generate([cases.prompts[i]], cases.params(i))[0] for i in ALL]
     assert {step.padded for step in llm.engine.timeline} == {8, 73}
     check(found, alone)
 
@@ -156,32 +173,32 @@ def keep_only_the_largest(runner: GraphRunner) -> None:
 
 
 @pytest.mark.parametrize("page_size", [1, 64])
-def test_with_another_page_size(kind, alone, llm_with, page_size):
-    check(run(llm_with(page_size=page_size), kind), alone)
+def test_with_another_page_size(cases, alone, llm_with, page_size):
+    check(cases.run(llm_with(page_size=page_size)), alone)
 
 
-def test_streamed(kind, alone, llm_with):
+def test_streamed(cases, alone, llm_with):
     llm, found = llm_with(), []
     for i in ALL:
-        outputs = list(llm.stream(PROMPTS[i], sampling(kind, i, NUM_TOKENS)))
-        assert [len(output.outputs[0].token_ids) for output in outputs] == list(range(1, NUM_TOKENS + 1))
+        outputs = list(llm.stream(cases.prompts[i], cases.params(i)))
+        assert [len(output.outputs[0].token_ids) for output in outputs] == list(range(1, cases.num_tokens + 1))
         found.append(outputs[-1])
     check(found, alone)
 
 
-def test_after_many_others(kind, alone, llm_with):
+def test_after_many_others(cases, alone, llm_with):
     llm = llm_with()
     others = token_prompts(max(100, min(1000, 10 * NUM_PROMPTS)), longest=20, seed=9)
     llm.generate(others, [sampling("drawn", i, 3) for i in range(len(others))])
-    check(run(llm, kind), alone)
+    check(cases.run(llm), alone)
 
 
-def test_with_a_salt_of_their_own(kind, alone, llm_with):
+def test_with_a_salt_of_their_own(cases, alone, llm_with):
     """The same tokens under another salt share no page; under the same one they do."""
     llm, found = llm_with(max_num_batched_tokens=48), {}
     for salt in ("a", "b", "b"):
         for i in ALL:
-            llm.engine.add_request(f"{salt}{i}", PROMPTS[i], sampling(kind, i, NUM_TOKENS), Wishes(salt=salt + kind))
+            llm.engine.add_request(f"{salt}{i}", cases.prompts[i], cases.params(i), Wishes(salt=salt + cases.kind))
             while llm.engine.has_work:
                 for output in llm.engine.step():
                     found[output.request_id] = output

@@ -19,6 +19,7 @@ from playhead.graph.capture import Inputs
 from playhead.graph.runner import OwnedMemory
 from playhead.graph.slots import GraphSlot, host_vector
 from playhead.kernels.choose import choose_scratch
+from playhead.schedule.errors import RequestError
 from playhead.step.sampling import (
     EVERYTHING,
     SMALLEST_REPETITION,
@@ -65,6 +66,7 @@ class SamplerRows:
         self._variants = np.zeros(self._num_rows, dtype=np.int8)
         self._parts_RX, self._arrivals_R = choose_scratch(max_running, vocab_size, device)
         self.tables: SamplerTables | None = None
+        self._written_rows: set[Row] = set()
 
     def set(self, row: Row, request: SamplerRow) -> None:
         """All of a row's numbers, whatever stood there: a row is set when a request gets it."""
@@ -82,10 +84,35 @@ class SamplerRows:
         }
         for name, column in self._columns.items():
             column[row] = values[name]
-        needs = sampler_needs([request])
-        self._variants[row] = next(i for i, variant in enumerate(ORDERED_VARIANTS) if variant.covers(needs))
-        if ORDERED_VARIANTS[self._variants[row]] == EVERYTHING:
+        variant = self.variant_of(request)
+        self._variants[row] = ORDERED_VARIANTS.index(variant)
+        # A step that looks at the tables looks at every row's: what a former request left there must go.
+        if row in self._written_rows:
+            self._clear_tables(row)
+        if variant == EVERYTHING:
             self._write_tables(row, request)
+
+    def variant_of(self, request: SamplerRow) -> SamplerNeeds:
+        """The least kind of sampling that serves a request, or `RequestError` with what is too much."""
+        needs = sampler_needs([request])
+        for variant in ORDERED_VARIANTS:
+            if variant.covers(needs):
+                return variant
+        raise RequestError(
+            "logit_bias, stop_token_ids and end tokens",
+            f"{needs.num_bias} entries",
+            f"at most {EVERYTHING.num_bias}",
+            "Ask for fewer.",
+        )
+
+    def prepare(self, request: SamplerRow) -> None:
+        """Room for a request that is not queued yet, or `RequestError`: later it would be everybody's error."""
+        if self.variant_of(request) == EVERYTHING:
+            try:
+                self.make_tables()
+            except torch.OutOfMemoryError:
+                found = "no device memory for the tables of bias, penalties and logprobs"
+                raise RequestError("sampling", found, "a request without them", "Lower kv_memory_bytes.") from None
 
     def variant(self, rows: npt.NDArray[np.int32]) -> SamplerNeeds:
         """The least of the captured kinds of sampling that serves these rows."""
@@ -137,11 +164,15 @@ class SamplerRows:
             )
         return self.tables
 
-    def _write_tables(self, row: Row, request: SamplerRow) -> None:
-        """One row of every table, whatever stood there, ordered before what is launched next on this stream."""
-        tables = self.make_tables()
-        for table in tables.tensors:
+    def _clear_tables(self, row: Row) -> None:
+        for table in self.make_tables().tensors:
             table[row].zero_()
+        self._written_rows.discard(row)
+
+    def _write_tables(self, row: Row, request: SamplerRow) -> None:
+        """One empty line of every table, ordered before what is launched next on this stream."""
+        tables = self.make_tables()
+        self._written_rows.add(row)
         entries = request.bias_entries()
         if entries:
             ids, values, until = zip(*entries, strict=True)

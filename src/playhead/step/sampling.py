@@ -39,9 +39,8 @@ ID_BITS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerRow:
-    """What the sampler must know of one request at one step.
+    """What the sampler must know of one request when it gets its row: all it has generated so far has been read.
 
-    `num_generated` counts tokens that were sampled, also those the host has not read yet; `output_ids` may lag.
     `ending_ids` are the ids that would end the request: they cannot be drawn before `min_tokens`.
     """
 

@@ -179,7 +179,7 @@ class Worker:
         """Start a step over sequences that were extended; the host goes on. Collect steps in the order of launch."""
         rows = np.array([chunk.seq.row for chunk in chunks], dtype=np.int32)
         needs = self.sampler.variant(rows)
-        is_decode = all(len(chunk.tokens) == 1 for chunk in chunks)
+        is_decode = decodes(chunks)
         goes_on = is_decode and self._goes_on(chunks, needs)
         batch: dict[str, Any] = {}
         if not goes_on:
@@ -194,11 +194,11 @@ class Worker:
                 self._advanced = self._after_decode(chunks, needs)
             else:
                 decision, output = self._prefill(batch, needs)
+            readback = stopwatch.read_back(output.sampled)
         except BaseException:
             self._give_up(step)
             raise
         self._num_in_flight += 1
-        readback = stopwatch.read_back(output.sampled)
         return InFlight(step=step, decision=decision, readback=readback, logits_NV=output.logits_NV)
 
     def collect(self, launched: InFlight) -> Collected:
@@ -336,3 +336,11 @@ class Worker:
             backend=self._graphs,
             dispatcher=Dispatcher(capture.mode, buckets, self.config.dispatch),
         )
+
+
+def decodes(chunks: Sequence[Chunk]) -> bool:
+    """Whether a step is one of decode: a token of every request, and a new one for each.
+
+    A prompt's chunk of one token, with more to come, gets none: a decode graph would count what it draws for it.
+    """
+    return all(len(chunk.tokens) == 1 and chunk.samples for chunk in chunks)

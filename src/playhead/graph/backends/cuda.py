@@ -85,10 +85,12 @@ class CudaBackend:
 
     def warm_up(self, work: Callable[[], Outputs]) -> None:
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self.stream), torch.no_grad():
-            work()
-        torch.cuda.current_stream(self.device).wait_stream(self.stream)
-        torch.cuda.synchronize(self.device)
+        try:
+            with torch.cuda.stream(self.stream), torch.no_grad():
+                work()
+        finally:  # whoever goes on after an error must not overtake what was launched before it
+            torch.cuda.current_stream(self.device).wait_stream(self.stream)
+            torch.cuda.synchronize(self.device)
 
     def open(self, after: Recording | None = None) -> OpenCudaGraph:
         observer = OpObserver(keep_calls=False)
