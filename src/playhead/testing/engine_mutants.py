@@ -9,28 +9,38 @@ from functools import cache
 
 import numpy as np
 
-from playhead.engine import Engine
+from playhead.answers import Answer
+from playhead.engine import Engine, LaunchedStep
 from playhead.graph.runner import GraphRunner, LivePlan, StepResult
 from playhead.graph.shapes import Decision
 from playhead.graph.slots import FillContext
-from playhead.schedule.request import Request
+from playhead.llm import LLM
+from playhead.outputs import Logprob
+from playhead.schedule.request import FinishReason, Request
 from playhead.schedule.scheduler import PlannedChunk, Scheduler
+from playhead.step import worker
+from playhead.step.inflight import Collected, HostReadback, HostStopwatch, InFlight
 from playhead.step.sampler_rows import SamplerRows
-from playhead.step.sampling import SamplerNeeds, SamplerRow
+from playhead.step.sampling import SampledTokens, SamplerNeeds, SamplerRow
 from playhead.step.worker import Chunk, Worker
 from playhead.testing.mutant import Checker, Mutant, swapped
 from playhead.testing.tiny_engine import (
+    LEFTOVERS,
+    LIMITS,
     LITTLE_BYTES,
+    ONE_BY_ONE,
     SCHEDULE,
     Ask,
     crowd,
+    greedy,
     run_schedule,
     tiny_engine,
     tokens_alone,
 )
-from playhead.types import Row
+from playhead.types import Row, Step
 
 CROWD = crowd(seed=0)
+FAILING_READ = 18  # in little memory, with others waiting for some
 FAILING_RUNS = (4, 20)  # of the schedule: one request decodes; several do
 
 
@@ -103,6 +113,57 @@ def preempted_for_nothing() -> AbstractContextManager[None]:
     return swapped(Scheduler, "_in_flight", False)
 
 
+def table_row_kept() -> AbstractContextManager[None]:
+    """A recycled row keeps the bias of its former request, in force whenever a neighbour makes the step look."""
+
+    def keep(self: SamplerRows, row: Row) -> None:
+        return None
+
+    return swapped(SamplerRows, "_clear_tables", keep)
+
+
+def prompts_counted_as_output() -> AbstractContextManager[None]:
+    """A prompt's chunk of one token runs as decode, which counts what it draws as generated."""
+
+    def any_single(chunks: Sequence[Chunk]) -> bool:
+        return all(len(chunk.tokens) == 1 for chunk in chunks)
+
+    return swapped(worker, "decodes", any_single)
+
+
+def forgotten_when_interrupted() -> AbstractContextManager[None]:
+    """A step leaves the pipeline before its tokens are there: an interrupt loses them."""
+    original = Engine._read
+
+    def first_forgotten(self: Engine, step: LaunchedStep) -> None:
+        self._in_flight.popleft()
+        original(self, step)
+        self._in_flight.appendleft(step)
+
+    return swapped(Engine, "_read", first_forgotten)
+
+
+def failed_step_in_flight() -> AbstractContextManager[None]:
+    """A step that did not run is never retired: what was given up while it ran stays out of reach."""
+
+    def nothing(self: Worker, step: Step) -> None:
+        return None
+
+    return swapped(Worker, "_give_up", nothing)
+
+
+def text_lost_at_the_end() -> AbstractContextManager[None]:
+    """The token that ends a text counts as all of it when nobody has looked at the text before."""
+    original = Answer.take
+
+    def skipping(self: Answer, token: int, logprobs: tuple[Logprob, ...]) -> FinishReason | None:
+        if token in self.ending_ids:
+            self.num_read_into_text = len(self.request.output)
+        return original(self, token, logprobs)
+
+    return swapped(Answer, "take", skipping)
+
+
 @cache
 def wanted_tokens(asks: tuple[Ask, ...]) -> dict[str, tuple[int, ...]]:
     return tokens_alone([ask for ask in asks if ask.goes is None])
@@ -152,6 +213,51 @@ def failed_launch() -> list[str]:
         return check_schedule(engine)
 
 
+def leftovers() -> list[str]:
+    """Nothing of a request is left in its row; a prompt's tokens are no output, however it is cut."""
+    found = []
+    for limits in (LIMITS, ONE_BY_ONE):
+        found += check_schedule(tiny_engine(overlap=True, limits=limits), LEFTOVERS)
+    return found
+
+
+def interrupted_read() -> list[str]:
+    """Ctrl-C while a step is waited for: whoever steps on gets every token."""
+    engine, original, num_reads = tiny_engine(overlap=True), Worker.collect, itertools.count()
+
+    def interrupted(self: Worker, launched: InFlight) -> Collected:
+        if next(num_reads) in FAILING_RUNS:
+            raise MemoryError("stands for an interrupt")
+        return original(self, launched)
+
+    with swapped(Worker, "collect", interrupted):
+        return check_schedule(engine)
+
+
+def no_way_back() -> list[str]:
+    """The results' way to the host fails after the launch, in so little memory that nothing may stay behind."""
+    engine, num_reads = tiny_engine(overlap=True, kv_memory_bytes=LITTLE_BYTES), itertools.count()
+    original = HostStopwatch.read_back
+
+    def fails(self: HostStopwatch, results: SampledTokens) -> HostReadback:
+        if next(num_reads) == FAILING_READ:
+            raise MemoryError("no pinned memory")
+        return original(self, results)
+
+    with swapped(HostStopwatch, "read_back", fails):
+        return check_schedule(engine)
+
+
+def text_of_a_stopped_request() -> list[str]:
+    """The text up to the token that ended it, whether it was streamed or not."""
+    llm = LLM("embedded", max_model_len=64, max_num_seqs=2)
+    tokens = llm.generate([1, 50, 60], greedy(12))[0].outputs[0].token_ids
+    params = greedy(12, stop_token_ids=[tokens[-1]])
+    whole, *_, streamed = (*llm.generate([1, 50, 60], params), *llm.stream([1, 50, 60], params))
+    texts = [output.outputs[0].text for output in (whole, streamed)]
+    return [] if texts[0] == texts[1] != "" else [f"texts {texts}"]
+
+
 ENGINE_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="slots told by row", source="found here: a row used again, at the same length", apply=slots_told_by_row
@@ -160,11 +266,22 @@ ENGINE_MUTANTS: tuple[Mutant, ...] = (
     Mutant(name="sampler row kept", source="per-request state in a recycled row", apply=sampler_row_kept),
     Mutant(name="newest token of any row", source="a preempted request comes back", apply=newest_token_of_any_row),
     Mutant(name="unread token forgotten", source="a launch that fails during overlap", apply=unread_token_forgotten),
+    Mutant(name="bias kept in a row", source="found in review: wide tables, sparse writes", apply=table_row_kept),
+    Mutant(
+        name="prompt counted as output", source="found in review: chunks of one token", apply=prompts_counted_as_output
+    ),
+    Mutant(name="interrupted read", source="found in review: Ctrl-C during a wait", apply=forgotten_when_interrupted),
+    Mutant(name="failed step in flight", source="found in review: no pinned memory", apply=failed_step_in_flight),
+    Mutant(name="text lost at the end", source="found in review: text read late", apply=text_lost_at_the_end),
     Mutant(name="preempted for nothing", source="deferred frees and preemption", apply=preempted_for_nothing),
 )
 
 ENGINE_CHECKERS: tuple[Checker, ...] = (
     Checker(name="overlapped schedule", run=overlapped),
     Checker(name="failed launch", run=failed_launch),
+    Checker(name="leftovers", run=leftovers),
+    Checker(name="interrupted read", run=interrupted_read),
+    Checker(name="no way back", run=no_way_back),
+    Checker(name="text of a stopped request", run=text_of_a_stopped_request),
     Checker(name="crowd in little memory", run=overlapped_in_little_memory),
 )

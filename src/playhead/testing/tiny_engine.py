@@ -58,6 +58,18 @@ SCHEDULE: tuple[Ask, ...] = (
 )
 
 
+# One row after the other is used again, beside a request whose step looks at every row's tables.
+LEFTOVERS: tuple[Ask, ...] = (
+    Ask(name="penalised", prompt=(3, 4, 5, 6, 7, 8, 3), params=greedy(24, frequency_penalty=2.0)),
+    Ask(name="biased", prompt=(5, 6), params=greedy(4, logit_bias={9: 100.0})),
+    Ask(name="plain", prompt=(5, 6, 7), params=greedy(6), comes=6),
+    Ask(name="no end yet", prompt=(8, 9), params=drawn(6, seed=2, min_tokens=6, stop_token_ids=[1, 2, 3]), comes=12),
+    Ask(name="plain too", prompt=(8, 9, 10), params=drawn(6, seed=3), comes=19),
+)
+ONE_BY_ONE = KVLimits(max_context_tokens=32, max_running=3, chunk_tokens=1)
+"""Prompts come in chunks of a token, as decode does."""
+
+
 def crowd(seed: int, count: int = 24) -> tuple[Ask, ...]:
     """Many requests of all priorities, with shared beginnings: in little memory they take it from each other."""
     rng = random.Random(seed)

@@ -51,6 +51,7 @@ def test_a_stop_token_ends_the_request(llm):
     completion = llm.generate("The whale", params)[0].outputs[0]
     assert completion.token_ids == ids[: ids.index(ids[3]) + 1]
     assert completion.stop_reason == ids[3]
+    assert completion.text == llm.tokenizer.decode(completion.token_ids[:-1]) != ""
 
 
 def test_held_back_text_is_what_may_become_a_stop_string():
@@ -73,6 +74,7 @@ def test_logprobs_come_with_the_best_candidates(llm):
     for token, (chosen, best, second) in zip(completion.token_ids, completion.logprobs, strict=True):
         assert chosen.token_id == best.token_id == token
         assert 0 >= best.logprob >= second.logprob
+        assert [chosen.rank, best.rank, second.rank] == [1, 1, 2]
     assert completion.cumulative_logprob == pytest.approx(sum(e[0].logprob for e in completion.logprobs))
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from playhead.engine import Engine, Wishes
+from playhead.schedule.errors import RequestError
 from playhead.schedule.request import FinishReason
-from playhead.testing.engine_mutants import CROWD, check_schedule, failed_launch
+from playhead.step.sampler_rows import SamplerRows
+from playhead.testing.engine_mutants import CROWD, ENGINE_CHECKERS, check_schedule
 from playhead.testing.tiny_engine import LITTLE_BYTES, greedy, run_schedule, tiny_engine
 
 PROMPT = (7, 8, 9, 10, 11)
@@ -73,8 +76,31 @@ def test_the_crowd_in_little_memory(engine):
     assert check_schedule(tiny_engine(overlap=True, kv_memory_bytes=LITTLE_BYTES), CROWD) == []
 
 
-def test_a_failed_launch_loses_nobody():
-    assert failed_launch() == []
+@pytest.mark.parametrize("checker", [c for c in ENGINE_CHECKERS if "crowd" not in c.name], ids=lambda c: c.name)
+def test_nobody_loses_anything(checker):
+    assert checker.run() == []
+
+
+def test_what_was_read_before_a_step_failed_is_not_given_to_a_new_request_of_that_name(engine, monkeypatch):
+    engine.add_request("one", PROMPT, greedy(1))
+    engine.step()
+    engine.add_request("two", PROMPT, greedy(9))
+    engine._read_until(0)
+    with pytest.raises(RequestError, match="an id in use"):
+        engine.add_request("one", PROMPT, greedy(1))
+    assert [output.request_id for output in engine.take_ready()] == ["one"]
+    engine.add_request("one", PROMPT, greedy(1))
+
+
+def test_tables_that_do_not_fit_are_refused_to_the_request_that_wants_them(engine, monkeypatch):
+    def no_memory(self):
+        raise torch.OutOfMemoryError("a full GPU")
+
+    monkeypatch.setattr(SamplerRows, "make_tables", no_memory)
+    engine.add_request("plain", PROMPT, greedy(3))
+    with pytest.raises(RequestError, match="no device memory"):
+        engine.add_request("penalised", PROMPT, greedy(3, presence_penalty=1.0))
+    assert len(run_one(engine, greedy(3))) == 6
 
 
 def test_what_does_not_stream_comes_once_and_whole(engine):
