@@ -1,4 +1,4 @@
-"""A step may give the tokens of the step before it: loops go by `has_work` and by finished outputs."""
+"""With overlap a step gives the tokens of the step before it: loops go by `has_work` and by finished outputs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 
 from playhead.async_engine import AsyncEngine
 from playhead.cli.workload import WorkloadSpec, random_workload, run_workload
-from playhead.engine import Engine
 from playhead.llm import LLM
 from playhead.schedule.sampling_params import SamplingParams
 
@@ -18,41 +17,26 @@ PROMPTS = [[5, 6], [7, 8, 9], [10]]
 
 @pytest.fixture
 def llm():
-    with LLM("embedded", max_model_len=64, max_num_seqs=2, graph_mode="eager") as made:
+    with LLM("embedded", max_model_len=64, max_num_seqs=2, graph_mode="eager", overlap=True) as made:
         yield made
 
 
-@pytest.fixture
-def wanted(llm):
-    return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)]
+@pytest.fixture(scope="module")
+def wanted():
+    with LLM("embedded", max_model_len=64, max_num_seqs=2, graph_mode="eager", overlap=False) as made:
+        return [output.outputs[0].token_ids for output in made.generate(PROMPTS, GREEDY)]
 
 
-@pytest.fixture
-def _late(wanted, monkeypatch):
-    """Outputs come one step late, and there is work until they have come."""
-    step, has_work, held = Engine.step, Engine.has_work, []
-
-    def late_step(self):
-        given, held[:] = list(held), step(self)
-        return given
-
-    monkeypatch.setattr(Engine, "step", late_step)
-    monkeypatch.setattr(Engine, "has_work", property(lambda self: bool(held) or has_work.fget(self)))
-
-
-@pytest.mark.usefixtures("_late")
 def test_generate_waits_for_them(llm, wanted):
     assert [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)] == wanted
 
 
-@pytest.mark.usefixtures("_late")
 def test_a_stream_gives_each_of_them(llm, wanted):
     outputs = list(llm.stream(PROMPTS[0], GREEDY))
     assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 2, 3, 4, 5, 6]
     assert outputs[-1].outputs[0].token_ids == wanted[0]
 
 
-@pytest.mark.usefixtures("_late")
 def test_an_async_engine_delivers_them(llm, wanted):
     async def last(engine, prompt):
         return [output async for output in engine.generate(prompt, GREEDY)][-1].outputs[0].token_ids
@@ -64,7 +48,6 @@ def test_an_async_engine_delivers_them(llm, wanted):
     assert asyncio.run(all_of_them()) == wanted
 
 
-@pytest.mark.usefixtures("_late")
 def test_a_benchmark_counts_them(llm):
     workload = random_workload(WorkloadSpec(num_prompts=3, input_len=4, output_len=5), 4096)
     run = run_workload(llm, workload, lambda output: None)
