@@ -59,9 +59,9 @@ class ReferenceBackend:
             inputs[LENGTHS_SLOT],
             inputs["out_cache_loc"],
             layer.mapping_L,
-            layer.page_size,
-            layer.k_cache_NSKD.stride(0) // as_rows.k_cache_NSKD.stride(0),
-            max_context if layer.window is None else min(layer.window, max_context),
+            page_size=layer.page_size,
+            rows_per_page=layer.k_cache_NSKD.stride(0) // as_rows.k_cache_NSKD.stride(0),
+            num_keys=max_context if layer.window is None else min(layer.window, max_context),
         )
         return Lookup(key_rows_BJ=key_rows_BJ, bias_BJ=bias_BJ, new_rows_B=new_rows_B)
 

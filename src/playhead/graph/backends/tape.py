@@ -32,7 +32,7 @@ class TapeStep:
 
     @classmethod
     def of(cls, call: Call) -> TapeStep:
-        """The cheapest way to redo a call: without torch where it can be bound, else straight into the recorded memory."""
+        """The cheapest way to redo a call: without torch if it can be bound, else straight into the recorded memory."""
         work = bound(call.func, call.args, call.kwargs)
         if work is not None:
             return cls(func=work, args=(), kwargs={}, copies=())
