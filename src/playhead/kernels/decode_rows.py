@@ -50,6 +50,13 @@ def fewest_and_most(seq_lens_B: torch.Tensor | Ints, num_keys: int) -> tuple[int
     return min(*lengths, num_keys), min(max(lengths), num_keys)
 
 
+def rows_of(full_locs: Ints, mapping: Ints | None, page_size: int, rows_per_page: int) -> Ints:
+    """Full locations as rows of a group's memory. A window's location of -1 is nobody's: the sink."""
+    locs = full_locs if mapping is None else np.maximum(mapping.take(full_locs), 0)
+    rows: Ints = locs + locs // page_size * (rows_per_page - page_size)
+    return rows
+
+
 def key_rows_into_reference(
     key_rows_BJ: torch.Tensor,
     bias_BJ: torch.Tensor,
@@ -71,7 +78,7 @@ def key_rows_into_reference(
     num_keys = key_rows_BJ.shape[1]
     _, width = fewest_and_most(seq_lens_B, num_keys)
 
-    def rows_of(full_locs: torch.Tensor) -> torch.Tensor:
+    def to_rows(full_locs: torch.Tensor) -> torch.Tensor:
         locs = group_locs(full_locs, mapping_L)
         return locs + locs // page_size * (rows_per_page - page_size)
 
@@ -80,8 +87,8 @@ def key_rows_into_reference(
     bias_BJ[:, :width] = torch.where(key_BC > last_B1, MASKED, 0.0)
     key_BC = key_BC.minimum(last_B1)
     pages_BC = page_table_RP[rows_B[:, None], key_BC // page_size]
-    key_rows_BJ[:, :width] = rows_of(pages_BC * page_size + key_BC % page_size)
-    new_rows_B.copy_(rows_of(new_locs_B))
+    key_rows_BJ[:, :width] = to_rows(pages_BC * page_size + key_BC % page_size)
+    new_rows_B.copy_(to_rows(new_locs_B))
 
 
 def bind_key_rows_into(
@@ -101,12 +108,7 @@ def bind_key_rows_into(
     rows, lengths, new_locs = rows_B.numpy(), seq_lens_B.numpy(), new_locs_B.numpy()
     mapping, num_keys = None if mapping_L is None else mapping_L.numpy(), key_rows.shape[1]
     column, masked = np.arange(num_keys, dtype=np.int32), np.float32(MASKED)
-
-    def rows_of(full_locs: Ints) -> Ints:
-        # A window's location of -1 is nobody's: the sink.
-        locs = full_locs if mapping is None else np.maximum(mapping.take(full_locs), 0)
-        found: Ints = locs + locs // page_size * (rows_per_page - page_size)
-        return found
+    layout = (mapping, page_size, rows_per_page)
 
     def work() -> None:
         last_B1 = lengths[:, None] - 1
@@ -116,8 +118,8 @@ def bind_key_rows_into(
         np.minimum(key_BC, last_B1, out=key_BC)
         page_BC = key_BC // page_size
         pages_BC = table.take(rows[:, None].astype(np.int64) * table.shape[1] + page_BC)
-        key_rows[:, :width] = rows_of((pages_BC - page_BC) * page_size + key_BC)
-        new_rows[:] = rows_of(np.maximum(new_locs, 0))
+        key_rows[:, :width] = rows_of((pages_BC - page_BC) * page_size + key_BC, *layout)
+        new_rows[:] = rows_of(np.maximum(new_locs, 0), *layout)
 
     return work
 
