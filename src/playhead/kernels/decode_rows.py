@@ -196,7 +196,7 @@ def bind_decode_rows(
     scale: float,
     softcap: float | None,
 ) -> Work:
-    """The reference; for float32 by numpy, but for the softmax."""
+    """The reference; for float32 by numpy, but for the softmax, which torch does in one pass."""
     if not q_BHD.dtype == out_BHD.dtype == k_rows_A1KD.dtype == v_rows_A1KD.dtype == torch.float32:
         lookup = (key_rows_BJ, bias_BJ, seq_lens_B)
         return partial(
@@ -206,19 +206,20 @@ def bind_decode_rows(
     heads = (num_requests, num_kv_heads, num_heads // num_kv_heads, head_dim)  # B, K, G, D
     scaled, q, out = np.empty(heads, np.float32), q_BHD.view(heads).numpy(), out_BHD.view(heads).numpy()
     k_rows, v_rows = k_rows_A1KD[:, 0].numpy(), v_rows_A1KD[:, 0].numpy()
-    key_rows, lengths, scale_32 = key_rows_BJ.numpy(), seq_lens_B.numpy(), np.float32(scale)
+    key_rows, bias, lengths, scale_32 = key_rows_BJ.numpy(), bias_BJ.numpy(), seq_lens_B.numpy(), np.float32(scale)
+    sinks_KG = None if sinks_H is None else sinks_H.view(heads[1:3])
 
     def work() -> None:
         fewest, width = fewest_and_most(lengths, key_rows.shape[1])
         rows = key_rows[:, :width]
         k, v = k_rows.take(rows, axis=0, mode="clip"), v_rows.take(rows, axis=0, mode="clip")  # [B, C, K, D]
         np.multiply(q, scale_32, scaled)
-        score = torch.from_numpy(np.matmul(scaled, k.transpose(0, 2, 3, 1))).view(num_requests, num_heads, width)
+        score = np.matmul(scaled, k.transpose(0, 2, 3, 1))
         if softcap is not None:
-            score.div_(softcap).tanh_().mul_(softcap)
+            np.multiply(np.tanh(np.divide(score, softcap, score), score), softcap, score)
         if fewest < width:
-            score.add_(bias_BJ.narrow(1, 0, width).unsqueeze(1))
-        weight = with_sinks(score, sinks_H).numpy().reshape(*heads[:3], width)
+            np.add(score, bias[:, None, None, :width], score)
+        weight = with_sinks(torch.from_numpy(score), sinks_KG).numpy()
         np.matmul(weight, v.transpose(0, 2, 1, 3), out)
 
     return work

@@ -107,8 +107,8 @@ def bind_normed(rows: Floats, weights: Floats, out: Floats, eps: float, unit_off
         np.vecdot(rows, rows, power_of_rows)
         np.multiply(power, inverse_width, power)
         np.add(power, eps_32, power)
-        np.sqrt(power, power)
-        np.divide(rows, power, out)
+        np.divide(ONE, np.sqrt(power, power), power)
+        np.multiply(rows, power, out)
         np.multiply(out, np.add(weights, ONE, scales) if unit_offset else weights, out)
 
     return work

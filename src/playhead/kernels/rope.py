@@ -133,24 +133,24 @@ def bind_qk_rope_write(
         return partial(qk_rope_write_reference, q_THD, k_TKD, v_TKE, *rest)
     assert table_PR is not None, "the usual case rotates"
     qk_shape = (q_THD.shape[0], num_heads + k_TKD.shape[1], head_dim)
-    qk = q_THD.as_strided(qk_shape, q_THD.stride()).numpy()  # q's heads, then k's
-    turned = np.empty(qk_shape, np.float32)
-    norms: tuple[Work, ...] = ()
+    qk, turned = q_THD.as_strided(qk_shape, q_THD.stride()), torch.empty(qk_shape)  # q's heads, then k's
+    norm = None
     if q_weight_W is not None and k_weight_W is not None:
-        normed = np.empty(qk_shape, np.float32)
-        norm_q = bind_normed(qk[:, :num_heads], q_weight_W.numpy(), normed[:, :num_heads], eps, unit_offset)
-        norm_k = bind_normed(qk[:, num_heads:], k_weight_W.numpy(), normed[:, num_heads:], eps, unit_offset)
-        norms, qk = (norm_q, norm_k), normed
-    turn = bind_turn(qk, turned, table_PR.numpy(), positions_T.numpy())
-    q, k_turned, v = q_THD.numpy(), turned[:, num_heads:], v_TKE.numpy()
+        normed, weights = torch.empty(qk_shape), np.empty(qk_shape[1:], np.float32)
+        q_weights, k_weights = q_weight_W.numpy(), k_weight_W.numpy()
+        norm = bind_normed(qk.numpy(), weights, normed.numpy(), eps, unit_offset)
+        qk = normed
+    turn = bind_turn(qk, turned, table_PR, positions_T)
+    q, v, q_turned, k_turned = (x.numpy() for x in (q_THD, v_TKE, turned[:, :num_heads], turned[:, num_heads:]))
     k_cache, v_cache = k_cache_NSKD.numpy(), v_cache_NSKE.numpy()
     mapping, full_locs = None if mapping_L is None else mapping_L.numpy(), locs_T.numpy()
 
     def work() -> None:
-        for norm in norms:
+        if norm is not None:
+            weights[:num_heads], weights[num_heads:] = q_weights, k_weights
             norm()
         turn()
-        np.copyto(q, turned[:, :num_heads])
+        np.copyto(q, q_turned)
         locs = np.maximum(full_locs, 0)
         if mapping is not None:
             locs = np.maximum(mapping[locs], 0)
@@ -160,20 +160,21 @@ def bind_qk_rope_write(
     return work
 
 
-def bind_turn(qk: Floats, turned: Floats, table: Floats, positions: Floats) -> Work:
+def bind_turn(qk: torch.Tensor, turned: torch.Tensor, table_PR: torch.Tensor, positions_T: torch.Tensor) -> Work:
     """Writes `turned`: every head of `qk`, [T, H + K, D], rotated in halves by its token's row of the table."""
     num_tokens, num_heads, head_dim = qk.shape
-    # As [T, H + K, 2, F]: the two halves of every head.
-    halves, turned_halves = (x.reshape(num_tokens, num_heads, 2, head_dim // 2) for x in (qk, turned))
-    assert np.shares_memory(halves, qk), "the halves are views"
-    other_halves, crossed = halves[:, :, ::-1], np.empty(turned_halves.shape, np.float32)
-    signs = np.array([[-1.0], [1.0]], np.float32)
+    halves_shape = (num_tokens, num_heads, 2, head_dim // 2)
+    halves, turned_halves = qk.view(halves_shape), turned.view(halves_shape)
+    (first, second), (turned_first, turned_second) = halves.unbind(2), turned_halves.unbind(2)
+    cos_sin = torch.empty(num_tokens, 1, 2, head_dim // 2)
+    rows, cos, sin = cos_sin.view(num_tokens, head_dim), cos_sin[:, :, :1], cos_sin[:, :, 1]
 
     def work() -> None:
-        cos_sin = table[positions].reshape(num_tokens, 1, 2, head_dim // 2)
-        np.multiply(halves, cos_sin[:, :, :1], turned_halves)
-        np.multiply(other_halves, cos_sin[:, :, 1:] * signs, crossed)
-        np.add(turned_halves, crossed, turned_halves)
+        # By torch: numpy takes twice as long for factors that repeat along an axis in the middle.
+        torch.index_select(table_PR, 0, positions_T, out=rows)
+        torch.mul(halves, cos, out=turned_halves)
+        turned_first.addcmul_(second, sin, value=-1)
+        turned_second.addcmul_(first, sin)
 
     return work
 
