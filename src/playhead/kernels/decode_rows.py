@@ -28,6 +28,9 @@ Ints = npt.NDArray[Any]
 # float32 that still leaves room for a score.
 MASKED = -1e38
 
+# In a matmul with more, numpy's BLAS would start threads of its own, beside torch's.
+MOST_PRODUCTS = 2**17
+
 
 def row_view(cache_NSKD: torch.Tensor) -> torch.Tensor | None:
     """All of a layer's memory as [A, 1, K, D], a page of one location per row; None if pages are not whole rows apart.
@@ -197,11 +200,10 @@ def bind_decode_rows(
     softcap: float | None,
 ) -> Work:
     """The reference; for float32 by numpy, but for the softmax, which torch does in one pass."""
+    memory, lookup = (k_rows_A1KD, v_rows_A1KD), (key_rows_BJ, bias_BJ, seq_lens_B)
+    by_torch = partial(decode_rows_reference, q_BHD, out_BHD, *memory, *lookup, sinks_H, scale, softcap)
     if not q_BHD.dtype == out_BHD.dtype == k_rows_A1KD.dtype == v_rows_A1KD.dtype == torch.float32:
-        lookup = (key_rows_BJ, bias_BJ, seq_lens_B)
-        return partial(
-            decode_rows_reference, q_BHD, out_BHD, k_rows_A1KD, v_rows_A1KD, *lookup, sinks_H, scale, softcap
-        )
+        return by_torch
     (num_requests, num_heads, head_dim), num_kv_heads = q_BHD.shape, k_rows_A1KD.shape[2]
     heads = (num_requests, num_kv_heads, num_heads // num_kv_heads, head_dim)  # B, K, G, D
     scaled, q, out = np.empty(heads, np.float32), q_BHD.view(heads).numpy(), out_BHD.view(heads).numpy()
@@ -211,6 +213,9 @@ def bind_decode_rows(
 
     def work() -> None:
         fewest, width = fewest_and_most(lengths, key_rows.shape[1])
+        if width * heads[2] * head_dim > MOST_PRODUCTS:
+            by_torch()
+            return
         rows = key_rows[:, :width]
         k, v = k_rows.take(rows, axis=0, mode="clip"), v_rows.take(rows, axis=0, mode="clip")  # [B, C, K, D]
         np.multiply(q, scale_32, scaled)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from playhead.attention.base import LENGTHS_SLOT, ROWS_SLOT
 from playhead.attention.reference import ReferenceBackend
 from playhead.kernels.decode_rows import (
+    MOST_PRODUCTS,
     decode_rows,
     decode_rows_reference,
     key_rows,
@@ -54,6 +55,12 @@ def both(scene: Scene) -> tuple[torch.Tensor, torch.Tensor]:
 def test_rows_give_what_the_oracle_gives(spec, seed):
     scene = in_whole_rows(make_scene(replace(spec, v_head_dim=spec.k_head_dim), seed))
     torch.testing.assert_close(*both(scene), atol=1e-5, rtol=1e-5)
+
+
+def test_more_products_than_numpy_may_do_go_to_torch():
+    spec = SceneSpec(seq_lens=(2100, 3), group_size=8, k_head_dim=8, v_head_dim=8, page_size=16)
+    assert 2100 * spec.group_size * spec.k_head_dim > MOST_PRODUCTS
+    torch.testing.assert_close(*both(in_whole_rows(make_scene(spec, seed=2))), atol=1e-5, rtol=1e-5)
 
 
 def test_keys_and_values_of_other_widths_are_no_rows():
