@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from playhead.graph.backends.base import record
+from playhead.graph.backends.tape import TapeBackend
 from playhead.kernels.activation import gated_activation
 from playhead.kernels.advance import newest_ids, newest_ids_into
 from playhead.kernels.choose import choose_scratch, choose_tokens
@@ -82,3 +84,13 @@ CALLS = {
 @pytest.mark.parametrize("op", CALLS, ids=str)
 def test_schema_and_fake_tell_the_truth(op):
     torch.library.opcheck(op, CALLS[op](), test_utils=("test_schema", "test_faketensor"))
+
+
+def test_a_bound_op_on_a_tape_is_one_node_and_reads_its_memory_at_replay():
+    x, weight = torch.randn(3, 8), torch.randn(8)
+    recording, out = record(TapeBackend(), lambda: rms_norm(x, weight, 1e-6, True))
+    assert recording.num_nodes == 1
+    x.copy_(torch.randn(3, 8))
+    weight.mul_(2)
+    recording.replay()
+    assert torch.equal(out, rms_norm(x, weight, 1e-6, True))
