@@ -10,7 +10,7 @@ table, P pages per row, N pages of a layer's pool, S locations per page, L full 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from playhead.graph.capture import Inputs
 from playhead.graph.runner import OwnedMemory
 from playhead.graph.slots import Batch, FillContext, GraphSlot, host_vector
 from playhead.kernels.decode_rows import row_view
+from playhead.kernels.extend_rows import EqualSpans
 
 # Slots every step has. A padded request is row 0 (no page but the sink) with one key.
 ROWS_SLOT = "req_pool_indices"
@@ -111,6 +112,7 @@ class AttentionPlan:
 
     `seq_lens_B` counts a request's keys with this step's. In an extend step request b's queries are the tokens
     [query_starts[b], query_starts[b] + query_lens[b]); in a decode step both are None and query b is request b's.
+    `spans` is what an extend step's layers share, by `LayerAttention.group`: the first layer of a group fills it in.
     """
 
     page_table_RP: torch.Tensor
@@ -118,6 +120,7 @@ class AttentionPlan:
     seq_lens_B: torch.Tensor
     query_starts_B: torch.Tensor | None = None
     query_lens_B: torch.Tensor | None = None
+    spans: dict[tuple[object, ...], tuple[EqualSpans, ...]] = field(default_factory=dict)
 
     @property
     def phase(self) -> Phase:

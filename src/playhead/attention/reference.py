@@ -25,13 +25,14 @@ from playhead.graph.slots import Batch, FillContext, GraphSlot
 from playhead.kernels.decode import attend_last_queries
 from playhead.kernels.decode_rows import decode_rows, key_rows
 from playhead.kernels.extend import extend_reference
+from playhead.kernels.extend_rows import EqualSpans, RowLayout, equal_spans, extend_rows
 
 
 class ReferenceBackend:
     """Decode can be captured; extend reads lengths on the host, so it runs live, between segments.
 
-    On a CPU decode goes through a lookup, where the memory allows it; else it gathers as many keys as the table or the
-    window can hold.
+    On a CPU both find the rows of their keys once for all layers of a group, where the memory allows it; else decode
+    gathers as many keys as the table or the window can hold, and extend goes request by request.
     """
 
     name = "reference"
@@ -59,9 +60,9 @@ class ReferenceBackend:
             inputs[LENGTHS_SLOT],
             inputs["out_cache_loc"],
             layer.mapping_L,
-            layer.page_size,
-            layer.k_cache_NSKD.stride(0) // as_rows.k_cache_NSKD.stride(0),
-            max_context if layer.window is None else min(layer.window, max_context),
+            page_size=layer.page_size,
+            rows_per_page=rows_per_page(layer, as_rows),
+            num_keys=max_context if layer.window is None else min(layer.window, max_context),
         )
         return Lookup(key_rows_BJ=key_rows_BJ, bias_BJ=bias_BJ, new_rows_B=new_rows_B)
 
@@ -103,4 +104,32 @@ class ReferenceBackend:
         )
 
     def extend(self, plan: AttentionPlan, layer: LayerAttention, q_THD: torch.Tensor, out_THE: torch.Tensor) -> None:
-        extend_reference(q_THD, out_THE, *extend_arguments(plan, layer))
+        as_rows = layer.as_rows()
+        if as_rows is None or q_THD.device.type != "cpu":
+            extend_reference(q_THD, out_THE, *extend_arguments(plan, layer))
+            return
+        spans = plan.spans.get(layer.group)
+        if spans is None:
+            spans = plan.spans[layer.group] = self._equal_spans(plan, layer, as_rows)
+        memory, scoring = (as_rows.k_cache_NSKD, as_rows.v_cache_NSKE), (layer.scale, layer.softcap, layer.sinks_H)
+        for equal in spans:
+            extend_rows(q_THD, out_THE, memory, equal, scoring)
+
+    def _equal_spans(
+        self, plan: AttentionPlan, layer: LayerAttention, as_rows: LayerAttention
+    ) -> tuple[EqualSpans, ...]:
+        assert plan.query_starts_B is not None, "an extend plan"
+        assert plan.query_lens_B is not None, "an extend plan"
+        layout = RowLayout(
+            mapping_L=layer.mapping_L,
+            page_size=layer.page_size,
+            rows_per_page=rows_per_page(layer, as_rows),
+            window=layer.window,
+        )
+        spans = (plan.query_starts_B, plan.query_lens_B)
+        return equal_spans(plan.page_table_RP, plan.rows_B, plan.seq_lens_B, spans, layout)
+
+
+def rows_per_page(layer: LayerAttention, as_rows: LayerAttention) -> int:
+    """Rows of memory from one page of the layer to its next."""
+    return layer.k_cache_NSKD.stride(0) // as_rows.k_cache_NSKD.stride(0)

@@ -5,9 +5,11 @@ Shapes: B requests, T tokens, R rows of running requests, P pages per row.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
-from playhead.kernels.op import no_output, register_op
+from playhead.bound_ops import Work
+from playhead.kernels.op import no_cuda, register_bound_op, register_op
 
 
 def newest_ids_reference(ids_T: torch.Tensor, newest_R: torch.Tensor) -> torch.Tensor:
@@ -49,6 +51,62 @@ def advance_reference(
     out_cache_loc_B.copy_(torch.where(live_B, next_loc_B, out_cache_loc_B))
 
 
+def bind_advance(
+    tokens_B: torch.Tensor,
+    input_ids_B: torch.Tensor,
+    positions_B: torch.Tensor,
+    seq_lens_B: torch.Tensor,
+    out_cache_loc_B: torch.Tensor,
+    num_generated_B: torch.Tensor,
+    rows_B: torch.Tensor,
+    num_live: torch.Tensor,
+    newest_R: torch.Tensor,
+    page_table_RP: torch.Tensor,
+    page_size: int,
+) -> Work:
+    """The reference by numpy, on the live requests alone."""
+    every_row = (rows_B, tokens_B, input_ids_B, positions_B, seq_lens_B, out_cache_loc_B, num_generated_B)
+    arrays = tuple(tensor.numpy() for tensor in every_row)
+    count, newest, table = num_live.numpy(), newest_R.numpy(), page_table_RP.numpy()
+    max_tokens = table.shape[1] * page_size
+
+    def work() -> None:
+        num_requests = count.item()
+        rows, tokens, ids, positions, lengths, locs, generated = (array[:num_requests] for array in arrays)
+        newest[rows] = tokens
+        ids[:] = tokens
+        np.minimum(positions + 1, max_tokens - 1, out=positions)
+        np.minimum(lengths + 1, max_tokens, out=lengths)
+        generated += 1
+        page, slot = np.divmod(positions, page_size)
+        locs[:] = table[rows, page] * page_size + slot
+
+    return work
+
+
+def newest_ids_into_reference(out_T: torch.Tensor, ids_T: torch.Tensor, newest_R: torch.Tensor) -> None:
+    out_T.copy_(newest_ids_reference(ids_T, newest_R))
+
+
+def bind_newest_ids_into(out_T: torch.Tensor, ids_T: torch.Tensor, newest_R: torch.Tensor) -> Work:
+    out, ids, newest = out_T.numpy(), ids_T.numpy(), newest_R.numpy()
+
+    def work() -> None:
+        np.copyto(out, ids)
+        unread = ids < 0
+        if unread.any():
+            out[unread] = newest[-ids[unread]]
+
+    return work
+
+
+def newest_ids_cpu(ids_T: torch.Tensor, newest_R: torch.Tensor) -> torch.Tensor:
+    """The reference, into memory that a tape can fill again."""
+    out_T = torch.empty_like(ids_T)
+    newest_ids_into(out_T, ids_T, newest_R)
+    return out_T
+
+
 def _newest_ids_cuda(ids_T: torch.Tensor, newest_R: torch.Tensor) -> torch.Tensor:
     from playhead.kernels.advance_triton import launch_newest_ids
 
@@ -65,12 +123,27 @@ def _like_ids(ids_T: torch.Tensor, newest_R: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(ids_T)
 
 
-newest_ids = register_op("newest_ids", reference=newest_ids_reference, cuda=_newest_ids_cuda, fake=_like_ids)
+newest_ids_into = register_bound_op(
+    "newest_ids_into",
+    reference=newest_ids_into_reference,
+    bind=bind_newest_ids_into,
+    cuda=no_cuda,
+    mutates=("out_T",),
+)
 
-advance = register_op(
+newest_ids = register_op(
+    "newest_ids",
+    inline=True,
+    reference=newest_ids_reference,
+    cpu=newest_ids_cpu,
+    cuda=_newest_ids_cuda,
+    fake=_like_ids,
+)
+
+advance = register_bound_op(
     "advance",
     reference=advance_reference,
+    bind=bind_advance,
     cuda=_advance_cuda,
-    fake=no_output,
     mutates=("input_ids_B", "positions_B", "seq_lens_B", "out_cache_loc_B", "num_generated_B", "newest_R"),
 )

@@ -10,14 +10,16 @@ page, L full locations, A rows of memory.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from playhead.errors import ConfigError
-from playhead.kernels.op import no_output, register_op
+from playhead.bound_ops import Work
+from playhead.kernels.op import no_cuda, register_bound_op
+from playhead.kernels.rope import group_locs
 from playhead.kernels.softmax import with_sinks
 
 Ints = npt.NDArray[Any]
@@ -25,6 +27,9 @@ Ints = npt.NDArray[Any]
 # What is added to the score of a key that is not there. Finite, because 0 times infinity is no number: the smallest
 # float32 that still leaves room for a score.
 MASKED = -1e38
+
+# In a matmul with more, numpy's BLAS would start threads of its own, beside torch's.
+MOST_PRODUCTS = 2**17
 
 
 def row_view(cache_NSKD: torch.Tensor) -> torch.Tensor | None:
@@ -42,13 +47,23 @@ def row_view(cache_NSKD: torch.Tensor) -> torch.Tensor | None:
     return cache_NSKD.as_strided((num_rows, 1, num_kv_heads, head_dim), (row_size, row_size, head_dim, 1))
 
 
-def fewest_and_most(seq_lens_B: torch.Tensor, num_keys: int) -> tuple[int, int]:
+def fewest_and_most(seq_lens_B: torch.Tensor | Ints, num_keys: int) -> tuple[int, int]:
     """The keys that the request with fewest sees, and the one with most; both at most `num_keys`."""
     lengths: list[int] = seq_lens_B.tolist()
     return min(*lengths, num_keys), min(max(lengths), num_keys)
 
 
-def key_rows_reference(
+def rows_of(full_locs: Ints, mapping: Ints | None, page_size: int, rows_per_page: int) -> Ints:
+    """Full locations as rows of a group's memory. A window's location of -1 is nobody's: the sink."""
+    locs = full_locs if mapping is None else np.maximum(mapping.take(full_locs), 0)
+    rows: Ints = locs + locs // page_size * (rows_per_page - page_size)
+    return rows
+
+
+def key_rows_into_reference(
+    key_rows_BJ: torch.Tensor,
+    bias_BJ: torch.Tensor,
+    new_rows_B: torch.Tensor,
     page_table_RP: torch.Tensor,
     rows_B: torch.Tensor,
     seq_lens_B: torch.Tensor,
@@ -56,44 +71,81 @@ def key_rows_reference(
     mapping_L: torch.Tensor | None,
     page_size: int,
     rows_per_page: int,
-    num_keys: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> None:
     """Where one forward's keys are, for every layer of a group.
 
-    The rows of each request's last `num_keys` keys, [B, J]; what is added to their scores: 0, or `MASKED` after a
-    request's end; and the rows of the new tokens, [B]. Columns from C on are left as they are. A column after a
-    request's end repeats its last key, which is finite: 0 times what somebody else left there might not be.
+    Writes the rows of each request's last J keys; what is added to their scores: 0, or `MASKED` after a request's end;
+    and the rows of the new tokens. Columns from C on are left as they are. A column after a request's end repeats its
+    last key, which is finite: 0 times what somebody else left there might not be.
     """
-    num_requests, (_, width) = rows_B.shape[0], fewest_and_most(seq_lens_B, num_keys)
+    num_keys = key_rows_BJ.shape[1]
+    _, width = fewest_and_most(seq_lens_B, num_keys)
+
+    def to_rows(full_locs: torch.Tensor) -> torch.Tensor:
+        locs = group_locs(full_locs, mapping_L)
+        return locs + locs // page_size * (rows_per_page - page_size)
+
+    last_B1 = seq_lens_B[:, None] - 1
+    key_BC = (last_B1 - (num_keys - 1)).clamp_min(0) + torch.arange(width)
+    bias_BJ[:, :width] = torch.where(key_BC > last_B1, MASKED, 0.0)
+    key_BC = key_BC.minimum(last_B1)
+    pages_BC = page_table_RP[rows_B[:, None], key_BC // page_size]
+    key_rows_BJ[:, :width] = to_rows(pages_BC * page_size + key_BC % page_size)
+    new_rows_B.copy_(to_rows(new_locs_B))
+
+
+def bind_key_rows_into(
+    key_rows_BJ: torch.Tensor,
+    bias_BJ: torch.Tensor,
+    new_rows_B: torch.Tensor,
+    page_table_RP: torch.Tensor,
+    rows_B: torch.Tensor,
+    seq_lens_B: torch.Tensor,
+    new_locs_B: torch.Tensor,
+    mapping_L: torch.Tensor | None,
+    page_size: int,
+    rows_per_page: int,
+) -> Work:
+    """The reference by numpy: a dozen ops on a few thousand integers, each of which costs torch several times more."""
+    key_rows, bias, new_rows, table = (x.numpy() for x in (key_rows_BJ, bias_BJ, new_rows_B, page_table_RP))
+    rows, lengths, new_locs = rows_B.numpy(), seq_lens_B.numpy(), new_locs_B.numpy()
+    mapping, num_keys = None if mapping_L is None else mapping_L.numpy(), key_rows.shape[1]
+    column, masked = np.arange(num_keys, dtype=np.int32), np.float32(MASKED)
+    layout = (mapping, page_size, rows_per_page)
+
+    def work() -> None:
+        last_B1 = lengths[:, None] - 1
+        width = min(int(last_B1.max()) + 1, num_keys)
+        key_BC = np.maximum(last_B1 - (num_keys - 1), 0) + column[:width]
+        np.multiply(key_BC > last_B1, masked, out=bias[:, :width])
+        np.minimum(key_BC, last_B1, out=key_BC)
+        page_BC = key_BC // page_size
+        pages_BC = table.take(rows[:, None].astype(np.int64) * table.shape[1] + page_BC)
+        key_rows[:, :width] = rows_of((pages_BC - page_BC) * page_size + key_BC, *layout)
+        new_rows[:] = rows_of(np.maximum(new_locs, 0), *layout)
+
+    return work
+
+
+def key_rows(
+    page_table_RP: torch.Tensor,
+    rows_B: torch.Tensor,
+    seq_lens_B: torch.Tensor,
+    new_locs_B: torch.Tensor,
+    mapping_L: torch.Tensor | None,
+    *,
+    page_size: int,
+    rows_per_page: int,
+    num_keys: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What `key_rows_into` writes, in new memory: rows of keys [B, J] with J = `num_keys`, biases, new rows."""
+    num_requests = rows_B.shape[0]
     key_rows_BJ = torch.empty((num_requests, num_keys), dtype=torch.int64)
     bias_BJ = torch.empty((num_requests, num_keys), dtype=torch.float32)
-
-    def rows_of(full_locs: Ints) -> Ints:
-        # A window's location of -1 is nobody's: the sink.
-        locs = full_locs if mapping_L is None else np.maximum(mapping_L.numpy().take(full_locs), 0)
-        rows: Ints = locs + locs // page_size * (rows_per_page - page_size)
-        return rows
-
-    # By numpy: these are a dozen ops on a few thousand integers, each of which costs torch several times as much.
-    last_B1 = seq_lens_B.numpy()[:, None] - 1
-    key_BC = np.maximum(last_B1 - (num_keys - 1), 0) + np.arange(width, dtype=np.int32)
-    np.multiply(key_BC > last_B1, np.float32(MASKED), out=bias_BJ.numpy()[:, :width])
-    np.minimum(key_BC, last_B1, out=key_BC)
-    page_BC = key_BC // page_size
-    first_B1 = rows_B.numpy()[:, None].astype(np.int64) * page_table_RP.shape[1]
-    pages_BC = page_table_RP.numpy().take(first_B1 + page_BC)
-    key_rows_BJ.numpy()[:, :width] = rows_of((pages_BC - page_BC) * page_size + key_BC)
-    new_rows_B = torch.from_numpy(rows_of(np.maximum(new_locs_B.numpy(), 0)).astype(np.int64))
-    return key_rows_BJ, bias_BJ, new_rows_B
-
-
-def _key_rows_fake(
-    page_table_RP: torch.Tensor, rows_B: torch.Tensor, *rest: object
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    num_requests, num_keys = rows_B.shape[0], rest[-1]
-    assert isinstance(num_keys, int)
-    key_rows_BJ = rows_B.new_empty((num_requests, num_keys), dtype=torch.int64)
-    return key_rows_BJ, torch.empty_like(key_rows_BJ, dtype=torch.float32), key_rows_BJ[:, 0].clone()
+    new_rows_B = torch.empty(num_requests, dtype=torch.int64)
+    found = (key_rows_BJ, bias_BJ, new_rows_B)
+    key_rows_into(*found, page_table_RP, rows_B, seq_lens_B, new_locs_B, mapping_L, page_size, rows_per_page)
+    return found
 
 
 def decode_rows_reference(
@@ -135,12 +187,57 @@ def gathered(rows_A1KD: torch.Tensor, rows: torch.Tensor, num_requests: int) -> 
     return found.reshape(num_requests * num_kv_heads, -1, head_dim)
 
 
-def _no_cuda(*_: object) -> NoReturn:
-    raise ConfigError("decode_rows: found CUDA tensors; wanted the CPU's. Use playhead::decode there")
+def bind_decode_rows(
+    q_BHD: torch.Tensor,
+    out_BHD: torch.Tensor,
+    k_rows_A1KD: torch.Tensor,
+    v_rows_A1KD: torch.Tensor,
+    key_rows_BJ: torch.Tensor,
+    bias_BJ: torch.Tensor,
+    seq_lens_B: torch.Tensor,
+    sinks_H: torch.Tensor | None,
+    scale: float,
+    softcap: float | None,
+) -> Work:
+    """The reference; for float32 by numpy, but for the softmax, which torch does in one pass."""
+    memory, lookup = (k_rows_A1KD, v_rows_A1KD), (key_rows_BJ, bias_BJ, seq_lens_B)
+    by_torch = partial(decode_rows_reference, q_BHD, out_BHD, *memory, *lookup, sinks_H, scale, softcap)
+    if not q_BHD.dtype == out_BHD.dtype == k_rows_A1KD.dtype == v_rows_A1KD.dtype == torch.float32:
+        return by_torch
+    (num_requests, num_heads, head_dim), num_kv_heads = q_BHD.shape, k_rows_A1KD.shape[2]
+    heads = (num_requests, num_kv_heads, num_heads // num_kv_heads, head_dim)  # B, K, G, D
+    scaled, q, out = np.empty(heads, np.float32), q_BHD.view(heads).numpy(), out_BHD.view(heads).numpy()
+    k_rows, v_rows = k_rows_A1KD[:, 0].numpy(), v_rows_A1KD[:, 0].numpy()
+    key_rows, bias, lengths, scale_32 = key_rows_BJ.numpy(), bias_BJ.numpy(), seq_lens_B.numpy(), np.float32(scale)
+    sinks_KG = None if sinks_H is None else sinks_H.view(heads[1:3])
+
+    def work() -> None:
+        fewest, width = fewest_and_most(lengths, key_rows.shape[1])
+        if width * heads[2] * head_dim > MOST_PRODUCTS:
+            by_torch()
+            return
+        rows = key_rows[:, :width]
+        k, v = k_rows.take(rows, axis=0, mode="clip"), v_rows.take(rows, axis=0, mode="clip")  # [B, C, K, D]
+        np.multiply(q, scale_32, scaled)
+        score = np.matmul(scaled, k.transpose(0, 2, 3, 1))
+        if softcap is not None:
+            np.multiply(np.tanh(np.divide(score, softcap, score), score), softcap, score)
+        if fewest < width:
+            np.add(score, bias[:, None, None, :width], score)
+        weight = with_sinks(torch.from_numpy(score), sinks_KG).numpy()
+        np.matmul(weight, v.transpose(0, 2, 1, 3), out)
+
+    return work
 
 
-key_rows = register_op("key_rows", reference=key_rows_reference, cuda=_no_cuda, fake=_key_rows_fake)
+key_rows_into = register_bound_op(
+    "key_rows_into",
+    reference=key_rows_into_reference,
+    bind=bind_key_rows_into,
+    cuda=no_cuda,
+    mutates=("key_rows_BJ", "bias_BJ", "new_rows_B"),
+)
 
-decode_rows = register_op(
-    "decode_rows", reference=decode_rows_reference, cuda=_no_cuda, fake=no_output, mutates=("out_BHD",)
+decode_rows = register_bound_op(
+    "decode_rows", reference=decode_rows_reference, bind=bind_decode_rows, cuda=no_cuda, mutates=("out_BHD",)
 )

@@ -17,6 +17,12 @@ def embed_reference(ids_T: torch.Tensor, table_VD: torch.Tensor, scale: float) -
     return rows_TD if scale == 1.0 else (rows_TD.float() * scale).to(table_VD.dtype)
 
 
+def embed_cpu(ids_T: torch.Tensor, table_VD: torch.Tensor, scale: float) -> torch.Tensor:
+    """The reference in ops that a tape can run in place: torch's own embedding is not one of them."""
+    rows_TD = table_VD.index_select(0, ids_T)
+    return rows_TD if scale == 1.0 else rows_TD.float().mul_(scale).to(table_VD.dtype)
+
+
 def softcap_reference(logits_TV: torch.Tensor, cap: float) -> None:
     """Bends logits into (-cap, cap), in place: cap * tanh(logits / cap)."""
     logits_TV.copy_(cap * torch.tanh(logits_TV.float() / cap))
@@ -38,7 +44,7 @@ def _row_per_id(ids_T: torch.Tensor, table_VD: torch.Tensor, scale: float) -> to
     return table_VD.new_empty((ids_T.shape[0], table_VD.shape[1]))
 
 
-embed = register_op("embed", inline=True, reference=embed_reference, cuda=_embed_cuda, fake=_row_per_id)
+embed = register_op("embed", inline=True, reference=embed_reference, cpu=embed_cpu, cuda=_embed_cuda, fake=_row_per_id)
 
 softcap_ = register_op(
     "softcap_", inline=True, reference=softcap_reference, cuda=_softcap_cuda, fake=no_output, mutates=("logits_TV",)

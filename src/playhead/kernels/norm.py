@@ -8,9 +8,19 @@ Shapes: T tokens, D width.
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from playhead.kernels.op import no_output, register_op
+from playhead.bound_ops import Work
+from playhead.kernels.op import no_cuda, register_bound_op, register_op
+
+Floats = npt.NDArray[Any]
+
+ONE = np.float32(1.0)
 
 
 def normalised(
@@ -63,24 +73,126 @@ def norm_add_reference(
     residual_TD.copy_(residual_TD.float() + normalised(x_TD, x_weight_D, eps, unit_offset, centred))
 
 
-def inverse_rms(x_TD: torch.Tensor, eps: float) -> torch.Tensor:
-    """One over the root mean square of float32 rows, [..., 1]: one pass over them, and three ops on a number each."""
-    norm_T1: torch.Tensor = torch.linalg.vector_norm(x_TD, dim=-1, keepdim=True)
-    mean_T1 = torch.empty_like(norm_T1).fill_(eps).addcmul_(norm_T1, norm_T1, value=1.0 / x_TD.shape[-1])
-    return mean_T1.rsqrt_()
+def rms_norm_into_reference(
+    out_TD: torch.Tensor,
+    x_TD: torch.Tensor,
+    weight_D: torch.Tensor,
+    eps: float,
+    unit_offset: bool,
+    centred: bool = False,
+) -> None:
+    out_TD.copy_(rms_norm_reference(x_TD, weight_D, eps, unit_offset, centred))
 
 
-def weighed(x_TD: torch.Tensor, weight_D: torch.Tensor, unit_offset: bool) -> torch.Tensor:
-    return torch.addcmul(x_TD, x_TD, weight_D) if unit_offset else x_TD * weight_D
+def add_rms_norm_into_reference(
+    out_TD: torch.Tensor,
+    x_TD: torch.Tensor,
+    residual_TD: torch.Tensor,
+    weight_D: torch.Tensor,
+    x_weight_D: torch.Tensor | None,
+    eps: float,
+    unit_offset: bool,
+    centred: bool = False,
+) -> None:
+    out_TD.copy_(add_rms_norm_reference(x_TD, residual_TD, weight_D, x_weight_D, eps, unit_offset, centred))
+
+
+def bind_normed(rows: Floats, weights: Floats, out: Floats, eps: float, unit_offset: bool) -> Work:
+    """The norm of float32 rows [..., D] into `out`, by numpy."""
+    power, scales = np.empty((*rows.shape[:-1], 1), np.float32), np.empty_like(weights)
+    power_of_rows, inverse_width, eps_32 = power[..., 0], np.float32(1.0 / rows.shape[-1]), np.float32(eps)
+
+    def work() -> None:
+        # One dot product for each row, so a row's result does not depend on how many there are.
+        np.vecdot(rows, rows, power_of_rows)
+        np.multiply(power, inverse_width, power)
+        np.add(power, eps_32, power)
+        np.divide(ONE, np.sqrt(power, power), power)
+        np.multiply(rows, power, out)
+        np.multiply(out, np.add(weights, ONE, scales) if unit_offset else weights, out)
+
+    return work
+
+
+def are_plain(centred: bool, *tensors: torch.Tensor | None) -> bool:
+    """Whether numpy can do it."""
+    return not centred and all(tensor is None or tensor.dtype == torch.float32 for tensor in tensors)
+
+
+def bind_rms_norm_into(
+    out_TD: torch.Tensor,
+    x_TD: torch.Tensor,
+    weight_D: torch.Tensor,
+    eps: float,
+    unit_offset: bool,
+    centred: bool = False,
+) -> Work:
+    if not are_plain(centred, x_TD, weight_D):
+        return partial(rms_norm_into_reference, out_TD, x_TD, weight_D, eps, unit_offset, centred)
+    return bind_normed(x_TD.numpy(), weight_D.numpy(), out_TD.numpy(), eps, unit_offset)
+
+
+def bind_add_rms_norm_into(
+    out_TD: torch.Tensor,
+    x_TD: torch.Tensor,
+    residual_TD: torch.Tensor,
+    weight_D: torch.Tensor,
+    x_weight_D: torch.Tensor | None,
+    eps: float,
+    unit_offset: bool,
+    centred: bool = False,
+) -> Work:
+    if not are_plain(centred, x_TD, residual_TD, weight_D, x_weight_D):
+        weights = (weight_D, x_weight_D, eps, unit_offset, centred)
+        return partial(add_rms_norm_into_reference, out_TD, x_TD, residual_TD, *weights)
+    residual, out = residual_TD.numpy(), out_TD.numpy()
+    norm_sum = bind_normed(residual, weight_D.numpy(), out, eps, unit_offset)
+    if x_weight_D is None:
+        x = x_TD.numpy()
+
+        def add_and_norm() -> None:
+            np.add(residual, x, residual)
+            norm_sum()
+
+        return add_and_norm
+    norm_x = bind_normed(x_TD.numpy(), x_weight_D.numpy(), out, eps, unit_offset)
+
+    def norm_add_and_norm() -> None:
+        norm_x()
+        np.add(residual, out, residual)
+        norm_sum()
+
+    return norm_add_and_norm
+
+
+def bind_norm_add(
+    x_TD: torch.Tensor,
+    residual_TD: torch.Tensor,
+    x_weight_D: torch.Tensor,
+    eps: float,
+    unit_offset: bool,
+    centred: bool = False,
+) -> Work:
+    if not are_plain(centred, x_TD, residual_TD, x_weight_D):
+        return partial(norm_add_reference, x_TD, residual_TD, x_weight_D, eps, unit_offset, centred)
+    residual = residual_TD.numpy()
+    normed = np.empty(residual.shape, np.float32)
+    norm_x = bind_normed(x_TD.numpy(), x_weight_D.numpy(), normed, eps, unit_offset)
+
+    def work() -> None:
+        norm_x()
+        np.add(residual, normed, residual)
+
+    return work
 
 
 def rms_norm_cpu(
     x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float, unit_offset: bool, centred: bool = False
 ) -> torch.Tensor:
-    """The reference in half as many passes, for float32."""
-    if x_TD.dtype != torch.float32 or centred:
-        return rms_norm_reference(x_TD, weight_D, eps, unit_offset, centred)
-    return weighed(x_TD, weight_D, unit_offset).mul_(inverse_rms(x_TD, eps))
+    """The reference, into memory that a tape can fill again."""
+    out_TD = x_TD.new_empty(x_TD.shape)
+    rms_norm_into(out_TD, x_TD, weight_D, eps, unit_offset, centred)
+    return out_TD
 
 
 def add_rms_norm_cpu(
@@ -93,13 +205,9 @@ def add_rms_norm_cpu(
     centred: bool = False,
 ) -> torch.Tensor:
     """The same."""
-    if x_TD.dtype != torch.float32 or centred:
-        return add_rms_norm_reference(x_TD, residual_TD, weight_D, x_weight_D, eps, unit_offset, centred)
-    if x_weight_D is None:
-        residual_TD.add_(x_TD)
-    else:
-        residual_TD.addcmul_(weighed(x_TD, x_weight_D, unit_offset), inverse_rms(x_TD, eps))
-    return weighed(residual_TD, weight_D, unit_offset).mul_(inverse_rms(residual_TD, eps))
+    out_TD = x_TD.new_empty(x_TD.shape)
+    add_rms_norm_into(out_TD, x_TD, residual_TD, weight_D, x_weight_D, eps, unit_offset, centred)
+    return out_TD
 
 
 def _rms_norm_cuda(*args: object) -> torch.Tensor:
@@ -124,6 +232,22 @@ def _like_x(x_TD: torch.Tensor, *_: object) -> torch.Tensor:
     return x_TD.new_empty(x_TD.shape)
 
 
+rms_norm_into = register_bound_op(
+    "rms_norm_into",
+    reference=rms_norm_into_reference,
+    bind=bind_rms_norm_into,
+    cuda=no_cuda,
+    mutates=("out_TD",),
+)
+
+add_rms_norm_into = register_bound_op(
+    "add_rms_norm_into",
+    reference=add_rms_norm_into_reference,
+    bind=bind_add_rms_norm_into,
+    cuda=no_cuda,
+    mutates=("out_TD", "residual_TD"),
+)
+
 rms_norm = register_op(
     "rms_norm", inline=True, reference=rms_norm_reference, cpu=rms_norm_cpu, cuda=_rms_norm_cuda, fake=_like_x
 )
@@ -138,11 +262,10 @@ add_rms_norm = register_op(
     mutates=("residual_TD",),
 )
 
-norm_add_ = register_op(
+norm_add_ = register_bound_op(
     "norm_add_",
-    inline=True,
     reference=norm_add_reference,
+    bind=bind_norm_add,
     cuda=_norm_add_cuda,
-    fake=no_output,
     mutates=("residual_TD",),
 )

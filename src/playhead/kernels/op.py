@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar, cast
+from typing import NoReturn, ParamSpec, TypeVar, cast
 
+import numpy as np
 import torch
+
+from playhead.bound_ops import Work, register_bind
+from playhead.errors import ConfigError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,6 +50,31 @@ def register_op(
     # torch hands out its ops by attribute; this is the one place that asks for one by a name it has as a string.
     packet = getattr(getattr(torch.ops, NAMESPACE), name)
     return cast(Callable[P, R], packet.default)
+
+
+def register_bound_op(
+    name: str,
+    *,
+    reference: Callable[P, None],
+    bind: Callable[P, Work],
+    cuda: Callable[..., None],
+    mutates: tuple[str, ...],
+) -> Callable[P, None]:
+    """An op whose CPU body is `bind(...)()`, which a tape calls without torch; tests hold it to the reference."""
+
+    def cpu(*args: P.args, **kwargs: P.kwargs) -> None:
+        # Rows that nobody reads hold anything, and numpy would warn about them.
+        with np.errstate(all="ignore"):
+            bind(*args, **kwargs)()
+
+    op = register_op(name, reference=reference, cpu=cpu, cuda=cuda, fake=no_output, mutates=mutates)
+    register_bind(op, bind)
+    return op
+
+
+def no_cuda(*_: object) -> NoReturn:
+    """The CUDA body of an op that is a part of another one's CPU body."""
+    raise ConfigError("a CPU's op: found CUDA tensors; wanted the CPU's. Call the op it is a part of")
 
 
 def no_output(*_: object) -> None:

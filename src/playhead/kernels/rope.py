@@ -8,10 +8,14 @@ P positions, F rotated pairs (2F <= D), R = 2F, N pages of the layer's pool, S l
 
 from __future__ import annotations
 
+from functools import partial
+
+import numpy as np
 import torch
 
-from playhead.kernels.norm import inverse_rms, normalised
-from playhead.kernels.op import no_output, register_op
+from playhead.bound_ops import Work
+from playhead.kernels.norm import Floats, bind_normed, normalised
+from playhead.kernels.op import register_bound_op
 
 
 def rotated(x_THD: torch.Tensor, cos_TF: torch.Tensor, sin_TF: torch.Tensor, interleaved: bool) -> torch.Tensor:
@@ -94,7 +98,7 @@ def qk_rope_write_reference(
     v_cache_NSKE[page, slot] = v_TKE
 
 
-def qk_rope_write_cpu(
+def bind_qk_rope_write(
     q_THD: torch.Tensor,
     k_TKD: torch.Tensor,
     v_TKE: torch.Tensor,
@@ -109,51 +113,70 @@ def qk_rope_write_cpu(
     eps: float,
     unit_offset: bool,
     interleaved: bool,
-) -> None:
-    """The reference for the usual case, with q and k turned together: float32, all dims rotated in halves.
-
-    What a call costs on a CPU is the number of torch ops in it, so everything that q and k share is done once.
-    """
+) -> Work:
+    """The reference; for the usual case, which is float32 with all dims rotated in halves, q and k turned together."""
     num_heads, head_dim = q_THD.shape[1:]
+    are_normed = q_weight_W is not None and k_weight_W is not None
     is_usual = (
-        q_THD.dtype == torch.float32
+        q_THD.dtype == k_cache_NSKD.dtype == v_cache_NSKE.dtype == torch.float32
         and table_PR is not None
         and table_PR.shape[1] == head_dim
+        and table_PR.dtype == torch.float32
         and not interleaved
-        and (q_weight_W is None or q_weight_W.numel() == head_dim)
+        and are_normed == (q_weight_W is not None or k_weight_W is not None)
+        and all(w is None or (w.numel() == head_dim and w.dtype == torch.float32) for w in (q_weight_W, k_weight_W))
     )
     if not is_usual or not are_neighbours(q_THD, k_TKD):
         turning = (q_weight_W, k_weight_W, table_PR, positions_T)
         memory = (k_cache_NSKD, v_cache_NSKE, locs_T, mapping_L)
-        qk_rope_write_reference(q_THD, k_TKD, v_TKE, *turning, *memory, eps, unit_offset, interleaved)
-        return
+        rest = (*turning, *memory, eps, unit_offset, interleaved)
+        return partial(qk_rope_write_reference, q_THD, k_TKD, v_TKE, *rest)
     assert table_PR is not None, "the usual case rotates"
-    num_tokens, num_kv_heads = k_TKD.shape[:2]
-    qk_shape = (num_tokens, num_heads + num_kv_heads, head_dim)
-    qk = q_THD.as_strided(qk_shape, q_THD.stride())  # q's heads, then k's
+    qk_shape = (q_THD.shape[0], num_heads + k_TKD.shape[1], head_dim)
+    qk, turned = q_THD.as_strided(qk_shape, q_THD.stride()), torch.empty(qk_shape)  # q's heads, then k's
+    norm = None
     if q_weight_W is not None and k_weight_W is not None:
-        qk = qk * inverse_rms(qk, eps)
-        weigh_(qk.narrow(1, 0, num_heads), q_weight_W, unit_offset)
-        weigh_(qk.narrow(1, num_heads, num_kv_heads), k_weight_W, unit_offset)
-    # As [T, H + K, 2, F]: the two halves of every head.
-    halves = qk.view(*qk_shape[:2], 2, head_dim // 2)
-    cos_sin = table_PR.index_select(0, positions_T).view(num_tokens, 1, 2, head_dim // 2)
-    turned, sin = halves * cos_sin.narrow(2, 0, 1), cos_sin.select(2, 1)
-    (first, second), (turned_first, turned_second) = halves.unbind(2), turned.unbind(2)
-    turned_first.addcmul_(second, sin, value=-1)
-    turned_second.addcmul_(first, sin)
-    turned = turned.view(qk_shape)
-    q_THD.copy_(turned.narrow(1, 0, num_heads))
-    locs_T = group_locs(locs_T, mapping_L)
-    write_rows(k_cache_NSKD, locs_T, turned.narrow(1, num_heads, num_kv_heads))
-    write_rows(v_cache_NSKE, locs_T, v_TKE)
+        normed, weights = torch.empty(qk_shape), np.empty(qk_shape[1:], np.float32)
+        q_weights, k_weights = q_weight_W.numpy(), k_weight_W.numpy()
+        norm = bind_normed(qk.numpy(), weights, normed.numpy(), eps, unit_offset)
+        qk = normed
+    turn = bind_turn(qk, turned, table_PR, positions_T)
+    q, v, q_turned, k_turned = (x.numpy() for x in (q_THD, v_TKE, turned[:, :num_heads], turned[:, num_heads:]))
+    k_cache, v_cache = k_cache_NSKD.numpy(), v_cache_NSKE.numpy()
+    mapping, full_locs = None if mapping_L is None else mapping_L.numpy(), locs_T.numpy()
+
+    def work() -> None:
+        if norm is not None:
+            weights[:num_heads], weights[num_heads:] = q_weights, k_weights
+            norm()
+        turn()
+        np.copyto(q, q_turned)
+        locs = np.maximum(full_locs, 0)
+        if mapping is not None:
+            locs = np.maximum(mapping[locs], 0)
+        write_rows(k_cache, locs, k_turned)
+        write_rows(v_cache, locs, v)
+
+    return work
 
 
-def weigh_(x_THD: torch.Tensor, weight_D: torch.Tensor, unit_offset: bool) -> None:
-    if unit_offset:
-        x_THD.addcmul_(x_THD, weight_D)
-    else:
-        x_THD.mul_(weight_D)
+def bind_turn(qk: torch.Tensor, turned: torch.Tensor, table_PR: torch.Tensor, positions_T: torch.Tensor) -> Work:
+    """Writes `turned`: every head of `qk`, [T, H + K, D], rotated in halves by its token's row of the table."""
+    num_tokens, num_heads, head_dim = qk.shape
+    halves_shape = (num_tokens, num_heads, 2, head_dim // 2)
+    halves, turned_halves = qk.view(halves_shape), turned.view(halves_shape)
+    (first, second), (turned_first, turned_second) = halves.unbind(2), turned_halves.unbind(2)
+    cos_sin = torch.empty(num_tokens, 1, 2, head_dim // 2)
+    rows, cos, sin = cos_sin.view(num_tokens, head_dim), cos_sin[:, :, :1], cos_sin[:, :, 1]
+
+    def work() -> None:
+        # By torch: numpy takes twice as long for factors that repeat along an axis in the middle.
+        torch.index_select(table_PR, 0, positions_T, out=rows)
+        torch.mul(halves, cos, out=turned_halves)
+        turned_first.addcmul_(second, sin, value=-1)
+        turned_second.addcmul_(first, sin)
+
+    return work
 
 
 def are_neighbours(q_THD: torch.Tensor, k_TKD: torch.Tensor) -> bool:
@@ -165,13 +188,13 @@ def are_neighbours(q_THD: torch.Tensor, k_TKD: torch.Tensor) -> bool:
     return follows and is_packed and (q_THD.stride(0) == k_TKD.stride(0) or num_tokens == 1)
 
 
-def write_rows(cache_NSKD: torch.Tensor, locs_T: torch.Tensor, rows_TKD: torch.Tensor) -> None:
-    """One row per location. With pages of one location, which is how decode sees memory, there is nothing to divide."""
-    page_size = cache_NSKD.shape[1]
+def write_rows(cache: Floats, locs: Floats, rows: Floats) -> None:
+    """One row [K, D] per location. With pages of one location, which is how decode sees memory, nothing is divided."""
+    page_size = cache.shape[1]
     if page_size == 1:
-        cache_NSKD.select(1, 0).index_copy_(0, locs_T, rows_TKD)
+        cache[locs, 0] = rows
     else:
-        cache_NSKD[locs_T // page_size, locs_T % page_size] = rows_TKD
+        cache[locs // page_size, locs % page_size] = rows
 
 
 def _cuda(*args: object) -> None:
@@ -180,12 +203,10 @@ def _cuda(*args: object) -> None:
     launch_qk_rope_write(*args)  # type: ignore[arg-type]
 
 
-qk_rope_write = register_op(
+qk_rope_write = register_bound_op(
     "qk_rope_write",
-    inline=True,
     reference=qk_rope_write_reference,
-    cpu=qk_rope_write_cpu,
+    bind=bind_qk_rope_write,
     cuda=_cuda,
-    fake=no_output,
     mutates=("q_THD", "k_cache_NSKD", "v_cache_NSKE"),
 )

@@ -19,6 +19,7 @@ from playhead.kernels.choose import (
     blocks_per_part,
     choose_scratch,
     choose_tokens,
+    choose_tokens_reference,
     gumbel_noise,
     mixed_,
 )
@@ -27,7 +28,9 @@ from playhead.kernels.choose_triton import gumbel, launch_choose_tokens, mixed
 
 GREEDY_BELOW = 1e-5
 TWO_BLOCKS = IDS_PER_BLOCK + 70
-BOTH = pytest.mark.parametrize("choose", [choose_tokens, launch_choose_tokens], ids=["reference", "kernel"])
+BOTH = pytest.mark.parametrize(
+    "choose", [choose_tokens, choose_tokens_reference, launch_choose_tokens], ids=["cpu", "reference", "kernel"]
+)
 
 
 def inputs(temperatures, seed=0):
@@ -82,32 +85,33 @@ def test_a_row_is_the_same_alone_and_in_any_batch_however_it_is_cut(num_blocks):
 
 
 @BOTH
-def test_equal_scores_go_to_the_lowest_id(choose):
+@pytest.mark.parametrize("draws", [False, True])
+def test_equal_scores_go_to_the_lowest_id(choose, draws):
     """In one lane, across lanes, across blocks, and 0.0 equals -0.0."""
     logits = torch.full((3, TWO_BLOCKS), -1.0)
     logits[0, [7, 3, 7 + IDS_PER_BLOCK]] = 2.0
     logits[1, [900, 900 + 70, IDS_PER_BLOCK + 1]] = 2.0
     logits[2, 5], logits[2, IDS_PER_BLOCK + 2] = -0.0, 0.0
-    assert tokens(choose, logits, [0.0, 0.0, 0.0]) == [3, 900, 5]
+    assert tokens(choose, logits, [0.0, 0.0, 0.0], draws=draws) == [3, 900, 5]
 
 
 @BOTH
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_nan_counts_as_minus_infinity_and_harms_nobody(choose, temperature):
+@pytest.mark.parametrize(("temperature", "draws"), [(0.0, False), (0.0, True), (1.0, True)])
+def test_nan_counts_as_minus_infinity_and_harms_nobody(choose, temperature, draws):
     logits = random_logits(3, TWO_BLOCKS)
-    clean = tokens(choose, logits, [temperature] * 3)
+    clean = tokens(choose, logits, [temperature] * 3, draws=draws)
     logits[0] = math.nan
     logits[2, clean[2] ^ 1] = math.nan
-    assert tokens(choose, logits, [temperature] * 3) == [0, clean[1], clean[2]]
+    assert tokens(choose, logits, [temperature] * 3, draws=draws) == [0, clean[1], clean[2]]
 
 
 @BOTH
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_infinities_are_taken_at_their_word(choose, temperature):
+@pytest.mark.parametrize(("temperature", "draws"), [(0.0, False), (0.0, True), (1.0, True)])
+def test_infinities_are_taken_at_their_word(choose, temperature, draws):
     logits = torch.full((3, TWO_BLOCKS), -math.inf)
     logits[1, TWO_BLOCKS - 1] = -3e38
     logits[2, [9, 1050]] = math.inf
-    assert tokens(choose, logits, [temperature] * 3) == [0, TWO_BLOCKS - 1, 9]
+    assert tokens(choose, logits, [temperature] * 3, draws=draws) == [0, TWO_BLOCKS - 1, 9]
 
 
 def test_columns_past_the_vocabulary_are_not_looked_at():

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from playhead.attention.base import LENGTHS_SLOT, ROWS_SLOT
 from playhead.attention.reference import ReferenceBackend
-from playhead.kernels.decode_rows import key_rows, row_view
+from playhead.kernels.decode_rows import (
+    MOST_PRODUCTS,
+    decode_rows,
+    decode_rows_reference,
+    key_rows,
+    key_rows_into,
+    key_rows_into_reference,
+    row_view,
+)
 from tests.unit.attention.scenes import Scene, SceneSpec, make_scene
 from tests.unit.attention.strategies import scene_specs
 
@@ -49,6 +57,12 @@ def test_rows_give_what_the_oracle_gives(spec, seed):
     torch.testing.assert_close(*both(scene), atol=1e-5, rtol=1e-5)
 
 
+def test_more_products_than_numpy_may_do_go_to_torch():
+    spec = SceneSpec(seq_lens=(2100, 3), group_size=8, k_head_dim=8, v_head_dim=8, page_size=16)
+    assert 2100 * spec.group_size * spec.k_head_dim > MOST_PRODUCTS
+    torch.testing.assert_close(*both(in_whole_rows(make_scene(spec, seed=2))), atol=1e-5, rtol=1e-5)
+
+
 def test_keys_and_values_of_other_widths_are_no_rows():
     assert (
         in_whole_rows(make_scene(SceneSpec(seq_lens=(3,), k_head_dim=8, v_head_dim=4), seed=0)).layer.as_rows() is None
@@ -77,4 +91,42 @@ def test_new_tokens_go_to_the_rows_of_their_locations():
     mapping = torch.zeros(12, **ints)
     mapping[9] = 6
     rows, lengths, locs = torch.zeros(2, **ints), torch.ones(2, **ints), torch.tensor([9, -1], **ints)
-    assert key_rows(table, rows, lengths, locs, mapping, 4, 10, 8)[2].tolist() == [12, 0]
+    found = key_rows(table, rows, lengths, locs, mapping, page_size=4, rows_per_page=10, num_keys=8)
+    assert found[2].tolist() == [12, 0]
+
+
+@settings(max_examples=40, deadline=None)
+@given(lengths=st.lists(st.integers(1, 24), min_size=1, max_size=5), window=st.integers(1, 24), mapped=st.booleans())
+def test_key_rows_are_those_of_the_reference(lengths, window, mapped):
+    """Pages of 4 locations and 10 rows, six for each request; a mapping has locations that are nobody's."""
+    num_requests = len(lengths)
+    table = torch.randperm(6 * num_requests).int().view(num_requests, 6)
+    mapping = torch.randint(-1, 99, (24 * num_requests,)).int() if mapped else None
+    lookup = (table, torch.randperm(num_requests).int(), torch.tensor(lengths).int(), torch.arange(num_requests).int())
+
+    def run(op):
+        shape = (num_requests, window)
+        made = (torch.zeros(shape, dtype=torch.int64), torch.zeros(shape), torch.zeros(num_requests, dtype=torch.int64))
+        op(*made, *lookup, mapping, 4, 10)
+        return made
+
+    for found, wanted in zip(run(key_rows_into), run(key_rows_into_reference), strict=True):
+        assert torch.equal(found, wanted)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    spec=scene_specs(extend=False), seed=st.integers(0, 2**31), dtype=st.sampled_from((torch.float32, torch.bfloat16))
+)
+def test_what_the_cpu_runs_is_the_reference(spec, seed, dtype):
+    scene = in_whole_rows(make_scene(replace(spec, v_head_dim=spec.k_head_dim), seed))
+    backend, layer = ReferenceBackend(page_table_RP=scene.plan.page_table_RP), scene.layer.as_rows()
+    slots = {ROWS_SLOT: scene.plan.rows_B, LENGTHS_SLOT: scene.plan.seq_lens_B}
+    lookup = backend.lookup(scene.layer, {**slots, "out_cache_loc": torch.zeros_like(scene.plan.rows_B)})
+    q, k_rows, v_rows = (x.to(dtype) for x in (scene.q, layer.k_cache_NSKD, layer.v_cache_NSKE))
+    rest = (lookup.key_rows_BJ, lookup.bias_BJ, scene.plan.seq_lens_B, layer.sinks_H, layer.scale, layer.softcap)
+    found, wanted = torch.zeros_like(q), torch.zeros_like(q)
+    decode_rows(q, found, k_rows, v_rows, *rest)
+    decode_rows_reference(q, wanted, k_rows, v_rows, *rest)
+    live = slice(scene.num_live)
+    torch.testing.assert_close(found[live], wanted[live], atol=1e-5, rtol=1e-5)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from playhead.kernels.norm import (
     add_rms_norm,
     add_rms_norm_reference,
+    norm_add_,
     norm_add_reference,
     rms_norm,
     rms_norm_reference,
@@ -72,6 +73,20 @@ def test_what_the_cpu_runs_agrees_with_reference(width, kind, norm_x, dtype, see
     found = add_rms_norm(x, residual, *rest, **kind)
     torch.testing.assert_close(found, add_rms_norm_reference(x, expected_residual, *rest, **kind))
     torch.testing.assert_close(residual, expected_residual)
+    norm_add_(x, residual, weight, 1e-6, **kind)
+    norm_add_reference(x, expected_residual, weight, 1e-6, **kind)
+    torch.testing.assert_close(residual, expected_residual)
+
+
+@settings(max_examples=30, deadline=None)
+@given(num_rows=st.integers(1, 40), width=st.sampled_from((1, 7, 64, 256, 300)), seed=st.integers(0, 2**31))
+def test_a_row_is_normed_to_the_same_bits_in_any_batch(num_rows, width, seed):
+    x, residual, weights = rows(num_rows, width, seed), rows(num_rows, width, seed + 1), rows(2, width, seed + 2)
+    weight, x_weight = weights[0].contiguous(), weights[1].contiguous()
+    alone = [
+        add_rms_norm(x[i : i + 1], residual[i : i + 1].clone(), weight, x_weight, 1e-6, True) for i in range(num_rows)
+    ]
+    assert torch.equal(add_rms_norm(x, residual, weight, x_weight, 1e-6, True), torch.cat(alone))
 
 
 def test_a_centred_norm_is_torchs_layer_norm():

@@ -5,13 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+from playhead.graph.backends.base import record
+from playhead.graph.backends.tape import TapeBackend
 from playhead.kernels.activation import gated_activation
+from playhead.kernels.advance import newest_ids, newest_ids_into
 from playhead.kernels.choose import choose_scratch, choose_tokens
 from playhead.kernels.decode import decode
-from playhead.kernels.decode_rows import decode_rows, key_rows
+from playhead.kernels.decode_rows import decode_rows, key_rows_into
 from playhead.kernels.embedding import embed, softcap_
 from playhead.kernels.extend import extend
-from playhead.kernels.norm import add_rms_norm, norm_add_, rms_norm
+from playhead.kernels.norm import add_rms_norm, add_rms_norm_into, norm_add_, rms_norm, rms_norm_into
 from playhead.kernels.rope import qk_rope_write
 from tests.unit.attention.scenes import SceneSpec, make_scene
 from tests.unit.kernels.test_rope import random_call
@@ -39,7 +42,9 @@ def choose_call():
 
 def key_rows_call():
     table, rows = torch.tensor([[0, 0], [1, 2]], dtype=torch.int32), torch.tensor([1], dtype=torch.int32)
-    return table, rows, torch.tensor([8], dtype=torch.int32), torch.tensor([11], dtype=torch.int32), None, 4, 8, 8
+    lookup = (table, rows, torch.tensor([8], dtype=torch.int32), torch.tensor([11], dtype=torch.int32))
+    found = (torch.zeros((1, 8), dtype=torch.int64), torch.zeros(1, 8), torch.zeros(1, dtype=torch.int64))
+    return *found, *lookup, None, 4, 8
 
 
 def decode_rows_call():
@@ -49,6 +54,18 @@ def decode_rows_call():
 
 
 CALLS = {
+    rms_norm_into: lambda: (torch.zeros(2, 8), torch.randn(2, 8), torch.randn(8), 1e-6, True),
+    add_rms_norm_into: lambda: (
+        torch.zeros(2, 8),
+        torch.randn(2, 8),
+        torch.randn(2, 8),
+        torch.randn(8),
+        torch.randn(8),
+        1e-6,
+        True,
+    ),
+    newest_ids: lambda: (torch.tensor([4, -1]), torch.tensor([0, 7])),
+    newest_ids_into: lambda: (torch.tensor([0, 0]), torch.tensor([4, -1]), torch.tensor([0, 7])),
     rms_norm: lambda: (torch.randn(2, 8), torch.randn(8), 1e-6, True),
     add_rms_norm: lambda: (torch.randn(2, 8), torch.randn(2, 8), torch.randn(8), None, 1e-6, True),
     norm_add_: lambda: (torch.randn(2, 8), torch.randn(2, 8), torch.randn(8), 1e-6, True),
@@ -59,7 +76,7 @@ CALLS = {
     choose_tokens: choose_call,
     decode: decode_call,
     extend: extend_call,
-    key_rows: key_rows_call,
+    key_rows_into: key_rows_call,
     decode_rows: decode_rows_call,
 }
 
@@ -67,3 +84,13 @@ CALLS = {
 @pytest.mark.parametrize("op", CALLS, ids=str)
 def test_schema_and_fake_tell_the_truth(op):
     torch.library.opcheck(op, CALLS[op](), test_utils=("test_schema", "test_faketensor"))
+
+
+def test_a_bound_op_on_a_tape_is_one_node_and_reads_its_memory_at_replay():
+    x, weight = torch.randn(3, 8), torch.randn(8)
+    recording, out = record(TapeBackend(), lambda: rms_norm(x, weight, 1e-6, True))
+    assert recording.num_nodes == 1
+    x.copy_(torch.randn(3, 8))
+    weight.mul_(2)
+    recording.replay()
+    assert torch.equal(out, rms_norm(x, weight, 1e-6, True))

@@ -12,8 +12,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
+from playhead.bound_ops import bound
 from playhead.graph.backends.base import Outputs, Recording
 from playhead.graph.backends.out_variants import bind_outputs, out_variant
 from playhead.graph.oplog import UNINITIALISED, Call, Op, OpLog, OpObserver, tensors_in
@@ -30,7 +32,10 @@ class TapeStep:
 
     @classmethod
     def of(cls, call: Call) -> TapeStep:
-        """The cheapest way to redo a call: straight into the recorded memory where torch can."""
+        """The cheapest way to redo a call: without torch if it can be bound, else straight into the recorded memory."""
+        work = bound(call.func, call.args, call.kwargs)
+        if work is not None:
+            return cls(func=work, args=(), kwargs={}, copies=())
         variant = out_variant(call.func) if any(tensor is not None for tensor in call.fresh) else None
         outputs = bind_outputs(variant[1], call.fresh) if variant is not None else None
         if variant is not None and outputs is not None:
@@ -58,7 +63,8 @@ class TapeRecording:
         return sum(tensor.untyped_storage().nbytes() for tensor in self._memory)
 
     def replay(self) -> None:
-        with torch.no_grad():
+        # Padded rows may hold anything, and numpy would warn about them.
+        with torch.no_grad(), np.errstate(all="ignore"):
             for step in self._steps:
                 result = step.func(*step.args, **step.kwargs)
                 if step.copies:
