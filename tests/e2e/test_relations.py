@@ -62,7 +62,7 @@ class Cases:
 
 @pytest.fixture(scope="module", params=["greedy", "drawn"])
 def cases(model, request):
-    return Cases(request.param, 200, 24) if model == "embedded" else Cases(request.param, 40, 12)
+    return Cases(request.param, 200, 24) if model == "embedded" else Cases(request.param, 24, 8)
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_with_another_chunk_size(cases, alone, llm_with, chunk):
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_with_preemption(model, cases, alone, llm_with, overlap):
-    little = 2_300_000 if model == "embedded" else 16_500_000
+    little = 2_300_000 if model == "embedded" else 15_500_000
     llm = llm_with(kv_memory_bytes=little, enable_prefix_caching=False, overlap=overlap)
     found = cases.run(llm)
     assert llm.stats.num_preemptions > 0
