@@ -1,6 +1,6 @@
 """Random arrivals, lengths, aborts, preemption and shared prefixes: every token is what the request gets alone.
 
-`PLAYHEAD_FUZZ_REQUESTS` is how many requests the tiny model gets; the embedded one gets a tenth of them.
+`PLAYHEAD_FUZZ_REQUESTS` is how many requests the tiny model gets; the embedded one gets a fifth of them.
 """
 
 from __future__ import annotations
@@ -120,6 +120,6 @@ def test_tiny_model(overlap):
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_embedded_model(overlap):
-    asked = list(requests(8, NUM_REQUESTS // 10, longest=100, vocab_size=4096))
+    asked = list(requests(8, NUM_REQUESTS // 5, longest=100, vocab_size=4096))
     lone = shared_llm(replace(EMBEDDED, enable_prefix_caching=False, kv_memory_bytes=1 << 25))
     check(shared_llm(replace(EMBEDDED, overlap=overlap)).engine, lone.engine, asked, seed=8)

@@ -86,8 +86,9 @@ class SamplerRows:
             column[row] = values[name]
         variant = self.variant_of(request)
         self._variants[row] = ORDERED_VARIANTS.index(variant)
-        # A step that looks at the tables looks at every row's: what a former request left there must go.
-        if row in self._written_rows:
+        # A step that looks at the tables looks at every row's bias and counts every row's tokens: what a former request
+        # left must go, whether it was written for it or counted beside somebody else.
+        if variant == EVERYTHING or row in self._written_rows:
             self._clear_tables(row)
         if variant == EVERYTHING:
             self._write_tables(row, request)

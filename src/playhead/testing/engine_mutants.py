@@ -122,6 +122,17 @@ def table_row_kept() -> AbstractContextManager[None]:
     return swapped(SamplerRows, "_clear_tables", keep)
 
 
+def counts_kept_in_a_row() -> AbstractContextManager[None]:
+    """A recycled row keeps what was counted in it beside a neighbour who wanted counts."""
+    original = SamplerRows._clear_tables
+
+    def only_written(self: SamplerRows, row: Row) -> None:
+        if row in self._written_rows:
+            original(self, row)
+
+    return swapped(SamplerRows, "_clear_tables", only_written)
+
+
 def prompts_counted_as_output() -> AbstractContextManager[None]:
     """A prompt's chunk of one token runs as decode, which counts what it draws as generated."""
 
@@ -267,6 +278,9 @@ ENGINE_MUTANTS: tuple[Mutant, ...] = (
     Mutant(name="newest token of any row", source="a preempted request comes back", apply=newest_token_of_any_row),
     Mutant(name="unread token forgotten", source="a launch that fails during overlap", apply=unread_token_forgotten),
     Mutant(name="bias kept in a row", source="found in review: wide tables, sparse writes", apply=table_row_kept),
+    Mutant(
+        name="counts kept in a row", source="found here by the fuzz: rows counted unasked", apply=counts_kept_in_a_row
+    ),
     Mutant(
         name="prompt counted as output", source="found in review: chunks of one token", apply=prompts_counted_as_output
     ),

@@ -64,7 +64,9 @@ LEFTOVERS: tuple[Ask, ...] = (
     Ask(name="biased", prompt=(5, 6), params=greedy(4, logit_bias={9: 100.0})),
     Ask(name="plain", prompt=(5, 6, 7), params=greedy(6), comes=6),
     Ask(name="no end yet", prompt=(8, 9), params=drawn(6, seed=2, min_tokens=6, stop_token_ids=[1, 2, 3]), comes=12),
-    Ask(name="plain too", prompt=(8, 9, 10), params=drawn(6, seed=3), comes=19),
+    Ask(name="plain too", prompt=(8, 9, 10), params=greedy(4), comes=19),
+    # Its row's tokens were counted, though nobody had asked for it.
+    Ask(name="penalised too", prompt=(8, 9, 10), params=greedy(6, frequency_penalty=2.0), comes=25),
 )
 ONE_BY_ONE = KVLimits(max_context_tokens=32, max_running=3, chunk_tokens=1)
 """Prompts come in chunks of a token, as decode does."""

@@ -286,7 +286,9 @@ INTERRUPTED_COMMANDS = [
 def test_interrupting_leaves_with_130_and_no_traceback(command, tmp_path):
     """The engine is at work when the signal comes: the first step or capture leaves a mark."""
     code = (
-        "import sys; from pathlib import Path; from playhead.graph.runner import GraphRunner\n"
+        # A shell's background jobs, and whatever they start, ignore the signal.
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from playhead.graph.runner import GraphRunner\n"
         "run = GraphRunner.prepare\n"
         "def marked(*args, **kwargs): print('at work', flush=True); return run(*args, **kwargs)\n"
         "GraphRunner.prepare = marked\n"

@@ -236,7 +236,7 @@ def test_a_failed_step_ends_those_in_flight_and_takes_new_ones(llm, monkeypatch)
             for stream in streams:
                 await anext(stream)
             with monkeypatch.context() as patch:
-                patch.setattr(llm.engine.worker.decode, "run", broken)
+                patch.setattr(llm.engine.worker, "launch", broken)
                 errors = await asyncio.gather(*(rest(stream) for stream in streams), return_exceptions=True)
             assert engine.is_running
             return errors, await last(engine, "The whale")
@@ -259,7 +259,7 @@ def test_an_engine_that_cannot_even_let_go_is_dead_and_says_so(monkeypatch):
             stream = engine.generate("The whale", ENDLESS)
             await anext(stream)
             monkeypatch.setattr(llm.engine, "abort", broken)
-            monkeypatch.setattr(llm.engine.worker.decode, "run", broken)
+            monkeypatch.setattr(llm.engine.worker, "launch", broken)
             with pytest.raises(StepFailed):
                 [output async for output in stream]
             await asyncio.to_thread(engine._thread.join)
