@@ -22,7 +22,7 @@ from playhead.schedule.sampling_params import SamplingParams, shown
 from playhead.schedule.scheduler import PlannedChunk, ScheduleLimits, Scheduler
 from playhead.step.inflight import Collected, InFlight
 from playhead.step.sampling import SampledTokens, SamplerRow
-from playhead.step.worker import Chunk, Worker
+from playhead.step.worker import Worker
 from playhead.timeline import StepRecord, Timeline
 
 WAITING_PER_RUNNING = 4  # a longer queue only makes everybody in it too late
@@ -219,17 +219,7 @@ class Engine:
                 if answer.sampler_seq is not chunk.seq:
                     self.worker.sampler.set(chunk.seq.row, sampler_row(answer))
                     answer.sampler_seq = chunk.seq
-            chunks = [
-                Chunk(
-                    seq=chunk.seq,
-                    tokens=chunk.tokens,
-                    end=chunk.seq.num_tokens,
-                    samples=chunk.samples,
-                    num_generated=chunk.num_generated,
-                )
-                for chunk in planned
-            ]
-            launched = self.worker.launch(chunks)
+            launched = self.worker.launch(planned)
         except BaseException:
             self._scheduler.roll_back(planned)
             raise

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from playhead.graph import Mode
+from playhead.schedule.chunk import Chunk
 from playhead.step.audit import audit_worker
-from playhead.step.worker import Chunk
 from playhead.testing.tiny_worker import dense_logits, last_logits, tiny_worker
 
 PROMPTS = [[7, 8, 9, 10, 11, 12, 13], [7], [20, 21, 22]]

@@ -13,7 +13,8 @@ import pytest
 from playhead.graph import Mode
 from playhead.kv.cache import SequenceKV
 from playhead.kv.plan import KVLimits
-from playhead.step.worker import Chunk, Worker, WorkerConfig
+from playhead.schedule.chunk import Chunk
+from playhead.step.worker import Worker, WorkerConfig
 from tests.parity.oracle import CASES, VOCAB, ours, reference, relative_error, their_logits
 
 LIMITS = KVLimits(max_context_tokens=64, max_running=4, chunk_tokens=24)

@@ -9,13 +9,14 @@ from rich.console import Console
 
 from playhead.cli import options
 from playhead.cli.demo import audit_table
+from playhead.cli.loading import loaded
 from playhead.cli.options import EngineFlags, GraphMode, engine_config
 from playhead.engine_config import EngineConfig, resolve_device, resolve_dtype, resolve_sizes
 from playhead.graph.report import Report
-from playhead.llm import EMBEDDED, LLM, resolve_model_name
+from playhead.llm import EMBEDDED, resolve_model_name
 from playhead.models.load import LoadFormat, describe_model
 from playhead.models.spec import ModelSpec
-from playhead.progress import capture_bar, load_bar, spinner
+from playhead.progress import capture_bar, spinner
 from playhead.step.audit import audit_worker
 from playhead.step.model_step import kv_geometry
 
@@ -61,9 +62,7 @@ def audit_model(model: str, config: EngineConfig) -> list[Report]:
     """One report per runner."""
     if config.kv_memory_bytes is None:
         config = with_small_kv(describe_model(resolve_model_name(model), config_only=True).spec, config)
-    with load_bar(model) as advance:
-        llm = LLM(model, config, on_load_progress=advance)
-    with llm:
+    with loaded(model, config) as llm:
         with capture_bar() as advance:
             llm.capture_graphs(advance)
         with spinner("auditing: every size is replayed, compared and captured again"):

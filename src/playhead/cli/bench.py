@@ -15,13 +15,14 @@ from rich.table import Table
 from playhead.cli import options
 from playhead.cli.doctor import machine_rows, this_machine, version_rows
 from playhead.cli.help import OneScreenCommand
+from playhead.cli.loading import loaded
 from playhead.cli.options import DEFAULTS, EngineFlags, GraphMode, engine_config
 from playhead.cli.workload import Run, WorkloadSpec, random_workload, run_workload, spread
 from playhead.engine_config import EngineConfig
 from playhead.errors import ConfigError
 from playhead.llm import EMBEDDED, LLM
 from playhead.models.load import LoadFormat
-from playhead.progress import load_bar, prompt_bar
+from playhead.progress import prompt_bar
 
 LATENCY_PERCENTILES = (10, 25, 50, 75, 90, 99)
 SHOWN = ("mean", "p50", "p90", "p99")
@@ -160,7 +161,7 @@ def latency(
 
 def measure_throughput(console: Console, job: BenchJob) -> None:
     """Once to capture what the steps need, and once with other tokens for the figures."""
-    with loaded(job) as llm:
+    with loaded(job.model, job.config) as llm:
         warmed = one_pass(llm, job, "warming up", variant=WARM_UP)
         run = one_pass(llm, job, "measuring", variant=MEASURED)
         figures = throughput_figures(run)
@@ -170,18 +171,13 @@ def measure_throughput(console: Console, job: BenchJob) -> None:
 
 def measure_latency(console: Console, job: BenchJob) -> None:
     """The same batch every time."""
-    with loaded(job) as llm:
+    with loaded(job.model, job.config) as llm:
         for i in range(job.num_iters_warmup):
             one_pass(llm, job, f"warming up, {i + 1} of {job.num_iters_warmup}")
         runs = [one_pass(llm, job, f"measuring, {i + 1} of {job.num_iters}") for i in range(job.num_iters)]
         figures = latency_figures(runs, job.workload.output_len)
         show(console, f"{job.model} on {llm.config.device}, {described(job.workload)}", figures)
         write(job, llm.config, figures | {"seconds": [run.seconds for run in runs]})
-
-
-def loaded(job: BenchJob) -> LLM:
-    with load_bar(job.model) as advance:
-        return LLM(job.model, job.config, on_load_progress=advance)
 
 
 def one_pass(llm: LLM, job: BenchJob, what: str, *, variant: int = MEASURED) -> Run:

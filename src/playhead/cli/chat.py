@@ -11,11 +11,12 @@ from rich.console import Console
 
 from playhead.cli import options
 from playhead.cli.generate import figures, show
+from playhead.cli.loading import loaded
 from playhead.cli.options import DEFAULTS, EngineFlags, engine_config
 from playhead.llm import EMBEDDED, LLM, load_tokenizer, resolve_model_name
 from playhead.models.load import describe_model
 from playhead.outputs import RequestOutput
-from playhead.progress import load_bar, spinner
+from playhead.progress import spinner
 from playhead.schedule.errors import RequestError
 from playhead.schedule.sampling_params import SamplingParams
 
@@ -49,9 +50,7 @@ def chat(
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     config = engine_config(flags)
     refuse_without_template(model)
-    with load_bar(model) as advance:
-        llm = LLM(model, config, on_load_progress=advance)
-    with llm:
+    with loaded(model, config) as llm:
         converse(Console(), llm, params, system)
 
 

@@ -15,12 +15,13 @@ from rich.console import Console
 from rich.table import Table
 
 from playhead.cli import options
+from playhead.cli.loading import loaded
 from playhead.cli.options import DEFAULTS, EngineFlags, GraphMode, engine_config
 from playhead.engine_config import EngineConfig
 from playhead.graph.shapes import Mode, Reason
 from playhead.llm import EMBEDDED, LLM
 from playhead.outputs import RequestOutput
-from playhead.progress import load_bar, spinner
+from playhead.progress import spinner
 from playhead.schedule.sampling_params import SamplingParams
 
 
@@ -100,9 +101,7 @@ def generate(
 
 def run_generate(console: Console, job: GenerateJob) -> None:
     """Text alone goes to a pipe; a terminal also gets the prompt before it and the figures after it."""
-    with load_bar(job.model) as advance:
-        llm = LLM(job.model, job.config, on_load_progress=advance)
-    with llm:
+    with loaded(job.model, job.config) as llm:
         show_answer(console, llm, job)
         if job.trace is not None:
             llm.engine.timeline.write(job.trace)

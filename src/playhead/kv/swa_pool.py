@@ -47,7 +47,6 @@ class SWAKVPool:
         self._device_mappings = tuple(
             _device_mapping(mapping.table(window), self._page_size, device) for window in range(mapping.num_groups)
         )
-        self._offsets = np.arange(self._page_size, dtype=np.int32)
         mapping.take_unpublished()
 
     @property
@@ -129,11 +128,9 @@ class SWAKVPool:
         self.publish(self.mapping)
 
     def _expanded(self, device_mapping: torch.Tensor, changes: Int32Array) -> DeviceWrite:
-        """Changed pages as locations. A full page without a window page shows the sink's first one, at any offset."""
-        full, window = changes[:, :1].astype(np.int64), changes[:, 1:]
-        locs = np.where(window == NO_PAGE, 0, window * self._page_size + self._offsets)
-        index = full * self._page_size + self._offsets
-        return DeviceWrite(device_mapping, index.reshape(-1), locs.astype(np.int32).reshape(-1))
+        """Changed pages as locations."""
+        places = changes[:, :1].astype(np.int64) * self._page_size + np.arange(self._page_size)
+        return DeviceWrite(device_mapping, places.reshape(-1), _locs_of(changes[:, 1], self._page_size))
 
 
 def create_kv_pool(plan: KVPlan, mapping: WindowMapping, *, device: torch.device) -> MHAKVPool | SWAKVPool:
@@ -145,6 +142,11 @@ def create_kv_pool(plan: KVPlan, mapping: WindowMapping, *, device: torch.device
 
 def _device_mapping(table: Int32Array, page_size: int, device: torch.device) -> torch.Tensor:
     """The mapping by location with a last entry of -1, which index -1 reads."""
-    offsets = np.arange(page_size, dtype=np.int32)
-    by_loc = np.where(table[:, None] == NO_PAGE, 0, table[:, None] * page_size + offsets)
-    return torch.from_numpy(np.append(by_loc.reshape(-1), -1).astype(np.int32)).to(device)
+    return torch.from_numpy(np.append(_locs_of(table, page_size), np.int32(-1))).to(device)
+
+
+def _locs_of(window_pages: Int32Array, page_size: int) -> Int32Array:
+    """Locations of pages, in their order. Where there is no page the sink's first one stands, at any offset."""
+    pages = window_pages[:, None]
+    locs = np.where(pages == NO_PAGE, 0, pages * page_size + np.arange(page_size, dtype=np.int32))
+    return locs.astype(np.int32).reshape(-1)

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from playhead.errors import OutOfPages
-from playhead.kv.cache import HybridKVCache, SequenceKV
+from playhead.kv.cache import HybridKVCache
+from playhead.schedule.chunk import Chunk
 from playhead.schedule.errors import RequestError
 from playhead.schedule.request import FinishReason, Request
 
@@ -31,18 +32,13 @@ class ScheduleLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedChunk:
-    """Tokens of one request in a step. `samples` if they are its last ones, so that the step gives the next.
+class PlannedChunk(Chunk):
+    """A chunk, and the request it is for: which may have lost `seq`, and got another, before the step is read.
 
-    A token that was sampled in the request's row is -row: the device has it, and may have it before the host. `seq` is
-    where they go: the request may have lost it, and got another, before the step is read.
+    A token that was sampled in the request's row is -row: the device has it, and may have it before the host.
     """
 
     request: Request
-    seq: SequenceKV
-    tokens: tuple[int, ...]
-    samples: bool
-    num_generated: int
 
 
 class Scheduler:
@@ -224,6 +220,7 @@ class Scheduler:
         return PlannedChunk(
             request=request,
             seq=seq,
+            end=seq.num_tokens,
             tokens=(-seq.row,) if decodes else request.tokens_between(seq.num_tokens - num_tokens, seq.num_tokens),
             samples=request.num_to_compute == 0,
             num_generated=len(request.output) + request.num_unread,

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from playhead.graph.registry import NUM_STAGES
 from playhead.graph.staging import StagingRing, field_view, lay_out, port_for
 from playhead.kv.pool import DeviceWrite
 
-NUM_STAGES = 4  # as many as a registry has: both are ahead of the device by the same steps
 MAX_ENTRIES = 8192  # of one copy: 96 KiB; a larger change goes in several
 
 

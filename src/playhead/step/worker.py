@@ -37,6 +37,7 @@ from playhead.kv.mapping import Int32Array
 from playhead.kv.plan import KVLimits, plan_kv
 from playhead.kv.swa_pool import create_kv_pool
 from playhead.models.decoder import Decoder
+from playhead.schedule.chunk import Chunk
 from playhead.step.inflight import Collected, InFlight, start_stopwatch
 from playhead.step.inputs import ADVANCES, InputFeatures, build_decode_registry, build_prefill_registry
 from playhead.step.model_step import ModelStep, kv_geometry, layer_attentions
@@ -65,30 +66,6 @@ class WorkerConfig:
     dispatch: DispatchLimits = field(default_factory=lambda: DispatchLimits(lazy=True))
     prefix_caching: bool = True
     strict_ledger: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """One request's part in a step: `tokens` of a sequence that end before position `end`.
-
-    In a running step they are the newest ones, which `kv.extend` has just made places for. A token below zero is -row:
-    the newest of that row, sampled and not read yet. `samples` if the step gives the request its next token, its
-    `num_generated`-th counted from 0.
-    """
-
-    seq: SequenceKV
-    tokens: Sequence[int]
-    end: int
-    samples: bool = True
-    num_generated: int = 0
-
-    @classmethod
-    def newest(cls, seq: SequenceKV, tokens: Sequence[int], *, samples: bool = True, num_generated: int = 0) -> Chunk:
-        return cls(seq=seq, tokens=tokens, end=seq.num_tokens, samples=samples, num_generated=num_generated)
-
-    @property
-    def first(self) -> int:
-        return self.end - len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

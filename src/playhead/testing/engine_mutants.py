@@ -16,13 +16,14 @@ from playhead.graph.shapes import Decision
 from playhead.graph.slots import FillContext
 from playhead.llm import LLM
 from playhead.outputs import Logprob
+from playhead.schedule.chunk import Chunk
 from playhead.schedule.request import FinishReason, Request
 from playhead.schedule.scheduler import PlannedChunk, Scheduler
 from playhead.step import worker
 from playhead.step.inflight import Collected, HostReadback, HostStopwatch, InFlight
 from playhead.step.sampler_rows import SamplerRows
 from playhead.step.sampling import SampledTokens, SamplerNeeds, SamplerRow
-from playhead.step.worker import Chunk, Worker
+from playhead.step.worker import Worker
 from playhead.testing.mutant import Checker, Mutant, swapped
 from playhead.testing.tiny_engine import (
     LEFTOVERS,

@@ -11,9 +11,10 @@ import torch
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.plan import KVLimits
 from playhead.kv.pool import DeviceWrite
+from playhead.schedule.chunk import Chunk
 from playhead.step.audit import audit_worker
 from playhead.step.page_table import DevicePageTable
-from playhead.step.worker import Chunk, ForwardResult, Worker
+from playhead.step.worker import ForwardResult, Worker
 from playhead.testing.mutant import Checker, Mutant, swapped
 from playhead.testing.tiny_worker import dense_logits, last_logits, tiny_worker
 

@@ -12,7 +12,8 @@ from playhead.models.build import spec_from_config
 from playhead.models.decoder import Decoder
 from playhead.models.dense_context import DenseContext, DenseSequence
 from playhead.models.dummy import dummy_decoder
-from playhead.step.worker import Chunk, Worker, WorkerConfig
+from playhead.schedule.chunk import Chunk
+from playhead.step.worker import Worker, WorkerConfig
 
 TINY_GEMMA3: Mapping[str, object] = {
     "model_type": "gemma3_text",

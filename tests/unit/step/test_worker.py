@@ -8,8 +8,8 @@ import torch
 from playhead.graph import Mode, Reason
 from playhead.kv.ledger import Ledger
 from playhead.kv.plan import KVLimits
+from playhead.schedule.chunk import Chunk
 from playhead.step.audit import audit_worker
-from playhead.step.worker import Chunk
 from playhead.testing.tiny_worker import dense_logits, last_logits, tiny_worker
 
 MODES = [Mode.BREAKABLE, Mode.PIECEWISE, Mode.EAGER]
