@@ -1,7 +1,7 @@
 """What the engine promises on a GPU, shown: `python -m bench.engine_gpu bench/models/gemma3-1b`.
 
-Graphs captured, with seconds and bytes; the same tokens eagerly, through breakable and through piecewise graphs; copies
-and synchronisations of steady decode steps, counted by the profiler; the audit. Dummy weights of the real shapes.
+Graphs captured, with seconds and bytes; the same tokens eagerly and through full, breakable and piecewise graphs;
+copies and synchronisations of steady decode steps, counted by the profiler; the audit. Dummy weights, real shapes.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from playhead.step.audit import audit_worker
 
 BATCH, PROMPT_TOKENS, NEW_TOKENS = 16, 128, 64  # all sizes are buckets: eager and graphs then run the same shapes
 FIRST_STEPS, STEADY_STEPS = 20, 40  # the first page after the prompt ends in the former; 64 places are then reserved
+MODES = ("full", "breakable", "piecewise")
 SYNCS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 
 
@@ -67,7 +68,7 @@ def show_capture(model: Path, mode: str) -> None:
 def show_equal_tokens(model: Path) -> None:
     """Greedy and drawn, in sizes that need no padding: token for token."""
     found: dict[str, list[tuple[int, ...]]] = {}
-    for mode in ("eager", "breakable", "piecewise"):
+    for mode in ("eager", *MODES):
         llm = new_llm(model, graph_mode=mode)
         outputs = []
         for params in (
@@ -77,7 +78,7 @@ def show_equal_tokens(model: Path) -> None:
             outputs += llm.generate(prompts(BATCH, PROMPT_TOKENS), params)
         found[mode] = [output.outputs[0].token_ids for output in outputs]
         emit("modes", mode=mode, **llm.stats.modes)
-    for mode in ("breakable", "piecewise"):
+    for mode in MODES:
         pairs = [
             (a, b) for xs, ys in zip(found["eager"], found[mode], strict=True) for a, b in zip(xs, ys, strict=True)
         ]
@@ -131,7 +132,7 @@ def main() -> None:
     show_steady_steps(model)
     show_equal_tokens(model)
     show_audit(model)
-    for mode in ("breakable", "piecewise"):
+    for mode in MODES:
         show_capture(model, mode)
 
 

@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--only", default="prefill,decode,throughput")
     parser.add_argument("--reps", type=int, default=3)
     parser.add_argument("--bs", default=",".join(map(str, workload.DECODE_BS)))
-    parser.add_argument("--graph-mode", default="breakable", choices=["breakable", "piecewise", "eager"])
+    parser.add_argument("--graph-mode", default="full", choices=["full", "breakable", "piecewise", "eager"])
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
     args = parser.parse_args()
     base = {"engine": "playhead", "model": args.model.name, "variant": args.graph_mode}
@@ -79,7 +79,7 @@ def main() -> None:
 
 def step_medians(llm: LLM) -> dict[str, float]:
     """Microseconds of each part of the last decode steps."""
-    steps = [asdict(step) for step in llm.engine.timeline if step.mode == "full"][-200:]
+    steps = [asdict(step) for step in llm.engine.timeline if step.raw == step.num_requests][-200:]
     names = ("plan_us", "launch_us", "wait_us", "commit_us", "device_us")
     return {name: round(statistics.median(step[name] for step in steps), 1) for name in names} if steps else {}
 

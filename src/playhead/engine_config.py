@@ -36,7 +36,8 @@ class EngineConfig:
     max_num_batched_tokens: int | None = None
     kv_memory_bytes: int | None = None
     page_size: int = 16
-    graph_mode: Mode = Mode.BREAKABLE
+    graph_mode: Mode | None = None
+    """How steps over tokens are captured. By default full where our kernels run, breakable on a CPU."""
     enable_prefix_caching: bool = True
     overlap: bool | None = None
     """Launch a step before the last one is read. By default where the device is not the host."""
@@ -44,7 +45,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         # Words are taken for their members, as in LLM(load_format="dummy"). Frozen, so not by `=`.
         object.__setattr__(self, "load_format", member("load_format", LoadFormat, self.load_format))
-        object.__setattr__(self, "graph_mode", member("graph_mode", Mode, self.graph_mode))
+        if self.graph_mode is not None:
+            object.__setattr__(self, "graph_mode", member("graph_mode", Mode, self.graph_mode))
 
 
 def member(name: str, kind: type[LoadFormat] | type[Mode], value: str) -> LoadFormat | Mode:
@@ -88,6 +90,15 @@ def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
     if config.dtype not in names:
         raise ConfigError(f"dtype: found {config.dtype!r}; wanted auto or one of {', '.join(names)}. Choose one.")
     return names[config.dtype]
+
+
+def resolve_mode(config: EngineConfig, device: torch.device) -> Mode:
+    """One graph for a whole step on a GPU: every break costs the host a launch. On a CPU there is nothing to launch,
+    and between segments attention finds its keys once for all layers instead of once for each.
+    """
+    if config.graph_mode is not None:
+        return config.graph_mode
+    return Mode.FULL if device.type == "cuda" else Mode.BREAKABLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +152,7 @@ def worker_config(description: ModelDescription, config: EngineConfig, device: t
         kv_memory_bytes=kv_bytes,
         limits=kv_limits(description, config, device),
         page_size=config.page_size,
-        token_mode=config.graph_mode,
+        token_mode=resolve_mode(config, device),
         prefix_caching=config.enable_prefix_caching,
     )
 
@@ -156,4 +167,5 @@ def resolved(config: EngineConfig, worker: WorkerConfig, device: torch.device) -
         max_num_seqs=worker.limits.max_running,
         max_num_batched_tokens=worker.limits.chunk_tokens,
         kv_memory_bytes=worker.kv_memory_bytes,
+        graph_mode=worker.token_mode,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from functools import cache
+from functools import lru_cache
 
 from playhead.llm import LLM, EngineConfig
 from playhead.outputs import RequestOutput
@@ -13,7 +13,7 @@ from playhead.schedule.sampling_params import SamplingParams
 TIE = 1e-4  # two best candidates closer than this in logits are decided by rounding
 
 
-@cache
+@lru_cache(maxsize=4)  # a real model weighs a gigabyte
 def shared_llm(config: EngineConfig, model: str = "embedded") -> LLM:
     """One loaded model per configuration: what ran before must not matter, which is one more thing this tests."""
     return LLM(model, config)

@@ -152,8 +152,12 @@ def test_eagerly(cases, alone, llm_with):
     check(found, alone)
 
 
-def test_through_compiled_pieces(model, cases, alone, llm_with):
-    check(cases.run(llm_with(graph_mode=Mode.PIECEWISE)), alone)
+@pytest.mark.parametrize("mode", [Mode.FULL, Mode.PIECEWISE])
+def test_through_other_graphs(cases, alone, llm_with, mode):
+    """One graph for a whole step over tokens, and compiled pieces."""
+    llm = llm_with(graph_mode=mode)
+    check(cases.run(llm), alone)
+    assert any(step.mode is mode and step.raw > step.num_requests for step in llm.engine.timeline)
 
 
 def test_padded_to_a_larger_bucket(cases, alone, llm_with):

@@ -17,7 +17,7 @@ def worst_error(found, wanted) -> float:
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("mode", [Mode.BREAKABLE, Mode.PIECEWISE, Mode.EAGER])
+@pytest.mark.parametrize("mode", [Mode.FULL, Mode.BREAKABLE, Mode.PIECEWISE, Mode.EAGER])
 def test_logits_are_those_of_dense_attention(mode, page_size):
     worker = tiny_worker(mode, page_size=page_size, device="cuda")
     logits = last_logits(worker, PROMPTS)
@@ -39,7 +39,7 @@ def test_decode_follows_the_window():
         assert worst_error(logits, dense_logits(worker.model.decoder, tokens[:n])) < 5e-3
 
 
-@pytest.mark.parametrize("mode", [Mode.BREAKABLE, Mode.PIECEWISE])
+@pytest.mark.parametrize("mode", [Mode.FULL, Mode.BREAKABLE, Mode.PIECEWISE])
 def test_both_runners_are_clean_under_the_audit(mode):
     for report in audit_worker(tiny_worker(mode, device="cuda")):
         print(report.text())

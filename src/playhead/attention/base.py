@@ -113,6 +113,7 @@ class AttentionPlan:
     `seq_lens_B` counts a request's keys with this step's. In an extend step request b's queries are the tokens
     [query_starts[b], query_starts[b] + query_lens[b]); in a decode step both are None and query b is request b's.
     `spans` is what an extend step's layers share, by `LayerAttention.group`: the first layer of a group fills it in.
+    None where the graph holds the attention itself: what is found for one step must not be baked in.
     """
 
     page_table_RP: torch.Tensor
@@ -120,7 +121,7 @@ class AttentionPlan:
     seq_lens_B: torch.Tensor
     query_starts_B: torch.Tensor | None = None
     query_lens_B: torch.Tensor | None = None
-    spans: dict[tuple[object, ...], tuple[EqualSpans, ...]] = field(default_factory=dict)
+    spans: dict[tuple[object, ...], tuple[EqualSpans, ...]] | None = field(default_factory=dict)
 
     @property
     def phase(self) -> Phase:

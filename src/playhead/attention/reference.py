@@ -24,15 +24,16 @@ from playhead.graph.runner import OwnedMemory
 from playhead.graph.slots import Batch, FillContext, GraphSlot
 from playhead.kernels.decode import attend_last_queries
 from playhead.kernels.decode_rows import decode_rows, key_rows
-from playhead.kernels.extend import extend_reference
+from playhead.kernels.extend import extend, extend_reference
 from playhead.kernels.extend_rows import EqualSpans, RowLayout, equal_spans, extend_rows
 
 
 class ReferenceBackend:
-    """Decode can be captured; extend reads lengths on the host, so it runs live, between segments.
+    """Decode can be captured; so can extend on a CPU, where one op reads the lengths at every replay.
 
-    On a CPU both find the rows of their keys once for all layers of a group, where the memory allows it; else decode
-    gathers as many keys as the table or the window can hold, and extend goes request by request.
+    On a CPU both find the rows of their keys once for all layers of a group, where the memory allows it; extend only
+    where it runs live, between segments. Else decode gathers as many keys as the table or the window can hold, and
+    extend goes request by request.
     """
 
     name = "reference"
@@ -104,8 +105,11 @@ class ReferenceBackend:
         )
 
     def extend(self, plan: AttentionPlan, layer: LayerAttention, q_THD: torch.Tensor, out_THE: torch.Tensor) -> None:
-        as_rows = layer.as_rows()
-        if as_rows is None or q_THD.device.type != "cpu":
+        is_cpu, as_rows = q_THD.device.type == "cpu", layer.as_rows()
+        if plan.spans is None and is_cpu:
+            extend(q_THD, out_THE, *extend_arguments(plan, layer))
+            return
+        if plan.spans is None or as_rows is None or not is_cpu:
             extend_reference(q_THD, out_THE, *extend_arguments(plan, layer))
             return
         spans = plan.spans.get(layer.group)

@@ -10,7 +10,7 @@ from rich.console import Console
 from playhead.cli import options
 from playhead.cli.demo import audit_table
 from playhead.cli.loading import loaded
-from playhead.cli.options import EngineFlags, GraphMode, engine_config
+from playhead.cli.options import EngineFlags, engine_config
 from playhead.engine_config import EngineConfig, resolve_device, resolve_dtype, resolve_sizes
 from playhead.graph.report import Report
 from playhead.llm import EMBEDDED, resolve_model_name
@@ -35,7 +35,7 @@ def audit(
     max_num_batched_tokens: options.MaxNumBatchedTokens = 8,
     kv_memory_bytes: options.KvMemoryBytes = None,
     page_size: options.PageSize = 16,
-    graph_mode: options.GraphModeOption = GraphMode.BREAKABLE,
+    graph_mode: options.GraphModeOption = None,
 ) -> None:
     """Capture a small worker and audit it; exit code 1 on a finding."""
     flags = EngineFlags(

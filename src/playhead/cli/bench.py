@@ -16,7 +16,7 @@ from playhead.cli import options
 from playhead.cli.doctor import machine_rows, this_machine, version_rows
 from playhead.cli.help import OneScreenCommand
 from playhead.cli.loading import loaded
-from playhead.cli.options import DEFAULTS, EngineFlags, GraphMode, engine_config
+from playhead.cli.options import DEFAULTS, EngineFlags, engine_config
 from playhead.cli.workload import Run, WorkloadSpec, random_workload, run_workload, spread
 from playhead.engine_config import EngineConfig
 from playhead.errors import ConfigError
@@ -78,7 +78,7 @@ def throughput(
     kv_memory_bytes: options.KvMemoryBytes = None,
     page_size: options.PageSize = DEFAULTS.page_size,
     enforce_eager: options.EnforceEager = False,
-    graph_mode: options.GraphModeOption = GraphMode.BREAKABLE,
+    graph_mode: options.GraphModeOption = None,
     no_prefix_caching: options.NoPrefixCaching = False,
 ) -> None:
     """Answer random prompts, all at once."""
@@ -126,7 +126,7 @@ def latency(
     kv_memory_bytes: options.KvMemoryBytes = None,
     page_size: options.PageSize = DEFAULTS.page_size,
     enforce_eager: options.EnforceEager = False,
-    graph_mode: options.GraphModeOption = GraphMode.BREAKABLE,
+    graph_mode: options.GraphModeOption = None,
 ) -> None:
     """Answer one batch of fixed lengths, again and again."""
     flags = EngineFlags(

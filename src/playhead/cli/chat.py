@@ -11,7 +11,7 @@ from rich.console import Console
 
 from playhead.cli import options
 from playhead.cli.generate import figures, show
-from playhead.cli.loading import loaded
+from playhead.cli.loading import fitted, loaded
 from playhead.cli.options import DEFAULTS, EngineFlags, engine_config
 from playhead.llm import EMBEDDED, LLM, load_tokenizer, resolve_model_name
 from playhead.models.load import describe_model
@@ -77,7 +77,8 @@ def converse(console: Console, llm: LLM, params: SamplingParams, system: str) ->
         asked = [*history, {"role": "user", "content": line}]
         modes_before = dict(llm.stats.modes)
         try:
-            output = streamed(console, llm.chat_stream(asked, params))
+            prompt = llm.chat_prompt(asked)
+            output = streamed(console, llm.stream(prompt, fitted(llm, prompt, params)))
         except RequestError as error:
             typer.echo(f"playhead: {error} {FORGET} starts again.", err=True)
             continue

@@ -6,7 +6,7 @@ import json
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from playhead.cli import options
-from playhead.cli.loading import loaded
-from playhead.cli.options import DEFAULTS, EngineFlags, GraphMode, engine_config
+from playhead.cli.loading import fitted, loaded
+from playhead.cli.options import DEFAULTS, EngineFlags, engine_config
 from playhead.engine_config import EngineConfig
 from playhead.graph.shapes import Mode, Reason
 from playhead.llm import EMBEDDED, LLM
@@ -66,7 +66,7 @@ def generate(
     kv_memory_bytes: options.KvMemoryBytes = None,
     page_size: options.PageSize = DEFAULTS.page_size,
     enforce_eager: options.EnforceEager = False,
-    graph_mode: options.GraphModeOption = GraphMode.BREAKABLE,
+    graph_mode: options.GraphModeOption = None,
     no_prefix_caching: options.NoPrefixCaching = False,
 ) -> None:
     """Continue PROMPT with a model."""
@@ -102,7 +102,7 @@ def generate(
 def run_generate(console: Console, job: GenerateJob) -> None:
     """Text alone goes to a pipe; a terminal also gets the prompt before it and the figures after it."""
     with loaded(job.model, job.config) as llm:
-        show_answer(console, llm, job)
+        show_answer(console, llm, replace(job, params=fitted(llm, job.prompt, job.params)))
         if job.trace is not None:
             llm.engine.timeline.write(job.trace)
 

@@ -28,6 +28,7 @@ POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
 class GraphMode(StrEnum):
     """How steps over tokens are captured."""
 
+    FULL = "full"
     BREAKABLE = "breakable"
     PIECEWISE = "piecewise"
 
@@ -131,9 +132,13 @@ EnforceEager = Annotated[
     typer.Option("--enforce-eager", "--disable-cuda-graph", help="capture nothing", rich_help_panel=ENGINE_PANEL),
 ]
 GraphModeOption = Annotated[
-    GraphMode,
+    GraphMode | None,
     typer.Option(
-        "--graph-mode", metavar="MODE", help="of prefill: breakable or piecewise", rich_help_panel=ENGINE_PANEL
+        "--graph-mode",
+        metavar="MODE",
+        help="of prefill: full, breakable or piecewise",
+        show_default="breakable, GPU full",
+        rich_help_panel=ENGINE_PANEL,
     ),
 ]
 NoPrefixCaching = Annotated[
@@ -160,7 +165,7 @@ class EngineFlags:
     kv_memory_bytes: int | None = DEFAULTS.kv_memory_bytes
     page_size: int = DEFAULTS.page_size
     enforce_eager: bool = False
-    graph_mode: GraphMode = GraphMode.BREAKABLE
+    graph_mode: GraphMode | None = None
     no_prefix_caching: bool = False
 
 
@@ -177,9 +182,15 @@ def engine_config(flags: EngineFlags) -> EngineConfig:
         max_num_batched_tokens=flags.max_num_batched_tokens,
         kv_memory_bytes=flags.kv_memory_bytes,
         page_size=flags.page_size,
-        graph_mode=Mode.EAGER if flags.enforce_eager else Mode(flags.graph_mode.value),
+        graph_mode=asked_mode(flags),
         enable_prefix_caching=not flags.no_prefix_caching,
     )
+
+
+def asked_mode(flags: EngineFlags) -> Mode | None:
+    if flags.enforce_eager:
+        return Mode.EAGER
+    return None if flags.graph_mode is None else Mode(flags.graph_mode.value)
 
 
 def check_device(name: str) -> None:

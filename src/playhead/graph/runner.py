@@ -116,10 +116,15 @@ class GraphRunner:
         return self._captured
 
     def context(self, *, raw_bs: int, raw_num_tokens: int, bucket: int) -> FillContext:
-        """The fill context of a step in a bucket. A graph over tokens has no batch size, so requests are not padded."""
-        if self.step.axis == "bs":
-            return FillContext(raw_bs=raw_bs, padded_bs=bucket, raw_num_tokens=raw_num_tokens, padded_num_tokens=bucket)
-        return FillContext(raw_bs=raw_bs, padded_bs=raw_bs, raw_num_tokens=raw_num_tokens, padded_num_tokens=bucket)
+        """The fill context of a step in a bucket.
+
+        A full graph over tokens has room for as many requests as its tokens could belong to. One with breaks has no
+        batch size: what is live sees the requests there are.
+        """
+        padded_bs = bucket
+        if self.step.axis == "tokens":
+            padded_bs = min(bucket, self.registry.max_bs) if self.capture.mode is Mode.FULL else raw_bs
+        return FillContext(raw_bs=raw_bs, padded_bs=padded_bs, raw_num_tokens=raw_num_tokens, padded_num_tokens=bucket)
 
     def placeholder_context(self, bucket: int) -> FillContext:
         """The context a bucket is captured in: full, and one request where the axis is tokens."""
@@ -231,9 +236,9 @@ class GraphRunner:
         return views
 
     def graph_inputs(self, ctx: FillContext) -> Inputs:
-        """What captured work may read. Over tokens, slots with one row per request are for the plan alone."""
+        """What captured work may read. With breaks, slots with one row per request are for the plan alone."""
         views = self.views(ctx)
-        if self.step.axis == "bs":
+        if self.step.axis == "bs" or self.capture.mode is Mode.FULL:
             return views
         slots = self.registry.slots
         return {name: view for name, view in views.items() if slots[name].axis != "bs"}

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""Triton kernel of `extend.py`: a program takes a tile of queries of one request and walks the keys they can see.
+"""Triton kernel of `extend.py`: a program takes tiles of queries, each of one request, and walks the keys they can see.
 
 A tile holds a few tokens times all query heads of one kv head, so every key that is loaded serves all of them, and a
 request that only decodes wastes little. Tiles are dealt out by position in the step: which request a program works
@@ -24,6 +24,7 @@ from playhead.kernels.scores_triton import LOG2_E, NO_SCORE, attend_block, key_l
 from playhead.kernels.splits import NUM_SMS
 
 MIN_DOT_DEPTH = 16
+SPARE_TILES = 32
 
 
 @triton.jit
@@ -114,6 +115,20 @@ def _attend_tile(
     )  # fmt: skip
 
 
+@triton.jit
+def _num_tiles(query_starts, query_lens, num_requests, TOKENS: tl.constexpr):
+    """Tiles of the step, up to the last one with a query: there may be room for more requests than there are."""
+    num_tiles = 0
+    for block in range(0, num_requests, 128):
+        request_B = block + tl.arange(0, 128)
+        live_B = request_B < num_requests
+        start_B = tl.load(query_starts + request_B, mask=live_B, other=0)
+        len_B = tl.load(query_lens + request_B, mask=live_B, other=0)
+        end_B = start_B // TOKENS + request_B + tl.cdiv(len_B, TOKENS)
+        num_tiles = tl.maximum(num_tiles, tl.max(tl.where(len_B > 0, end_B, 0)))
+    return num_tiles
+
+
 @triton.jit(do_not_specialize=["num_requests"])  # it differs by step, and one binary must serve all of them
 def extend_kernel(
     q, out, k_cache, v_cache, page_table, rows, seq_lens, query_starts, query_lens, mapping, sinks, scale, softcap,
@@ -122,40 +137,39 @@ def extend_kernel(
     TOKENS: tl.constexpr, HAS_MAPPING: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
-    # Late tiles see the most keys: started first, they are not what everybody waits for at the end.
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
-    request, first_tile = _request_of(tile, query_starts, num_requests, TOKENS)
-    if request < 0:
-        return
-    num_queries = tl.load(query_lens + request)
-    first_token = (tile - first_tile) * TOKENS
-    if first_token >= num_queries:
-        return
-    num_tokens = tl.minimum(num_queries - first_token, TOKENS)
-    first_position = tl.load(seq_lens + request) - num_queries + first_token
-    token_M = tl.arange(0, BLOCK_M) // G
-    head_M = kv_head * G + tl.arange(0, BLOCK_M) % G
-    live_M = token_M < num_tokens
-    row_M = (tl.load(query_starts + request) + first_token + token_M).to(tl.int64)
-    dim_D, dim_E = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
-    q_place = q + (row_M * q_token + head_M * q_head)[:, None] + dim_D[None, :]
-    q_MD = tl.load(q_place, mask=live_M[:, None] & (dim_D < D)[None, :], other=0.0)
-    top_M = tl.full([BLOCK_M], NO_SCORE, tl.float32)
-    sum_M = tl.zeros([BLOCK_M], tl.float32)
-    if HAS_SINKS:
-        top_M = tl.load(sinks + head_M).to(tl.float32) * LOG2_E
-        sum_M += 1.0
-    table_row = page_table + tl.load(rows + request).to(tl.int64) * table_stride
-    top_M, sum_M, acc_ME = _attend_tile(
-        q_MD, first_position + token_M, first_position, first_position + num_tokens - 1,
-        k_cache + kv_head.to(tl.int64) * k_head, v_cache + kv_head.to(tl.int64) * v_head, table_row, mapping,
-        top_M, sum_M, tl.zeros([BLOCK_M, BLOCK_E], tl.float32), scale, softcap, k_page, k_slot, v_page, v_slot,
-        D, E, PAGE_SIZE, WINDOW, HAS_MAPPING, HAS_SOFTCAP, BLOCK_D, BLOCK_E, BLOCK_J,
-    )  # fmt: skip
-    out_ME = acc_ME / tl.where(live_M, sum_M, 1.0)[:, None]
-    out_place = out + (row_M * out_token + head_M * out_head)[:, None] + dim_E[None, :]
-    tl.store(out_place, out_ME.to(out.dtype.element_ty), mask=live_M[:, None] & (dim_E < E)[None, :])
+    # Late tiles see the most keys: started first, they are not what everybody waits for at the end.
+    tile = _num_tiles(query_starts, query_lens, num_requests, TOKENS) - 1 - tl.program_id(0)
+    while tile >= 0:
+        request, first_tile = _request_of(tile, query_starts, num_requests, TOKENS)
+        num_queries = tl.load(query_lens + request)
+        first_token = (tile - first_tile) * TOKENS
+        if first_token < num_queries:
+            num_tokens = tl.minimum(num_queries - first_token, TOKENS)
+            first_position = tl.load(seq_lens + request) - num_queries + first_token
+            token_M = tl.arange(0, BLOCK_M) // G
+            head_M = kv_head * G + tl.arange(0, BLOCK_M) % G
+            live_M = token_M < num_tokens
+            row_M = (tl.load(query_starts + request) + first_token + token_M).to(tl.int64)
+            dim_D, dim_E = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
+            q_place = q + (row_M * q_token + head_M * q_head)[:, None] + dim_D[None, :]
+            q_MD = tl.load(q_place, mask=live_M[:, None] & (dim_D < D)[None, :], other=0.0)
+            top_M = tl.full([BLOCK_M], NO_SCORE, tl.float32)
+            sum_M = tl.zeros([BLOCK_M], tl.float32)
+            if HAS_SINKS:
+                top_M = tl.load(sinks + head_M).to(tl.float32) * LOG2_E
+                sum_M += 1.0
+            table_row = page_table + tl.load(rows + request).to(tl.int64) * table_stride
+            top_M, sum_M, acc_ME = _attend_tile(
+                q_MD, first_position + token_M, first_position, first_position + num_tokens - 1,
+                k_cache + kv_head.to(tl.int64) * k_head, v_cache + kv_head.to(tl.int64) * v_head, table_row, mapping,
+                top_M, sum_M, tl.zeros([BLOCK_M, BLOCK_E], tl.float32), scale, softcap, k_page, k_slot, v_page, v_slot,
+                D, E, PAGE_SIZE, WINDOW, HAS_MAPPING, HAS_SOFTCAP, BLOCK_D, BLOCK_E, BLOCK_J,
+            )  # fmt: skip
+            out_ME = acc_ME / tl.where(live_M, sum_M, 1.0)[:, None]
+            out_place = out + (row_M * out_token + head_M * out_head)[:, None] + dim_E[None, :]
+            tl.store(out_place, out_ME.to(out.dtype.element_ty), mask=live_M[:, None] & (dim_E < E)[None, :])
+        tile -= tl.num_programs(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +219,16 @@ def extend_tiles(width: int, itemsize: int, num_rows: int) -> ExtendTiles:
     return tiles if itemsize <= 2 else replace(tiles, block_j=16)
 
 
+def num_programs(num_full_tiles: int, num_requests: int, num_kv_heads: int) -> int:
+    """Programs for each kv head: one for every tile there could be, unless that is far more than can run at once.
+
+    A graph over tokens has room for hundreds of requests and mostly serves a few. Programs without a tile cost little
+    but not nothing; the others take turns at more tiles than there are of them.
+    """
+    most_at_once = max(num_full_tiles + SPARE_TILES, 4 * NUM_SMS // num_kv_heads)
+    return min(num_full_tiles + num_requests, most_at_once)
+
+
 def launch_extend(
     q_THD: torch.Tensor,
     out_THE: torch.Tensor,
@@ -230,7 +254,7 @@ def launch_extend(
     tiles = tiles or extend_tiles(max(block_d, block_e), q_THD.element_size(), num_tokens * num_heads)
     block_m = max(tiles.block_m, triton.next_power_of_2(group))
     tokens_per_tile = block_m // group
-    extend_kernel[(num_tokens // tokens_per_tile + num_requests, num_kv_heads)](
+    extend_kernel[(num_programs(num_tokens // tokens_per_tile, num_requests, num_kv_heads), num_kv_heads)](
         q_THD, out_THE, k_cache_NSKD, v_cache_NSKE, page_table_RP, rows_B, seq_lens_B, query_starts_B, query_lens_B,
         mapping_L, sinks_H, scale, 0.0 if softcap is None else softcap, num_requests,
         *q_THD.stride()[:2], *out_THE.stride()[:2],

@@ -84,6 +84,8 @@ def qk_rope_write_reference(
 ) -> None:
     """Norms and rotates q in place, and writes the normed, rotated k and the plain v to their locations.
 
+    Nothing is written to the sink: the tokens there are nobody's, and may be anything that is no number.
+
     Weights and table are those of `turned_heads`. `locs_T` are full locations; `mapping_L` takes them to the layer's
     group, None meaning they are that already. k itself is left alone: attention reads the cache. Everything between
     the load and the store is float32, so q and k are rounded once.
@@ -93,9 +95,10 @@ def qk_rope_write_reference(
         q_THD.copy_(turned_heads(q_THD, q_weight_W, *turning))
     page_size = k_cache_NSKD.shape[1]
     locs = group_locs(locs_T, mapping_L)
-    page, slot = locs // page_size, locs % page_size
-    k_cache_NSKD[page, slot] = turned_heads(k_TKD, k_weight_W, *turning)
-    v_cache_NSKE[page, slot] = v_TKE
+    live = locs.nonzero().view(-1)
+    page, slot = locs[live] // page_size, locs[live] % page_size
+    k_cache_NSKD[page, slot] = turned_heads(k_TKD, k_weight_W, *turning)[live]
+    v_cache_NSKE[page, slot] = v_TKE[live]
 
 
 def bind_qk_rope_write(
@@ -189,8 +192,14 @@ def are_neighbours(q_THD: torch.Tensor, k_TKD: torch.Tensor) -> bool:
 
 
 def write_rows(cache: Floats, locs: Floats, rows: Floats) -> None:
-    """One row [K, D] per location. With pages of one location, which is how decode sees memory, nothing is divided."""
+    """One row [K, D] per location but the sink's.
+
+    With pages of one location, which is how decode sees memory, nothing is divided.
+    """
     page_size = cache.shape[1]
+    if not locs.all():
+        live = np.flatnonzero(locs)
+        locs, rows = locs[live], rows[live]
     if page_size == 1:
         cache[locs, 0] = rows
     else:

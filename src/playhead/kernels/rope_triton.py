@@ -76,12 +76,12 @@ def _turn_heads(
 
 
 @triton.jit
-def _cache_place(locs, mapping, token, page_stride, slot_stride, PAGE_SIZE: tl.constexpr, HAS_MAPPING: tl.constexpr):
-    """Offset of a token's page and slot in one layer's cache. A location of -1 goes to the sink."""
+def _cache_loc(locs, mapping, token, HAS_MAPPING: tl.constexpr):
+    """A token's location in its layer's group. -1 is the sink, as 0 is."""
     loc = tl.maximum(tl.load(locs + token), 0)
     if HAS_MAPPING:
         loc = tl.maximum(tl.load(mapping + loc), 0)
-    return (loc // PAGE_SIZE).to(tl.int64) * page_stride + (loc % PAGE_SIZE).to(tl.int64) * slot_stride
+    return loc
 
 
 @triton.jit
@@ -107,14 +107,18 @@ def qk_rope_write_kernel(
             H, D, F, STEP, HAS_NORM, TOGETHER, UNIT_OFFSET, BLOCK_F, BLOCK_REST,
         )  # fmt: skip
     else:
+        loc = _cache_loc(locs, mapping, token, HAS_MAPPING)
+        if loc == 0:
+            return
+        page, slot = (loc // PAGE_SIZE).to(tl.int64), (loc % PAGE_SIZE).to(tl.int64)
         head_K = tl.arange(0, BLOCK_K)
         live_K = head_K < K
-        k_place = _cache_place(locs, mapping, token, k_page, k_slot, PAGE_SIZE, HAS_MAPPING)
+        k_place = page * k_page + slot * k_slot
         _turn_heads(
             k, token * k_token + head_K * k_head, k_cache, k_place + head_K * k_cache_head, head_K, k_weight, angles,
             eps, K, D, F, STEP, HAS_NORM, TOGETHER, UNIT_OFFSET, BLOCK_F, BLOCK_REST,
         )  # fmt: skip
-        v_place = _cache_place(locs, mapping, token, v_page, v_slot, PAGE_SIZE, HAS_MAPPING)
+        v_place = page * v_page + slot * v_slot
         dim = tl.arange(0, BLOCK_E)[None, :]
         mask = live_K[:, None] & (dim < E)
         v_KE = tl.load(v + token * v_token + head_K[:, None] * v_head + dim, mask=mask, other=0.0)

@@ -17,7 +17,7 @@ import numpy as np
 
 from playhead.errors import OutOfPages
 from playhead.kv.errors import ContextTooLong, LedgerError
-from playhead.kv.geometry import num_pages_for, window_frontier
+from playhead.kv.geometry import next_slide, num_pages_for, window_frontier
 from playhead.kv.hybrid import FULL, HybridAllocator
 from playhead.kv.mapping import Int32Array
 from playhead.kv.plan import KVPlan
@@ -32,8 +32,8 @@ class SequenceKV:
     """One running request's memory. Mutable, but only `HybridKVCache` writes it.
 
     `num_tokens` counts tokens that have a place, `num_launched_tokens` those that a launched step writes;
-    `frontiers[w]` is the first page still held in window group `w`; `offered_key` are the tokens whose pages the
-    prefix cache knows.
+    `frontiers[w]` is the first page still held in window group `w`, and before `slides_at` tokens none of them moves;
+    `offered_key` are the tokens whose pages the prefix cache knows.
     """
 
     request: str
@@ -46,6 +46,7 @@ class SequenceKV:
     num_launched_tokens: int
     num_hit_tokens: int
     offered_key: bytes
+    slides_at: int = 0
 
 
 class HybridKVCache:
@@ -133,6 +134,10 @@ class HybridKVCache:
         """Tokens that the sequence has pages for, used or reserved."""
         return len(seq.pages) * self._page_size
 
+    def num_places_of(self, rows: Int32Array) -> Int32Array:
+        """The same for the sequences of many rows."""
+        return self.rows.num_pages[rows] * np.int32(self._page_size)
+
     def finish(self, seq: SequenceKV, tokens: Sequence[int]) -> None:
         """The request is done; the pages of its known tokens stay for others, as far as they are whole."""
         if self._prefix_caching:
@@ -164,7 +169,8 @@ class HybridKVCache:
         for seq in self._extended.values():
             seq.num_launched_tokens = seq.num_tokens
             self._offer_prompt(seq)
-            self._slide(seq)
+            if seq.num_launched_tokens >= seq.slides_at:
+                self._slide(seq)
         self._extended.clear()
         return step
 
@@ -174,14 +180,16 @@ class HybridKVCache:
 
     # What a step needs to know.
 
-    def full_locs(self, seq: SequenceKV, first: int, end: int) -> Int32Array:
-        """Full locations of tokens [first, end): with pages 3 and 7 of size 4, tokens 2..5 are at 14, 15, 28, 29."""
-        positions = np.arange(first, end)
-        pages = np.array(seq.pages, dtype=np.int32)[positions // self._page_size]
-        return (pages * self._page_size + positions % self._page_size).astype(np.int32)
+    def full_locs(self, rows: Int32Array, positions: Int32Array) -> Int32Array:
+        """Full locations of tokens, each at a position of a row.
+
+        With pages 3 and 7 of size 4 in row 2, positions 2 to 5 of it are at 14, 15, 28, 29.
+        """
+        pages, offsets = np.divmod(positions, np.int32(self._page_size))
+        return self.rows.tables[FULL][rows, pages] * np.int32(self._page_size) + offsets
 
     def full_loc(self, seq: SequenceKV, position: int) -> FullLoc:
-        """One token's full location; what a decode step asks for."""
+        """One token's full location."""
         return FullLoc(seq.pages[position // self._page_size] * self._page_size + position % self._page_size)
 
     # Prefixes.
@@ -260,6 +268,8 @@ class HybridKVCache:
                 self._drop_windows(window, seq.pages[passed:frontier], slid=True)
                 self.rows.clear(window + 1, seq.row, passed, frontier)
                 seq.frontiers[window] = frontier
+        nexts = (next_slide(f, size, self._page_size) for f, size in zip(seq.frontiers, self._windows, strict=True))
+        seq.slides_at = min(nexts, default=self.plan.limits.max_context_tokens + 1)
 
     def _release(self, seq: SequenceKV) -> None:
         self.prefix.touch(seq.salt, seq.offered_key)

@@ -151,6 +151,12 @@ def window_frontier(num_tokens: int, window: int, page_size: int) -> int:
     return pages_outside_window(num_tokens, window, page_size)
 
 
+def next_slide(frontier: int, window: int, page_size: int) -> int:
+    """The fewest tokens at which `window_frontier` is past `frontier`: 8 past 1 with window 4 and page size 2."""
+    num_tokens = (frontier + 1) * page_size + window - 1
+    return num_pages_for(num_tokens, page_size) * page_size if window % page_size == 0 else num_tokens
+
+
 def num_pages_for(num_tokens: int, page_size: int) -> int:
     """Pages that hold this many tokens: 17 tokens take 2 pages of 16."""
     return -(-num_tokens // page_size)

@@ -6,7 +6,6 @@ so a recycled row never shows a former request's pages.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -34,7 +33,8 @@ class RowTables:
             np.zeros((1 + max_running, max_pages), dtype=np.int32) for _ in range(num_groups)
         )
         self._free = [Row(row) for row in range(max_running, 0, -1)]
-        self._num_used_pages = array("i", bytes(4 * (1 + max_running)))
+        self.num_pages: Int32Array = np.zeros(1 + max_running, dtype=np.int32)
+        """Entries of each row that have been used since it was taken."""
         self._changed: dict[Row, tuple[int, int]] = {}
 
     @property
@@ -49,10 +49,10 @@ class RowTables:
 
     def give_back(self, row: Row) -> None:
         """Clear a row and let another request have it."""
-        num_used = self._num_used_pages[row]
+        num_used = int(self.num_pages[row])
         for table in self.tables:
             table[row, :num_used] = NO_PAGE
-        self._num_used_pages[row] = 0
+        self.num_pages[row] = 0
         self._mark(row, 0, num_used)
         self._free.append(row)
 
@@ -60,7 +60,7 @@ class RowTables:
         """Put a group's pages into a row, from entry `first` on."""
         end = first + len(pages)
         self.tables[group_index][row, first:end] = pages
-        self._num_used_pages[row] = max(self._num_used_pages[row], end)
+        self.num_pages[row] = max(int(self.num_pages[row]), end)
         if group_index == FULL:  # the device has a copy of this table alone: it finds window pages by the mapping
             self._mark(row, first, end)
 

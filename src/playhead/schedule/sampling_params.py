@@ -72,7 +72,7 @@ class SamplingParams:
     def check_against(self, vocab_size: int, prompt_len: int, max_context: int) -> int:
         """How many tokens this request may generate after its prompt; RequestError if it cannot run on this model.
 
-        With a context of 100 and a prompt of 90 tokens, `max_tokens=16` becomes 10.
+        With a context of 100 and a prompt of 90 tokens, `max_tokens=None` is 10, and 16 is refused.
         """
         if prompt_len < 1:
             raise RequestError("prompt", f"{prompt_len} tokens", "at least 1", "Send a prompt.")
@@ -84,16 +84,17 @@ class SamplingParams:
                 f"at most {max_context - 1}, which leaves one of the context of {max_context}",
                 "Shorten the prompt.",
             )
-        if self.min_tokens > room:
-            raise RequestError(
-                "sampling field 'min_tokens'",
-                f"{shown(self.min_tokens)} after a prompt of {prompt_len} tokens",
-                f"at most {room}, what the context of {max_context} leaves",
-                "Ask for fewer tokens or shorten the prompt.",
-            )
+        for name, wanted in (("min_tokens", self.min_tokens), ("max_tokens", self.max_tokens or 0)):
+            if wanted > room:
+                raise RequestError(
+                    f"sampling field {name!r}",
+                    f"{shown(wanted)} after a prompt of {prompt_len} tokens",
+                    f"at most {room}, what the context of {max_context} leaves",
+                    "Ask for fewer tokens (max_tokens=None takes all there are) or shorten the prompt.",
+                )
         check_vocabulary("stop_token_ids", self.stop_token_ids, vocab_size)
         check_vocabulary("logit_bias", self.logit_bias, vocab_size)
-        return room if self.max_tokens is None else min(self.max_tokens, room)
+        return room if self.max_tokens is None else self.max_tokens
 
     def _check_filters(self) -> None:
         number("temperature", self.temperature, 0, MAX_TEMPERATURE)

@@ -83,12 +83,12 @@ class Scheduler:
         self.is_starved = False
         chunks: dict[str, PlannedChunk] = {}
         room = self._limits.chunk_tokens
-        for request in self._by_turn():
+        for request, num_left in self._by_turn():
             if request.seq is None:
                 continue  # preempted by one before it in this very step
-            num_tokens = min(request.num_to_compute, room) if request.num_to_compute > 1 else 1
+            num_tokens = min(num_left, room) if num_left > 1 else 1
             if num_tokens and self._make_room(request, num_tokens, chunks):
-                chunks[request.id] = self._chunk(request, num_tokens)
+                chunks[request.id] = self._chunk(request, num_tokens, samples=num_tokens == num_left)
                 room -= num_tokens if num_tokens > 1 else 0
         self._admit(room, chunks)
         if not chunks and self.waiting and not self.running and not self._in_flight:
@@ -103,10 +103,11 @@ class Scheduler:
                 chunk.request.newest_in = chunk.seq
         return planned
 
-    def _by_turn(self) -> list[Request]:
-        """Running requests with something to compute: those that decode, then prompts, each in order."""
-        decoding = [r for r in self.running if r.num_to_compute == 1 and r.num_to_sample > 0]
-        return decoding + [r for r in self.running if r.num_to_compute > 1]
+    def _by_turn(self) -> list[tuple[Request, int]]:
+        """Running requests and how much they have to compute: those that decode, then prompts, each in order."""
+        turns = [(request, request.num_to_compute) for request in self.running]
+        decoding = [turn for turn in turns if turn[1] == 1 and turn[0].num_to_sample > 0]
+        return decoding + [turn for turn in turns if turn[1] > 1]
 
     def _admit(self, room: int, chunks: dict[str, PlannedChunk]) -> None:
         """Start waiting requests in their order, as long as the step and the memory have room."""
@@ -162,7 +163,8 @@ class Scheduler:
             request.seq = self._kv.admit(request.id, tokens, salt=request.salt)
         except OutOfPages:
             return None
-        num_tokens = min(request.num_to_compute, room)
+        num_left = request.num_to_compute
+        num_tokens = min(num_left, room)
         try:
             self._kv.extend(request.seq, num_tokens)
         except OutOfPages:
@@ -173,7 +175,7 @@ class Scheduler:
         insort(self.running, request, key=in_order)
         if not request.num_preemptions:
             request.num_cached_tokens = request.seq.num_hit_tokens
-        return self._chunk(request, num_tokens)
+        return self._chunk(request, num_tokens, samples=num_tokens == num_left)
 
     def _make_room(self, request: Request, num_tokens: int, chunks: dict[str, PlannedChunk]) -> bool:
         """Places for these tokens, at the expense of later requests; False if the request itself had to go, or to wait.
@@ -212,7 +214,7 @@ class Scheduler:
     def _in_flight(self) -> bool:
         return self._kv.allocator.retired_step < self._kv.allocator.launched_step
 
-    def _chunk(self, request: Request, num_tokens: int) -> PlannedChunk:
+    def _chunk(self, request: Request, num_tokens: int, *, samples: bool) -> PlannedChunk:
         """The chunk whose places were just made."""
         seq = request.seq
         assert seq is not None
@@ -222,7 +224,7 @@ class Scheduler:
             seq=seq,
             end=seq.num_tokens,
             tokens=(-seq.row,) if decodes else request.tokens_between(seq.num_tokens - num_tokens, seq.num_tokens),
-            samples=request.num_to_compute == 0,
+            samples=samples,
             num_generated=len(request.output) + request.num_unread,
         )
 

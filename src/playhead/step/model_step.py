@@ -9,11 +9,11 @@ Shapes: T tokens, M hidden, X = all heads of q, k and v, Y = all heads of the ou
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from playhead.attention.base import ROWS_SLOT, AttentionBackend, AttentionPlan, LayerAttention, Lookup, attend
+from playhead.attention.base import AttentionBackend, AttentionPlan, LayerAttention, Lookup, Phase, attend
 from playhead.graph.breaks import BreakOp, RunBreak, Scope, Tensors, TensorSpec
 from playhead.graph.capture import Inputs, StepFn
 from playhead.graph.runner import OwnedMemory, RunAxis, StepSpec
@@ -132,18 +132,25 @@ class ModelStep:
             *self.backend.owned(),
         )
 
-    def hidden(self, inputs: Inputs, scope: Scope) -> torch.Tensor:
+    def hidden(self, inputs: Inputs, scope: Scope, phase: Phase) -> torch.Tensor:
         """Embedding and layer stack: h_TM, as `head` wants it."""
-        lookups = self._look_up(inputs)
+        lookups = self._look_up(inputs) if phase is Phase.DECODE else ((),) * len(self.layers)
         context = ScopedContext(scope=scope, specs=self._specs, breaks=self._breaks, lookups=lookups)
         return self.decoder.layers(self.decoder.embed(inputs["input_ids"]), context)
 
-    def spec(self, axis: RunAxis, fn: StepFn, placeholder: Callable[[FillContext], Batch]) -> StepSpec:
-        """A step over requests or over tokens, built around `hidden`, as a runner captures it."""
+    def spec(
+        self, axis: RunAxis, fn: StepFn, placeholder: Callable[[FillContext], Batch], *, has_breaks: bool = False
+    ) -> StepSpec:
+        """A step over requests or over tokens, built around `hidden`, as a runner captures it.
+
+        With `has_breaks` attention runs live, over this step's tokens alone; else it is a part of the graph.
+        """
 
         def plan(batch: Batch, ctx: FillContext, inputs: Inputs) -> ModelPlan:
-            num_tokens = ctx.padded_num_tokens if axis == "bs" else ctx.raw_num_tokens
             attention = self.backend.plan(batch, ctx, inputs)
+            num_tokens = ctx.raw_num_tokens
+            if not has_breaks:
+                attention, num_tokens = replace(attention, spans=None), ctx.padded_num_tokens
             return ModelPlan(
                 attention=attention,
                 positions_T=inputs["positions"],
@@ -161,9 +168,7 @@ class ModelStep:
         )
 
     def _look_up(self, inputs: Inputs) -> tuple[Tensors, ...]:
-        """Where each layer's keys are, found once per group. Steps that see a row per request are decode's."""
-        if ROWS_SLOT not in inputs:
-            return ((),) * len(self.layers)
+        """Where each layer's keys are in a decode step, found once per group."""
         found = {group: self.backend.lookup(layer, inputs) for group, layer in self._groups.items()}
         lookups = (found[group] for group in self._group_of)
         return tuple(() if at is None else (at.key_rows_BJ, at.bias_BJ, at.new_rows_B) for at in lookups)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 
+from playhead.attention.base import Phase
 from playhead.graph.breaks import Scope
 from playhead.graph.capture import Inputs
 from playhead.graph.runner import OwnedMemory, StepSpec
@@ -74,7 +75,7 @@ class SampledStep:
 
         def decode(inputs: Inputs, scope: Scope) -> StepOutput:
             rows_N = inputs["req_pool_indices"]
-            logits_NV = self._head(self._hidden(inputs, scope))
+            logits_NV = self._head(self._hidden(inputs, scope, Phase.DECODE))
             sampled = self._sample(logits_NV, inputs, rows_N, needs)
             advance(
                 sampled.tokens_N,
@@ -96,9 +97,13 @@ class SampledStep:
         owned = (*spec.owned, self._newest(writable=True), logits, *self.sampler.owned)
         return replace(spec, name=f"decode, {VARIANTS[needs]}", owned=owned)
 
-    def token_spec(self, placeholder: Placeholder) -> StepSpec:
+    def token_spec(self, placeholder: Placeholder, *, has_breaks: bool) -> StepSpec:
         """The layer stack over tokens; `finish` does the rest."""
-        spec = self.model.spec("tokens", self._hidden, placeholder)
+
+        def layer_stack(inputs: Inputs, scope: Scope) -> torch.Tensor:
+            return self._hidden(inputs, scope, Phase.EXTEND)
+
+        spec = self.model.spec("tokens", layer_stack, placeholder, has_breaks=has_breaks)
         return replace(spec, owned=(*spec.owned, self._newest(writable=False)))
 
     @torch.no_grad()
@@ -113,9 +118,9 @@ class SampledStep:
     def _head(self, h_NM: torch.Tensor) -> torch.Tensor:
         return self.model.decoder.head(h_NM, self._logits_RV[: h_NM.shape[0]])
 
-    def _hidden(self, inputs: Inputs, scope: Scope) -> torch.Tensor:
+    def _hidden(self, inputs: Inputs, scope: Scope, phase: Phase) -> torch.Tensor:
         ids_T = newest_ids(inputs["input_ids"], self.newest_R)
-        return self.model.hidden({**inputs, "input_ids": ids_T}, scope)
+        return self.model.hidden({**inputs, "input_ids": ids_T}, scope, phase)
 
     def _sample(
         self, logits_NV: torch.Tensor, inputs: Inputs, rows_N: torch.Tensor, needs: SamplerNeeds

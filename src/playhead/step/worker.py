@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,12 @@ import torch
 from playhead.attention.base import AttentionBackend, LayerAttention, Phase
 from playhead.attention.reference import ReferenceBackend
 from playhead.attention.triton_backend import TritonBackend
-from playhead.errors import ConfigError
 from playhead.graph.backends.base import Backend
 from playhead.graph.backends.cuda import CudaBackend
 from playhead.graph.backends.tape import TapeBackend
 from playhead.graph.breakable import BreakableCapture
 from playhead.graph.breaks import BridgePool
-from playhead.graph.capture import Capture
+from playhead.graph.capture import Capture, Inputs
 from playhead.graph.full import FullCapture
 from playhead.graph.piecewise import PiecewiseCapture, compiler_for
 from playhead.graph.registry import CudaGraphBufferRegistry
@@ -53,6 +53,8 @@ from playhead.step.sampled_step import (
 from playhead.step.sampler_rows import SamplerRows, sampler_slots
 from playhead.step.sampling import DRAWN, EVERYTHING, GREEDY, SamplerNeeds
 from playhead.types import Step
+
+Int32Pair = tuple[Int32Array, Int32Array]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +119,7 @@ class Worker:
         self.decoders: dict[SamplerNeeds, GraphRunner] = {}
         self.decode = self.decoder_for(GREEDY)
         self.prefill = self._prefill_runner(self._attention)
+        self._finish_views: dict[int, Inputs] = {}
         self._advanced: Advanced | None = None
         self._num_in_flight = 0
         self._failed_step: Step | None = None
@@ -198,13 +201,13 @@ class Worker:
 
     def _after_decode(self, chunks: Sequence[Chunk], needs: SamplerNeeds) -> Advanced:
         lens = np.array([chunk.end for chunk in chunks], dtype=np.int32)
-        num_places = np.array([self.kv.num_places(chunk.seq) for chunk in chunks], dtype=np.int32)
+        rows = np.array([chunk.seq.row for chunk in chunks], dtype=np.int32)
         return Advanced(
             needs=needs,
             num_fills=self._decode_registry.num_fills,
             seqs=[chunk.seq for chunk in chunks],
             seq_lens=lens,
-            num_places=num_places,
+            num_places=self.kv.num_places_of(rows),
         )
 
     def _decode(self, runner: GraphRunner, batch: dict[str, Any]) -> tuple[Decision, StepOutput]:
@@ -218,10 +221,18 @@ class Worker:
         return result.decision, result.output
 
     def _prefill(self, batch: dict[str, Any], needs: SamplerNeeds) -> tuple[Decision, StepOutput]:
-        num_requests, num_tokens = len(batch["seq_lens"]), len(batch["input_ids"])
-        result = self.prefill.run(batch, raw_bs=num_requests, raw_num_tokens=num_tokens)
-        ctx = self.prefill.context(raw_bs=num_requests, raw_num_tokens=num_tokens, bucket=result.decision.bucket)
-        return result.decision, self._sampled.finish(result.output, self.prefill.views(ctx), needs)
+        num_requests = len(batch["seq_lens"])
+        result = self.prefill.run(batch, raw_bs=num_requests, raw_num_tokens=len(batch["input_ids"]))
+        return result.decision, self._sampled.finish(result.output, self._finish_inputs(num_requests), needs)
+
+    def _finish_inputs(self, num_requests: int) -> Inputs:
+        """The slots of a step over tokens that have a row per request. Views are dear, so they are kept."""
+        views = self._finish_views.get(num_requests)
+        if views is None:
+            slots = self.prefill.registry.slots
+            views = {name: slot.rows(0, num_requests) for name, slot in slots.items() if slot.axis == "bs"}
+            self._finish_views[num_requests] = views
+        return views
 
     def _give_up(self, step: Step) -> None:
         """A step that did not run. Its launch offered tokens to the prefix cache which were never computed."""
@@ -238,29 +249,40 @@ class Worker:
         self.kv.retire(step)
 
     def decode_batch(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
-        """The slots every step has."""
-        lens = np.array([chunk.end for chunk in chunks], dtype=np.int32)
-        rows = np.array([chunk.seq.row for chunk in chunks], dtype=np.int32)
+        """The slots of a step with one token of every request."""
+        ends, rows = ends_and_rows(chunks)
+        ids = np.array([chunk.tokens[0] for chunk in chunks], dtype=np.int32)
+        return self._batch(chunks, (ends, rows), ids, (rows, ends - np.int32(1)))
+
+    def _batch(
+        self, chunks: Sequence[Chunk], requests: Int32Pair, ids: Int32Array, places: Int32Pair
+    ) -> dict[str, Any]:
+        """The slots every step has. `requests` are their ends and rows, `places` the rows and positions of tokens."""
+        (ends, rows), (token_rows, positions) = requests, places
         num_generated = np.array([chunk.num_generated for chunk in chunks], dtype=np.int64)
         return {
-            "input_ids": np.concatenate([np.asarray(chunk.tokens, dtype=np.int32) for chunk in chunks]),
-            "positions": np.concatenate([np.arange(c.first, c.end, dtype=np.int32) for c in chunks]),
-            "out_cache_loc": np.concatenate([self.kv.full_locs(c.seq, c.first, c.end) for c in chunks]),
+            "input_ids": ids,
+            "positions": positions,
+            "out_cache_loc": self.kv.full_locs(token_rows, positions),
             "req_pool_indices": rows,
-            "seq_lens": lens,
-            "seq_lens_cpu": torch.from_numpy(lens),
+            "seq_lens": ends,
+            "seq_lens_cpu": torch.from_numpy(ends),
             **self.sampler.batch(rows, num_generated),
         }
 
     def prefill_batch(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
-        """The same, which tokens are whose, and who gets a new one."""
+        """The slots of a step with any number of tokens of each: also which are whose, and who gets a new one."""
+        ends, rows = ends_and_rows(chunks)
         lens = np.array([len(chunk.tokens) for chunk in chunks], dtype=np.int32)
-        ends = np.cumsum(lens, dtype=np.int32)
-        return self.decode_batch(chunks) | {
-            "query_starts": ends - lens,
+        stops = np.cumsum(lens, dtype=np.int32)
+        ids = np.fromiter(chain.from_iterable(chunk.tokens for chunk in chunks), dtype=np.int32, count=int(stops[-1]))
+        # The token at index i of the step stands as far before its request's end as i before the request's last index.
+        positions = np.arange(len(ids), dtype=np.int32) + np.repeat(ends - stops, lens)
+        return self._batch(chunks, (ends, rows), ids, (np.repeat(rows, lens), positions)) | {
+            "query_starts": stops - lens,
             "query_lens": lens,
-            LAST_TOKEN_SLOT: ends - 1,
-            SAMPLING_ROWS_SLOT: np.array([c.seq.row if c.samples else 0 for c in chunks], dtype=np.int32),
+            LAST_TOKEN_SLOT: stops - np.int32(1),
+            SAMPLING_ROWS_SLOT: rows * np.array([chunk.samples for chunk in chunks], dtype=np.int32),
         }
 
     def _attention_backend(self, layers: tuple[LayerAttention, ...]) -> AttentionBackend:
@@ -285,15 +307,17 @@ class Worker:
             queries = {"query_starts": np.zeros(1, np.int32), "query_lens": length}
             return registry.null_batch(ctx) | lengths | queries
 
+        capture = self._token_capture(most_tokens)
+        spec = self._sampled.token_spec(one_request, has_breaks=capture.mode is not Mode.FULL)
+        return self._runner(spec, registry, capture, largest=most_tokens)
+
+    def _token_capture(self, most_tokens: int) -> Capture:
+        if self.config.token_mode is Mode.FULL:
+            return FullCapture()
         bridges = BridgePool(max_rows=most_tokens, device=self.device)
-        capture: Capture = BreakableCapture(bridges)
         if self.config.token_mode is Mode.PIECEWISE:
-            capture = PiecewiseCapture(bridges, compiler_for(self.device))
-        elif self.config.token_mode is Mode.FULL:
-            raise ConfigError(
-                "token_mode: found full; wanted breakable, piecewise or eager. A full graph fits one batch."
-            )
-        return self._runner(self._sampled.token_spec(one_request), registry, capture, largest=most_tokens)
+            return PiecewiseCapture(bridges, compiler_for(self.device))
+        return BreakableCapture(bridges)
 
     def _placeholder_tokens(self, num_tokens: int) -> int:
         """Tokens of a bucket that are one request's: it cannot have more than its row of the page table has places.
@@ -313,6 +337,12 @@ class Worker:
             backend=self._graphs,
             dispatcher=Dispatcher(capture.mode, buckets, self.config.dispatch),
         )
+
+
+def ends_and_rows(chunks: Sequence[Chunk]) -> Int32Pair:
+    """Each request's length with this step, and its row."""
+    ends = np.array([chunk.end for chunk in chunks], dtype=np.int32)
+    return ends, np.array([chunk.seq.row for chunk in chunks], dtype=np.int32)
 
 
 def decodes(chunks: Sequence[Chunk]) -> bool:

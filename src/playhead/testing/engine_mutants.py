@@ -88,10 +88,10 @@ def newest_token_of_any_row() -> AbstractContextManager[None]:
     """A request that comes back with one token to compute takes the newest token of whoever had its row."""
     original = Scheduler._chunk
 
-    def always(self: Scheduler, request: Request, num_tokens: int) -> PlannedChunk:
+    def always(self: Scheduler, request: Request, num_tokens: int, *, samples: bool) -> PlannedChunk:
         if num_tokens == 1 and request.output:
             request.newest_in = request.seq
-        return original(self, request, num_tokens)
+        return original(self, request, num_tokens, samples=samples)
 
     return swapped(Scheduler, "_chunk", always)
 

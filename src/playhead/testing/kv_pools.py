@@ -65,7 +65,8 @@ class ReferenceKVPool:
         """Write tokens from `first` on, for each layer its keys and values, as one forward would."""
         num_tokens = next(iter(kv.values()))[0].shape[0]
         self.pool.publish(self._cache.allocator.mapping)
-        full_locs = torch.from_numpy(self._cache.full_locs(seq, first, first + num_tokens)).to(self._device)
+        locs = [self._cache.full_loc(seq, position) for position in range(first, first + num_tokens)]
+        full_locs = torch.tensor(locs, dtype=torch.int32, device=self._device)
         forward = self.pool.begin_forward(full_locs)
         for position in range(first, first + num_tokens):
             for group_index in range(len(self._stamps)):

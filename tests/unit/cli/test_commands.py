@@ -150,6 +150,7 @@ def test_a_refusal_is_one_line_and_exit_code_2(args, field):
         (("--enforce-eager",), EngineConfig(graph_mode=Mode.EAGER)),
         (("--disable-cuda-graph",), EngineConfig(graph_mode=Mode.EAGER)),
         (("--graph-mode", "piecewise"), EngineConfig(graph_mode=Mode.PIECEWISE)),
+        (("--graph-mode", "full"), EngineConfig(graph_mode=Mode.FULL)),
         (("--no-enable-prefix-caching",), EngineConfig(enable_prefix_caching=False)),
         (("--disable-radix-cache",), EngineConfig(enable_prefix_caching=False)),
         (("--kv-memory-bytes", "2MiB"), EngineConfig(kv_memory_bytes=2 << 20)),
@@ -159,6 +160,14 @@ def test_a_refusal_is_one_line_and_exit_code_2(args, field):
 )
 def test_both_spellings_reach_the_engine(monkeypatch, args, wanted):
     assert captured_config(monkeypatch, *args) == wanted
+
+
+def test_max_tokens_is_a_bound_on_the_command_line():
+    """The context has room for fewer than were asked for: those come, and nothing is refused."""
+    result = run("generate", "The whale", "--max-tokens", "500", "--max-model-len", "16", "--temperature", "0", "--json")
+    assert result.exit_code == 0, result.output
+    record = json.loads(result.stdout)
+    assert len(record["prompt_token_ids"]) + len(record["outputs"][0]["token_ids"]) == 16
 
 
 def test_eager_wins_over_a_graph_mode():

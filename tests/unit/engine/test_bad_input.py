@@ -132,9 +132,10 @@ def test_a_bad_call_is_refused_before_any_of_it_runs(llm, wanted, prompts, param
     assert says in refusal(llm, wanted, lambda: llm.generate(prompts, params))
 
 
-def test_tokens_that_cannot_fit_are_refused_with_both_numbers(llm, wanted):
-    params = SamplingParams(min_tokens=90, max_tokens=90)
-    said = refusal(llm, wanted, lambda: llm.generate([1] * 10, params))
+@pytest.mark.parametrize("lengths", [{"min_tokens": 90, "max_tokens": None}, {"max_tokens": 90}])
+def test_tokens_that_cannot_fit_are_refused_with_both_numbers(llm, wanted, lengths):
+    said = refusal(llm, wanted, lambda: llm.generate([1] * 10, SamplingParams(**lengths)))
+    assert said.startswith(f"sampling field {next(iter(lengths))!r}")
     assert "90 after a prompt of 10 tokens; wanted at most 86, what the context of 96 leaves" in said
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from playhead.answers import num_held_back
 from playhead.errors import ConfigError
-from playhead.graph import Mode
 from playhead.kv.ledger import Ledger
 from playhead.llm import LLM, EngineConfig, as_prompts, split_n
 from playhead.schedule.errors import RequestError
@@ -237,7 +236,6 @@ def test_seeds_of_samples_wrap_around():
         (EngineConfig(device="banana"), "device: found 'banana'"),
         (EngineConfig(dtype="int3"), "dtype: found 'int3'"),
         (EngineConfig(kv_memory_bytes=0), "kv"),
-        (EngineConfig(graph_mode=Mode.FULL), "token_mode: found full"),
     ],
 )
 def test_bad_settings_are_refused_with_their_names(config, says):

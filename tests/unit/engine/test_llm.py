@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 
 import pytest
@@ -129,3 +130,12 @@ def test_closing_ends_an_open_stream_with_what_it_has():
     assert end.outputs[0].finish_reason is FinishReason.ABORT
     assert end.outputs[0].token_ids == first.outputs[0].token_ids
     assert not llm.engine.has_work
+
+
+def test_what_a_captured_engine_keeps_is_not_looked_through_again_until_it_is_closed():
+    """A collection of all of it takes longer than a step."""
+    with LLM("embedded", max_model_len=32, max_num_seqs=1, max_num_batched_tokens=4) as llm:
+        assert gc.get_freeze_count() == 0
+        llm.capture_graphs()
+        assert gc.get_freeze_count() > 10_000
+    assert gc.get_freeze_count() == 0

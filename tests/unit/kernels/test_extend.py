@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from playhead.attention.base import extend_arguments
 from playhead.attention.reference import ReferenceBackend
+from playhead.kernels import extend_triton
 from playhead.kernels.extend import extend_reference
-from playhead.kernels.extend_triton import ExtendTiles, extend_tiles, launch_extend
+from playhead.kernels.extend_triton import ExtendTiles, extend_tiles, launch_extend, num_programs
 from tests.unit.attention.scenes import Scene, SceneSpec, make_scene
 from tests.unit.attention.strategies import scene_specs
 from tests.unit.kernels.test_decode_rows import in_whole_rows
@@ -81,6 +82,24 @@ def test_layers_of_a_group_share_what_the_first_one_found():
     assert [tuple(equal.token_bQ.shape) for equal in spans] == [(2, 1), (1, 2)]
     backend.extend(plan, replace(scene.layer, scale=1.0), scene.q, scene.new_out())
     assert plan.spans[scene.layer.group] is spans
+
+
+def test_programs_take_turns_where_there_are_more_tiles_than_programs(monkeypatch):
+    """Forty requests and room for sixty, on a device that is full with a few programs."""
+    monkeypatch.setattr(extend_triton, "NUM_SMS", 1)
+    monkeypatch.setattr(extend_triton, "SPARE_TILES", 2)
+    spec = SceneSpec(seq_lens=(*(1 + b % 3 for b in range(40)), 20), query_lens=(*(1,) * 40, 20), num_null=20)
+    scene = make_scene(spec, seed=10)
+    torch.testing.assert_close(
+        run(scene, launch_extend, tiles=SMALL), run(scene, extend_reference), atol=1e-5, rtol=1e-5
+    )
+
+
+def test_room_for_many_requests_costs_few_programs():
+    """One request of 128 tokens, 16 of them a tile, in a graph with room for 256; then as many programs as tiles."""
+    assert num_programs(8, 256, num_kv_heads=8) == 66
+    assert num_programs(64, 256, num_kv_heads=8) == 96
+    assert num_programs(8, 3, num_kv_heads=8) == 11
 
 
 def test_small_steps_take_half_tiles():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from playhead.errors import OutOfPages
 from playhead.kv.cache import HybridKVCache, SequenceKV
 from playhead.kv.errors import ContextTooLong, LedgerError
+from playhead.kv.hybrid import FULL
 from playhead.kv.ledger import Ledger
 from playhead.testing.kv_rules import MAX_CONTEXT_TOKENS, run_step, small_layer, small_plan
 
@@ -39,7 +41,8 @@ def test_tokens_2_to_5_of_pages_3_and_7_are_at_14_15_28_29():
     cache = new_cache()
     seq = run(cache, "a", [1] * 8)
     seq.pages[0], seq.pages[1] = 3, 7
-    assert cache.full_locs(seq, 2, 6).tolist() == [14, 15, 28, 29]
+    cache.rows.write(FULL, seq.row, 0, seq.pages)
+    assert cache.full_locs(np.full(4, seq.row, np.int32), np.arange(2, 6, dtype=np.int32)).tolist() == [14, 15, 28, 29]
     assert [cache.full_loc(seq, position) for position in range(2, 6)] == [14, 15, 28, 29]
 
 

@@ -12,6 +12,7 @@ from playhead.kv.geometry import (
     KVDtype,
     KVGeometry,
     LayerKV,
+    next_slide,
     num_pages_for,
     pages_outside_window,
     window_frontier,
@@ -76,6 +77,7 @@ def test_frontier_waits_for_the_page_to_fill():
     """The docstring's numbers: window 4, page size 2."""
     assert window_frontier(7, 4, 2) == 1
     assert window_frontier(8, 4, 2) == 2
+    assert next_slide(1, 4, 2) == 8
 
 
 def test_17_tokens_take_two_pages_of_16():
@@ -88,6 +90,14 @@ def test_frontier_keeps_what_is_seen_and_no_more_than_window_chunk_page(num_toke
     first_seen = max(0, num_tokens - window + 1)
     assert frontier * page_size <= first_seen
     assert num_tokens + chunk - frontier * page_size <= window + chunk + page_size
+
+
+@given(st.integers(0, 300), st.integers(1, 70), st.sampled_from([1, 2, 4, 16, 64]))
+def test_frontier_moves_at_its_next_slide_and_not_before(num_tokens, window, page_size):
+    frontier = window_frontier(num_tokens, window, page_size)
+    moves_at = next_slide(frontier, window, page_size)
+    assert window_frontier(moves_at - 1, window, page_size) == frontier
+    assert window_frontier(moves_at, window, page_size) > frontier
 
 
 @given(st.integers(0, 300), st.integers(1, 8), st.sampled_from([1, 2, 4, 16]))

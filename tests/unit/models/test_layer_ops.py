@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from playhead.attention.base import LayerAttention
+from playhead.attention.base import LayerAttention, Phase
 from playhead.attention.triton_backend import TritonBackend
 from playhead.graph.breaks import InlineScope
 from playhead.graph.oplog import UNINITIALISED, op_name
@@ -64,10 +64,14 @@ def recorded_ops(model_type: str) -> list[str]:
     step = ModelStep(
         decoder, worker.pool, layers, TritonBackend(page_table_RP=table_RP, layers=layers, max_bs=NUM_TOKENS)
     )
-    plan = step.spec("bs", step.hidden, worker.decode.registry.null_batch).plan({}, ctx, inputs)
+
+    def decode_layers(inputs, scope):
+        return step.hidden(inputs, scope, Phase.DECODE)
+
+    plan = step.spec("bs", decode_layers, worker.decode.registry.null_batch).plan({}, ctx, inputs)
     log = OpNames()
     with log, torch.no_grad():
-        step.decoder.head(step.hidden(inputs, InlineScope(plan)))
+        step.decoder.head(decode_layers(inputs, InlineScope(plan)))
     return log.names
 
 

@@ -143,10 +143,17 @@ def test_temperatures_too_small_to_divide_by_are_greedy():
 
 
 @pytest.mark.parametrize(
-    ("max_tokens", "prompt_len", "effective"), [(16, 84, 16), (16, 85, 15), (16, 90, 10), (16, 99, 1), (None, 1, 99)]
+    ("max_tokens", "prompt_len", "effective"), [(16, 83, 16), (16, 84, 16), (1, 99, 1), (None, 90, 10), (None, 1, 99)]
 )
-def test_max_tokens_ends_with_the_context(max_tokens, prompt_len, effective):
+def test_max_tokens_may_fill_the_context(max_tokens, prompt_len, effective):
     assert SamplingParams(max_tokens=max_tokens).check_against(1000, prompt_len, 100) == effective
+
+
+@pytest.mark.parametrize(("max_tokens", "prompt_len", "room"), [(16, 85, 15), (2, 99, 1), (10**12, 1, 99)])
+def test_more_tokens_than_the_context_leaves_are_refused_with_both_numbers(max_tokens, prompt_len, room):
+    says = f"'max_tokens': {max_tokens} after a prompt of {prompt_len} tokens; wanted at most {room}"
+    with pytest.raises(RequestError, match=says):
+        SamplingParams(max_tokens=max_tokens).check_against(1000, prompt_len, 100)
 
 
 @pytest.mark.parametrize("prompt_len", [100, 101, 5000])
@@ -162,7 +169,7 @@ def test_an_empty_prompt_is_refused():
 
 def test_min_tokens_must_fit_the_context_too():
     params = SamplingParams(min_tokens=12, max_tokens=16)
-    assert params.check_against(1000, 88, 100) == 12
+    assert dataclasses.replace(params, max_tokens=12).check_against(1000, 88, 100) == 12
     with pytest.raises(RequestError, match="'min_tokens': 12 after a prompt of 89 tokens; wanted at most 11"):
         params.check_against(1000, 89, 100)
 

@@ -12,7 +12,7 @@ from playhead.schedule.chunk import Chunk
 from playhead.step.audit import audit_worker
 from playhead.testing.tiny_worker import dense_logits, last_logits, tiny_worker
 
-MODES = [Mode.BREAKABLE, Mode.PIECEWISE, Mode.EAGER]
+MODES = [Mode.FULL, Mode.BREAKABLE, Mode.PIECEWISE, Mode.EAGER]
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
@@ -34,7 +34,7 @@ def test_requests_that_share_their_first_pages_in_one_step_do_not_disturb_each_o
         torch.testing.assert_close(row, dense_logits(worker.model.decoder, prompt)[0], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("mode", [Mode.BREAKABLE, Mode.PIECEWISE])
+@pytest.mark.parametrize("mode", [Mode.FULL, Mode.BREAKABLE, Mode.PIECEWISE])
 def test_both_runners_are_clean_under_the_audit(mode):
     for report in audit_worker(tiny_worker(mode)):
         assert report.ok, report.text()
