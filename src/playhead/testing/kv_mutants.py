@@ -12,7 +12,7 @@ from playhead.errors import OutOfPages
 from playhead.kv import cache as cache_module
 from playhead.kv.allocator import SlabArena
 from playhead.kv.cache import HybridKVCache, SequenceKV
-from playhead.kv.geometry import window_frontier
+from playhead.kv.geometry import next_slide, window_frontier
 from playhead.kv.hybrid import FULL, HybridAllocator
 from playhead.kv.mapping import Int32Array, WindowMapping
 from playhead.kv.pool import ForwardLocs, PagedLocs
@@ -137,6 +137,15 @@ def frontier_one_page_behind() -> AbstractContextManager[None]:
     return swapped(cache_module, "window_frontier", behind)
 
 
+def slides_late() -> AbstractContextManager[None]:
+    """Whoever skips the look at a window until its next page can go must not skip too long."""
+
+    def later(frontier: int, window: int, page_size: int) -> int:
+        return next_slide(frontier, window, page_size) + 2 * page_size
+
+    return swapped(cache_module, "next_slide", later)
+
+
 def hit_with_expired_window() -> AbstractContextManager[None]:
     """A prefix counts as found when its full pages are there, whatever became of their windows."""
 
@@ -225,6 +234,7 @@ KV_MUTANTS: tuple[Mutant, ...] = (
     Mutant(name="two-pool allocation without roll-back", source="K10", apply=no_roll_back),
     Mutant(name="window frontier a page ahead", source="K10", apply=frontier_one_page_ahead),
     Mutant(name="window frontier pages behind", source="issue: window + chunk + page", apply=frontier_one_page_behind),
+    Mutant(name="window slides late", source="a shortcut around pages that cannot move yet", apply=slides_late),
     Mutant(name="prefix hit with expired window", source="K10", apply=hit_with_expired_window),
     Mutant(name="recycled row", source="K10", apply=recycled_row),
     Mutant(name="page numbers wrap at 16 bits", source="K10: dtype wrap", apply=dtype_wraps),

@@ -8,6 +8,9 @@ from typing import Any, NoReturn
 
 import torch
 
+from playhead.graph.shapes import Mode
+from playhead.kernels import rope
+from playhead.kernels.norm import Floats
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.plan import KVLimits
 from playhead.kv.pool import DeviceWrite
@@ -63,6 +66,15 @@ def nothing_is_flushed() -> AbstractContextManager[None]:
         return None
 
     return swapped(HybridKVCache, "flush_prefixes", keep)
+
+
+def padding_in_the_sink() -> AbstractContextManager[None]:
+    """Tokens that are nobody's leave whatever memory held in the sink, where a padded row of decode reads."""
+
+    def everywhere(cache: Floats, locs: Floats, rows: Floats) -> None:
+        cache[locs // cache.shape[1], locs % cache.shape[1]] = rows
+
+    return swapped(rope, "write_rows", everywhere)
 
 
 def differences(found: torch.Tensor, wanted: torch.Tensor, what: str) -> list[str]:
@@ -122,7 +134,7 @@ def fails(*args: object, **kwargs: object) -> NoReturn:
 
 
 def worker_audit() -> list[str]:
-    reports = audit_worker(tiny_worker())
+    reports = [report for mode in (Mode.BREAKABLE, Mode.FULL) for report in audit_worker(tiny_worker(mode))]
     return [f"{finding.check.value}: {finding.message}" for report in reports for finding in report.findings]
 
 
@@ -144,6 +156,11 @@ STEP_MUTANTS: tuple[Mutant, ...] = (
         apply=nothing_is_flushed,
     ),
     Mutant(name="read past length", source="lengths that count one more", apply=read_past_length),
+    Mutant(
+        name="padding in the sink",
+        source="found here: rows after a full graph's tokens are never computed",
+        apply=padding_in_the_sink,
+    ),
 )
 
 STEP_CHECKERS: tuple[Checker, ...] = (

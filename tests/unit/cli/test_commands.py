@@ -164,7 +164,9 @@ def test_both_spellings_reach_the_engine(monkeypatch, args, wanted):
 
 def test_max_tokens_is_a_bound_on_the_command_line():
     """The context has room for fewer than were asked for: those come, and nothing is refused."""
-    result = run("generate", "The whale", "--max-tokens", "500", "--max-model-len", "16", "--temperature", "0", "--json")
+    result = run(
+        "generate", "The whale", "--max-tokens", "500", "--max-model-len", "16", "--temperature", "0", "--json"
+    )
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout)
     assert len(record["prompt_token_ids"]) + len(record["outputs"][0]["token_ids"]) == 16
