@@ -31,12 +31,15 @@ def _factor(weight, head_H, dim, mask, D: tl.constexpr, TOGETHER: tl.constexpr, 
 
 @triton.jit
 def _turn_heads(
-    source, source_H, target, target_H, head_H, weight, angles, eps,
+    source, source_H, target, target_H, writes, head_H, weight, angles, eps,
     NUM_HEADS: tl.constexpr, D: tl.constexpr, F: tl.constexpr, STEP: tl.constexpr,
     HAS_NORM: tl.constexpr, TOGETHER: tl.constexpr, UNIT_OFFSET: tl.constexpr,
     BLOCK_F: tl.constexpr, BLOCK_REST: tl.constexpr,
 ):  # fmt: skip
-    """Heads at `source + source_H`, normed and rotated, to `target + target_H`. Both may be the same memory."""
+    """Heads at `source + source_H`, normed and rotated, to `target + target_H` if it `writes`.
+
+    Both may be the same memory.
+    """
     live_H = head_H < NUM_HEADS
     pair = tl.arange(0, BLOCK_F)
     dim_a, dim_b, live_F = pair * STEP, pair * STEP + (F if STEP == 1 else 1), pair < F
@@ -69,10 +72,11 @@ def _turn_heads(
     if F > 0:
         cos_1F = tl.load(angles + pair, mask=live_F, other=1.0)[None, :]
         sin_1F = tl.load(angles + F + pair, mask=live_F, other=0.0)[None, :]
-        tl.store(target + target_H[:, None] + dim_a[None, :], (a * cos_1F - b * sin_1F).to(to), mask=mask_HF)
-        tl.store(target + target_H[:, None] + dim_b[None, :], (b * cos_1F + a * sin_1F).to(to), mask=mask_HF)
+        target_a, target_b = target + target_H[:, None] + dim_a[None, :], target + target_H[:, None] + dim_b[None, :]
+        tl.store(target_a, (a * cos_1F - b * sin_1F).to(to), mask=mask_HF & writes)
+        tl.store(target_b, (b * cos_1F + a * sin_1F).to(to), mask=mask_HF & writes)
     if D > 2 * F:
-        tl.store(target + target_H[:, None] + dim_rest[None, :], rest.to(to), mask=mask_rest)
+        tl.store(target + target_H[:, None] + dim_rest[None, :], rest.to(to), mask=mask_rest & writes)
 
 
 @triton.jit
@@ -103,27 +107,26 @@ def qk_rope_write_kernel(
         head_H = part * BLOCK_H + tl.arange(0, BLOCK_H)
         place_H = token * q_token + head_H * q_head
         _turn_heads(
-            q, place_H, q, place_H, head_H, q_weight, angles, eps,
+            q, place_H, q, place_H, True, head_H, q_weight, angles, eps,
             H, D, F, STEP, HAS_NORM, TOGETHER, UNIT_OFFSET, BLOCK_F, BLOCK_REST,
         )  # fmt: skip
     else:
         loc = _cache_loc(locs, mapping, token, HAS_MAPPING)
-        if loc == 0:
-            return
+        writes = loc > 0  # a mask, not a branch: the loads below need not wait for it
         page, slot = (loc // PAGE_SIZE).to(tl.int64), (loc % PAGE_SIZE).to(tl.int64)
         head_K = tl.arange(0, BLOCK_K)
         live_K = head_K < K
         k_place = page * k_page + slot * k_slot
         _turn_heads(
-            k, token * k_token + head_K * k_head, k_cache, k_place + head_K * k_cache_head, head_K, k_weight, angles,
-            eps, K, D, F, STEP, HAS_NORM, TOGETHER, UNIT_OFFSET, BLOCK_F, BLOCK_REST,
+            k, token * k_token + head_K * k_head, k_cache, k_place + head_K * k_cache_head, writes, head_K, k_weight,
+            angles, eps, K, D, F, STEP, HAS_NORM, TOGETHER, UNIT_OFFSET, BLOCK_F, BLOCK_REST,
         )  # fmt: skip
         v_place = page * v_page + slot * v_slot
         dim = tl.arange(0, BLOCK_E)[None, :]
         mask = live_K[:, None] & (dim < E)
         v_KE = tl.load(v + token * v_token + head_K[:, None] * v_head + dim, mask=mask, other=0.0)
         v_target = v_cache + v_place + head_K[:, None] * v_cache_head + dim
-        tl.store(v_target, v_KE.to(v_cache.dtype.element_ty), mask=mask)
+        tl.store(v_target, v_KE.to(v_cache.dtype.element_ty), mask=mask & writes)
 
 
 def launch_qk_rope_write(
