@@ -7,6 +7,7 @@ with LLM("embedded", max_num_seqs=4) as llm:
 from __future__ import annotations
 
 import gc
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -92,7 +93,7 @@ class LLM:
         self.config = resolved(config, worker.config, device)
         self.engine = Engine(worker, self.tokenizer, overlap=config.overlap)
         self.is_lent = False  # to an AsyncEngine, whose thread alone may then touch the engine
-        self._is_frozen = False
+        self._unfreeze: Callable[[], object] | None = None
         self._num_calls = 0
         # Whoever steps the engine steps it for all: outputs wait in the inbox of the call that asked for them.
         self._inboxes: dict[str, deque[RequestOutput]] = {}
@@ -107,9 +108,8 @@ class LLM:
 
     def close(self) -> None:
         """Abort whatever still runs. A stream that is open gets what it has so far, as its last output."""
-        if self._is_frozen:
-            gc.unfreeze()
-            self._is_frozen = False
+        if self._unfreeze is not None:
+            self._unfreeze()  # once: a second call does nothing
         for request_id, inbox in sorted(self._inboxes.items()):
             output = self.engine.abort(request_id)
             if output is not None:
@@ -127,13 +127,15 @@ class LLM:
     def capture_graphs(self, progress: Callable[[CaptureReport], None] | None = None) -> None:
         """Capture all sizes now; otherwise each is captured when it is first wanted.
 
-        Then tell Python's garbage collector to leave alone what is there, until `close`: hundreds of thousands of
-        objects that stay, which it would otherwise look through in the middle of a step, for 50 ms and more.
+        Then tell Python's garbage collector to leave alone what is there, until this LLM is closed or gone: hundreds of
+        thousands of objects that stay, which it would otherwise look through in the middle of a step, for 50 ms and
+        more. The collector is the process's: whoever else has frozen something, another LLM say, goes before us.
         """
         self.engine.worker.capture_all(progress)
-        gc.collect()
-        gc.freeze()
-        self._is_frozen = True
+        if not gc.get_freeze_count():
+            gc.collect()
+            gc.freeze()
+            self._unfreeze = weakref.finalize(self, gc.unfreeze)
 
     def generate(
         self,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from playhead.graph import Mode
 from playhead.schedule.chunk import Chunk
 from playhead.step.audit import audit_worker
-from playhead.testing.tiny_worker import dense_logits, last_logits, tiny_worker
+from playhead.testing.tiny_worker import TINY_GPT_OSS, dense_logits, last_logits, tiny_worker
 
+MODES_OF_TOKENS = (Mode.EAGER, Mode.FULL)
 PROMPTS = [[7, 8, 9, 10, 11, 12, 13], [7], [20, 21, 22]]
 
 
@@ -27,6 +29,16 @@ def test_logits_are_those_of_dense_attention(mode, page_size):
     ]
     print(f"{mode} page {page_size}: error norms {[f'{error:.1e}' for error in errors]}")
     assert max(errors) < 5e-3
+
+
+def test_experts_run_on_rows_that_nobody_computed():
+    """In a full graph padded rows of attention are whatever memory held, NaN included, and are sent to experts too."""
+    workers = [tiny_worker(mode, model=TINY_GPT_OSS, dtype=torch.bfloat16, device="cuda") for mode in MODES_OF_TOKENS]
+    memory = torch.full((1 << 26,), float("nan"), device="cuda")
+    del memory  # what the graphs are given next
+    eager, full = (last_logits(worker, PROMPTS) for worker in workers)
+    assert bool(full.isfinite().all())
+    assert worst_error(full.float(), eager.float()) < 5e-2
 
 
 def test_decode_follows_the_window():

@@ -1,8 +1,8 @@
 """The contract of attention: what a step must say, what a layer is, and what a backend does with both.
 
 A step's inputs are slots, so no backend keeps buffers of its own: rows and lengths, which every step has, and what
-`attention_slots` adds. `plan` turns them into a value; the same code plans for eager runs, capture and replay. For
-decode the value holds nothing but tensors at fixed addresses, which is what a captured graph may read.
+`attention_slots` adds. `plan` turns them into a value; the same code plans for eager runs, capture and replay. The
+value holds nothing but tensors at fixed addresses, which is what a captured graph may read.
 
 Shapes: T tokens, B requests, H query heads, K kv heads, D head dim of q and k, E head dim of v, R rows of the page
 table, P pages per row, N pages of a layer's pool, S locations per page, L full locations, J keys a layer can see.

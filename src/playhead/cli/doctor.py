@@ -16,7 +16,14 @@ from rich.table import Table
 
 from playhead import __version__
 from playhead.cli.options import DEFAULTS, show_size
-from playhead.engine_config import CPU_KV_BYTES, KV_SHARE_OF_FREE, resolve_device, resolve_dtype, resolve_sizes
+from playhead.engine_config import (
+    CPU_KV_BYTES,
+    KV_SHARE_OF_FREE,
+    resolve_device,
+    resolve_dtype,
+    resolve_mode,
+    resolve_sizes,
+)
 
 PACKAGES = ("torch", "triton", "tokenizers", "gguf", "huggingface_hub")
 
@@ -95,6 +102,7 @@ def default_rows(device: torch.device) -> list[tuple[str, ...]]:
     """What a worker takes on this device, with the reason."""
     dtype = str(resolve_dtype(DEFAULTS, device)).removeprefix("torch.")
     sizes = resolve_sizes(DEFAULTS, device)
+    mode = resolve_mode(DEFAULTS, device)
     num_seqs, num_tokens = f"{sizes.max_num_seqs:,}", f"{sizes.max_num_batched_tokens:,}"
     if device.type == "cuda":
         return [
@@ -102,6 +110,7 @@ def default_rows(device: torch.device) -> list[tuple[str, ...]]:
             ("  dtype", dtype, "half the bytes of float32, and its range"),
             ("  attention", "TritonBackend", "compiled for this GPU, reads pages and windows directly"),
             ("  graphs", "CudaBackend", "CUDA graphs: a step is one launch"),
+            ("  graph_mode", mode, "prefill too: attention finds its requests on the GPU"),
             ("  max_num_seqs", num_seqs, "a decode step reads all weights: that many share the reading almost free"),
             ("  max_num_batched_tokens", num_tokens, "fills the GPU, and keeps who decodes waiting for one step"),
             ("  kv_memory_bytes", f"{KV_SHARE_OF_FREE:.0%} of free", "the rest is for graphs and activations"),
@@ -111,6 +120,7 @@ def default_rows(device: torch.device) -> list[tuple[str, ...]]:
         ("  dtype", dtype, "half precision is far slower on a CPU"),
         ("  attention", "ReferenceBackend", "plain torch; the Triton kernels need a GPU"),
         ("  graphs", "TapeBackend", "replays recorded operations under the rules of CUDA graphs"),
+        ("  graph_mode", mode, "prefill's attention runs live: it finds its keys once for all layers"),
         ("  max_num_seqs", num_seqs, "a CPU is busy with a few rows"),
         ("  max_num_batched_tokens", num_tokens, "more would keep who decodes waiting for seconds"),
         ("  kv_memory_bytes", show_size(CPU_KV_BYTES), "leaves the machine's memory to others"),

@@ -1,7 +1,8 @@
 """A registry, a capture, a backend and buckets: everything a step needs, whichever axis it pads.
 
-A decode runner pads requests, a prefill runner pads tokens; nothing else differs. One function prepares a step (fill,
-then plan) for capture, for replay and for eager runs, so the three cannot disagree about what a step reads.
+A decode runner pads requests; a prefill runner pads tokens and, where its graph is full, requests too. One function
+prepares a step (fill, then plan) for capture, for replay and for eager runs, so the three cannot disagree about what a
+step reads.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class LivePlan(Protocol):
 class OwnedMemory:
     """Memory captured work may read, and write if `writable`: weights, KV pools, declared workspaces.
 
-    Padded rows write into the first `sink_rows` rows; comparisons leave them out.
+    What padded rows write goes into the first `sink_rows` rows; comparisons leave them out.
     """
 
     name: str

@@ -24,7 +24,7 @@ from playhead.kernels.scores_triton import LOG2_E, NO_SCORE, attend_block, key_l
 from playhead.kernels.splits import NUM_SMS
 
 MIN_DOT_DEPTH = 16
-SPARE_TILES = 32
+SPARE_TILES = 32  # programs for the ragged ends of this many requests; a few prompts have as many
 
 
 @triton.jit

@@ -18,7 +18,7 @@ from playhead.kv.errors import LedgerError, StaleTranslation
 from playhead.types import FullLoc, WindowLoc
 
 NO_PAGE = 0
-"""The sink's page: a full page without a window page translates there, which is safe to write and never read."""
+"""The sink's page: full pages without a window page translate there, which no live row reads and no forward writes."""
 
 Int32Array = npt.NDArray[np.int32]
 

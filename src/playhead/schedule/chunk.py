@@ -26,7 +26,3 @@ class Chunk:
     @classmethod
     def newest(cls, seq: SequenceKV, tokens: Sequence[int], *, samples: bool = True, num_generated: int = 0) -> Chunk:
         return cls(seq=seq, tokens=tokens, end=seq.num_tokens, samples=samples, num_generated=num_generated)
-
-    @property
-    def first(self) -> int:
-        return self.end - len(self.tokens)

@@ -25,12 +25,16 @@ PENALTY_BOUND = 2.0
 INT64_MAX = 2**63 - 1
 
 
+class Unasked(int):
+    """A number that nobody asked for: where there is no room for it, it gives way instead of being refused."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """One request's wishes. Temperature 0 is greedy; everything else is off by default, as in vLLM.
 
     `top_k` is off with 0 or -1, `top_p` with 1, `min_p` with 0, `repetition_penalty` with 1. `max_tokens=None` means
-    as many as the context has room for. `logprobs=0` reports the chosen token only.
+    as many as the context has room for; left out it is 16, or those. `logprobs=0` reports the chosen token only.
     """
 
     n: int = 1
@@ -48,7 +52,7 @@ class SamplingParams:
     """A string alone counts as a sequence of one."""
     stop_token_ids: Sequence[int] = ()
     min_tokens: int = 0
-    max_tokens: int | None = 16
+    max_tokens: int | None = Unasked(16)
     ignore_eos: bool = False
     skip_special_tokens: bool = True
 
@@ -72,7 +76,7 @@ class SamplingParams:
     def check_against(self, vocab_size: int, prompt_len: int, max_context: int) -> int:
         """How many tokens this request may generate after its prompt; RequestError if it cannot run on this model.
 
-        With a context of 100 and a prompt of 90 tokens, `max_tokens=None` is 10, and 16 is refused.
+        With a context of 100 and a prompt of 90 tokens, `max_tokens=None` is 10, and so is the default; 16 is refused.
         """
         if prompt_len < 1:
             raise RequestError("prompt", f"{prompt_len} tokens", "at least 1", "Send a prompt.")
@@ -84,17 +88,20 @@ class SamplingParams:
                 f"at most {max_context - 1}, which leaves one of the context of {max_context}",
                 "Shorten the prompt.",
             )
-        for name, wanted in (("min_tokens", self.min_tokens), ("max_tokens", self.max_tokens or 0)):
-            if wanted > room:
-                raise RequestError(
-                    f"sampling field {name!r}",
-                    f"{shown(wanted)} after a prompt of {prompt_len} tokens",
-                    f"at most {room}, what the context of {max_context} leaves",
-                    "Ask for fewer tokens (max_tokens=None takes all there are) or shorten the prompt.",
-                )
+        num_wanted = room if self.max_tokens is None else self.max_tokens
+        if isinstance(num_wanted, Unasked):
+            num_wanted = min(int(num_wanted), room)
+        for name, number_of, fix in (
+            ("min_tokens", self.min_tokens, "Ask for fewer tokens or shorten the prompt."),
+            ("max_tokens", num_wanted, "Ask for fewer tokens, or None for all there are, or shorten the prompt."),
+        ):
+            if number_of > room:
+                found = f"{shown(number_of)} after a prompt of {prompt_len} tokens"
+                limit = f"at most {room}, what the context of {max_context} leaves"
+                raise RequestError(f"sampling field {name!r}", found, limit, fix)
         check_vocabulary("stop_token_ids", self.stop_token_ids, vocab_size)
         check_vocabulary("logit_bias", self.logit_bias, vocab_size)
-        return room if self.max_tokens is None else self.max_tokens
+        return num_wanted
 
     def _check_filters(self) -> None:
         number("temperature", self.temperature, 0, MAX_TEMPERATURE)

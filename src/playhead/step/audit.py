@@ -11,7 +11,7 @@ from playhead.kv.cache import SequenceKV
 from playhead.schedule.chunk import Chunk
 from playhead.schedule.sampling_params import SamplingParams
 from playhead.step.sampling import SamplerRow
-from playhead.step.worker import Worker
+from playhead.step.worker import StepRequests, Worker
 
 
 def audit_worker(worker: Worker) -> list[Report]:
@@ -62,7 +62,7 @@ def decode_sample(worker: Worker, sequences: list[SequenceKV]) -> Sample:
         raw = min(raw, len(sequences))
         chosen = rng.permutation(len(sequences))[:raw]
         chunks = [random_chunk(worker, sequences[i], 1, rng) for i in chosen]
-        return SampledStep(batch=worker.decode_batch(chunks), raw_bs=raw, raw_num_tokens=raw)
+        return SampledStep(batch=worker.decode_batch(StepRequests.of(chunks)), raw_bs=raw, raw_num_tokens=raw)
 
     return make
 
@@ -78,6 +78,7 @@ def prefill_sample(worker: Worker, sequences: list[SequenceKV]) -> Sample:
         cuts = np.linspace(0, raw, num_requests + 1).astype(int)
         chosen = rng.permutation(len(sequences))[:num_requests]
         chunks = [random_chunk(worker, sequences[i], int(n), rng) for i, n in zip(chosen, np.diff(cuts), strict=True)]
-        return SampledStep(batch=worker.prefill_batch(chunks), raw_bs=num_requests, raw_num_tokens=raw)
+        batch = worker.prefill_batch(StepRequests.of(chunks))
+        return SampledStep(batch=batch, raw_bs=num_requests, raw_num_tokens=raw)
 
     return make

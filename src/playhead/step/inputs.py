@@ -73,7 +73,7 @@ def build_prefill_registry(
     features: InputFeatures | None = None,
     pool: InputBufferPool | None = None,
 ) -> CudaGraphBufferRegistry:
-    """Inputs of a step over tokens. What has a row per request is for the attention plan, never for the graph."""
+    """Inputs of a step over tokens. What has a row per request is for attention: its plan, or a full graph."""
     registry = CudaGraphBufferRegistry(max_bs=max_bs, max_num_tokens=max_num_tokens, device=device, pool=pool)
     return register_inputs(registry, features or InputFeatures())
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -54,8 +54,6 @@ from playhead.step.sampler_rows import SamplerRows, sampler_slots
 from playhead.step.sampling import DRAWN, EVERYTHING, GREEDY, SamplerNeeds
 from playhead.types import Step
 
-Int32Pair = tuple[Int32Array, Int32Array]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
@@ -68,6 +66,19 @@ class WorkerConfig:
     dispatch: DispatchLimits = field(default_factory=lambda: DispatchLimits(lazy=True))
     prefix_caching: bool = True
     strict_ledger: bool = False
+
+
+class StepRequests(NamedTuple):
+    """The chunks of a step; each request's length with it, and its row."""
+
+    chunks: Sequence[Chunk]
+    ends: Int32Array
+    rows: Int32Array
+
+    @classmethod
+    def of(cls, chunks: Sequence[Chunk]) -> StepRequests:
+        ends = np.array([chunk.end for chunk in chunks], dtype=np.int32)
+        return cls(chunks, ends, np.array([chunk.seq.row for chunk in chunks], dtype=np.int32))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,21 +168,21 @@ class Worker:
 
     def launch(self, chunks: Sequence[Chunk]) -> InFlight:
         """Start a step over sequences that were extended; the host goes on. Collect steps in the order of launch."""
-        rows = np.array([chunk.seq.row for chunk in chunks], dtype=np.int32)
-        needs = self.sampler.variant(rows)
+        requests = StepRequests.of(chunks)
+        needs = self.sampler.variant(requests.rows)
         is_decode = decodes(chunks)
-        goes_on = is_decode and self._goes_on(chunks, needs)
+        goes_on = is_decode and self._goes_on(requests, needs)
         batch: dict[str, Any] = {}
         if not goes_on:
             # Before the launch, which may exchange a page for an equal one of the prefix cache, for the steps to come.
-            batch = self.decode_batch(chunks) if is_decode else self.prefill_batch(chunks)
+            batch = self.decode_batch(requests) if is_decode else self.prefill_batch(requests)
         self.publish()
         step = self.kv.launch()
         stopwatch = start_stopwatch(self.device)
         try:
             if is_decode:
                 decision, output = self._decode(self.decoder_for(needs), batch)
-                self._advanced = self._after_decode(chunks, needs)
+                self._advanced = self._after_decode(requests, needs)
             else:
                 decision, output = self._prefill(batch, needs)
             readback = stopwatch.read_back(output.sampled)
@@ -188,26 +199,24 @@ class Worker:
         self._retire(launched.step)
         return Collected(sampled=sampled, device_us=launched.readback.device_us())
 
-    def _goes_on(self, chunks: Sequence[Chunk], needs: SamplerNeeds) -> bool:
+    def _goes_on(self, requests: StepRequests, needs: SamplerNeeds) -> bool:
         """Whether the slots hold this very step: the last one's sequences, each one further, at places it knew."""
         last = self._advanced
         if last is None or last.needs != needs or last.num_fills != self._decode_registry.num_fills:
             return False
-        if last.seqs != [chunk.seq for chunk in chunks]:  # themselves, not their rows: those are used again
+        if last.seqs != [chunk.seq for chunk in requests.chunks]:  # themselves, not their rows: those are used again
             return False
-        lens = np.array([chunk.end for chunk in chunks], dtype=np.int32)
-        unread = all(chunk.tokens[0] < 0 for chunk in chunks)
-        return unread and bool((lens == last.seq_lens + 1).all() and (lens <= last.num_places).all())
+        unread = all(chunk.tokens[0] < 0 for chunk in requests.chunks)
+        ends = requests.ends
+        return unread and bool((ends == last.seq_lens + 1).all() and (ends <= last.num_places).all())
 
-    def _after_decode(self, chunks: Sequence[Chunk], needs: SamplerNeeds) -> Advanced:
-        lens = np.array([chunk.end for chunk in chunks], dtype=np.int32)
-        rows = np.array([chunk.seq.row for chunk in chunks], dtype=np.int32)
+    def _after_decode(self, requests: StepRequests, needs: SamplerNeeds) -> Advanced:
         return Advanced(
             needs=needs,
             num_fills=self._decode_registry.num_fills,
-            seqs=[chunk.seq for chunk in chunks],
-            seq_lens=lens,
-            num_places=self.kv.num_places_of(rows),
+            seqs=[chunk.seq for chunk in requests.chunks],
+            seq_lens=requests.ends,
+            num_places=self.kv.num_places_of(requests.rows),
         )
 
     def _decode(self, runner: GraphRunner, batch: dict[str, Any]) -> tuple[Decision, StepOutput]:
@@ -248,17 +257,31 @@ class Worker:
             step, self._failed_step = max(step, self._failed_step), None
         self.kv.retire(step)
 
-    def decode_batch(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
+    def decode_batch(self, requests: StepRequests) -> dict[str, Any]:
         """The slots of a step with one token of every request."""
-        ends, rows = ends_and_rows(chunks)
-        ids = np.array([chunk.tokens[0] for chunk in chunks], dtype=np.int32)
-        return self._batch(chunks, (ends, rows), ids, (rows, ends - np.int32(1)))
+        ids = np.array([chunk.tokens[0] for chunk in requests.chunks], dtype=np.int32)
+        return self._batch(requests, ids, requests.rows, requests.ends - np.int32(1))
+
+    def prefill_batch(self, requests: StepRequests) -> dict[str, Any]:
+        """The slots of a step with any number of tokens of each: also which are whose, and who gets a new one."""
+        chunks, ends, rows = requests
+        lens = np.array([len(chunk.tokens) for chunk in chunks], dtype=np.int32)
+        stops = np.cumsum(lens, dtype=np.int32)
+        ids = np.fromiter(chain.from_iterable(chunk.tokens for chunk in chunks), dtype=np.int32, count=int(stops[-1]))
+        # The token at index i of the step stands as far before its request's end as i before the request's last index.
+        positions = np.arange(len(ids), dtype=np.int32) + np.repeat(ends - stops, lens)
+        return self._batch(requests, ids, np.repeat(rows, lens), positions) | {
+            "query_starts": stops - lens,
+            "query_lens": lens,
+            LAST_TOKEN_SLOT: stops - np.int32(1),
+            SAMPLING_ROWS_SLOT: rows * np.array([chunk.samples for chunk in chunks], dtype=np.int32),
+        }
 
     def _batch(
-        self, chunks: Sequence[Chunk], requests: Int32Pair, ids: Int32Array, places: Int32Pair
+        self, requests: StepRequests, ids: Int32Array, token_rows: Int32Array, positions: Int32Array
     ) -> dict[str, Any]:
-        """The slots every step has. `requests` are their ends and rows, `places` the rows and positions of tokens."""
-        (ends, rows), (token_rows, positions) = requests, places
+        """The slots every step has, from its tokens: their ids, rows and positions."""
+        chunks, ends, rows = requests
         num_generated = np.array([chunk.num_generated for chunk in chunks], dtype=np.int64)
         return {
             "input_ids": ids,
@@ -268,21 +291,6 @@ class Worker:
             "seq_lens": ends,
             "seq_lens_cpu": torch.from_numpy(ends),
             **self.sampler.batch(rows, num_generated),
-        }
-
-    def prefill_batch(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
-        """The slots of a step with any number of tokens of each: also which are whose, and who gets a new one."""
-        ends, rows = ends_and_rows(chunks)
-        lens = np.array([len(chunk.tokens) for chunk in chunks], dtype=np.int32)
-        stops = np.cumsum(lens, dtype=np.int32)
-        ids = np.fromiter(chain.from_iterable(chunk.tokens for chunk in chunks), dtype=np.int32, count=int(stops[-1]))
-        # The token at index i of the step stands as far before its request's end as i before the request's last index.
-        positions = np.arange(len(ids), dtype=np.int32) + np.repeat(ends - stops, lens)
-        return self._batch(chunks, (ends, rows), ids, (np.repeat(rows, lens), positions)) | {
-            "query_starts": stops - lens,
-            "query_lens": lens,
-            LAST_TOKEN_SLOT: stops - np.int32(1),
-            SAMPLING_ROWS_SLOT: rows * np.array([chunk.samples for chunk in chunks], dtype=np.int32),
         }
 
     def _attention_backend(self, layers: tuple[LayerAttention, ...]) -> AttentionBackend:
@@ -337,12 +345,6 @@ class Worker:
             backend=self._graphs,
             dispatcher=Dispatcher(capture.mode, buckets, self.config.dispatch),
         )
-
-
-def ends_and_rows(chunks: Sequence[Chunk]) -> Int32Pair:
-    """Each request's length with this step, and its row."""
-    ends = np.array([chunk.end for chunk in chunks], dtype=np.int32)
-    return ends, np.array([chunk.seq.row for chunk in chunks], dtype=np.int32)
 
 
 def decodes(chunks: Sequence[Chunk]) -> bool:

@@ -17,7 +17,7 @@ from playhead.kv.pool import DeviceWrite
 from playhead.schedule.chunk import Chunk
 from playhead.step.audit import audit_worker
 from playhead.step.page_table import DevicePageTable
-from playhead.step.worker import ForwardResult, Worker
+from playhead.step.worker import ForwardResult, StepRequests, Worker
 from playhead.testing.mutant import Checker, Mutant, swapped
 from playhead.testing.tiny_worker import dense_logits, last_logits, tiny_worker
 
@@ -47,8 +47,8 @@ def page_table_behind() -> AbstractContextManager[None]:
 def read_past_length() -> AbstractContextManager[None]:
     batch = Worker.decode_batch
 
-    def one_more(self: Worker, chunks: Sequence[Chunk]) -> dict[str, Any]:
-        made = batch(self, chunks)
+    def one_more(self: Worker, requests: StepRequests) -> dict[str, Any]:
+        made = batch(self, requests)
         return made | {"seq_lens": made["seq_lens"] + 1}
 
     return swapped(Worker, "decode_batch", one_more)

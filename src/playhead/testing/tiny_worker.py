@@ -30,17 +30,35 @@ TINY_GEMMA3: Mapping[str, object] = {
 LIMITS = KVLimits(max_context_tokens=32, max_running=4, chunk_tokens=8)
 
 
+TINY_GPT_OSS: Mapping[str, object] = {
+    "model_type": "gpt_oss",
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "sliding_window": 4,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+
+
 def tiny_worker(
     mode: Mode = Mode.BREAKABLE,
     *,
+    model: Mapping[str, object] = TINY_GEMMA3,
+    dtype: torch.dtype = torch.float32,
     page_size: int = 1,
     device: torch.device | str = "cpu",
     limits: KVLimits = LIMITS,
     kv_memory_bytes: int = 1 << 20,
     prefix_caching: bool = True,
 ) -> Worker:
-    """Two window layers and a full one; by default four requests of up to 32 tokens."""
-    decoder = dummy_decoder(spec_from_config(dict(TINY_GEMMA3)), dtype=torch.float32, device=torch.device(device))
+    """Window layers and a full one; by default four requests of up to 32 tokens."""
+    decoder = dummy_decoder(spec_from_config(dict(model)), dtype=dtype, device=torch.device(device))
     for parameter in decoder.parameters():
         parameter.mul_(8)  # dummy weights keep logits close together; a test wants them apart
     config = WorkerConfig(

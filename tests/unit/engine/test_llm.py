@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import weakref
 
 import pytest
 import torch
@@ -132,10 +133,41 @@ def test_closing_ends_an_open_stream_with_what_it_has():
     assert not llm.engine.has_work
 
 
+SMALLEST = {"max_model_len": 32, "max_num_seqs": 1, "max_num_batched_tokens": 4}
+
+
 def test_what_a_captured_engine_keeps_is_not_looked_through_again_until_it_is_closed():
     """A collection of all of it takes longer than a step."""
-    with LLM("embedded", max_model_len=32, max_num_seqs=1, max_num_batched_tokens=4) as llm:
+    with LLM("embedded", **SMALLEST) as llm:
         assert gc.get_freeze_count() == 0
         llm.capture_graphs()
         assert gc.get_freeze_count() > 10_000
     assert gc.get_freeze_count() == 0
+
+
+def test_an_engine_that_is_dropped_without_closing_gives_its_memory_back():
+    llm = LLM("embedded", **SMALLEST)
+    llm.capture_graphs()
+    worker = weakref.ref(llm.engine.worker)
+    del llm
+    gc.collect()
+    assert gc.get_freeze_count() == 0
+    assert worker() is None
+
+
+def test_what_somebody_else_has_frozen_stays_frozen():
+    gc.freeze()
+    try:
+        num_frozen = gc.get_freeze_count()
+        with LLM("embedded", **SMALLEST) as llm:
+            llm.capture_graphs()
+        assert gc.get_freeze_count() > 0.99 * num_frozen  # a few of them have died since
+    finally:
+        gc.unfreeze()
+
+
+def test_without_max_tokens_the_default_gives_way_to_the_context():
+    with LLM("embedded", **SMALLEST | {"graph_mode": "eager"}) as llm:
+        assert len(llm.generate([5] * 20)[0].outputs[0].token_ids) <= 12
+        with pytest.raises(RequestError, match="'max_tokens': 16 after a prompt of 20 tokens; wanted at most 12"):
+            llm.generate([5] * 20, SamplingParams(max_tokens=16))

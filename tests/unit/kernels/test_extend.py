@@ -96,8 +96,8 @@ def test_programs_take_turns_where_there_are_more_tiles_than_programs(monkeypatc
 
 
 def test_room_for_many_requests_costs_few_programs():
-    """One request of 128 tokens, 16 of them a tile, in a graph with room for 256; then as many programs as tiles."""
-    assert num_programs(8, 256, num_kv_heads=8) == 66
+    """Four for every multiprocessor, or a spare one beside each whole tile; never more than there can be tiles."""
+    assert num_programs(8, 128, num_kv_heads=8) == 66  # 128 tokens, 16 of them a tile, of up to 128 requests
     assert num_programs(64, 256, num_kv_heads=8) == 96
     assert num_programs(8, 3, num_kv_heads=8) == 11
 
