@@ -51,6 +51,7 @@ def main() -> None:
     parser.add_argument("--bs", default=",".join(map(str, workload.DECODE_BS)))
     parser.add_argument("--graph-mode", default="full", choices=["full", "breakable", "piecewise", "eager"])
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
+    parser.add_argument("--lazy", action="store_true", help="capture a size when it is first wanted, not all before")
     args = parser.parse_args()
     base = {"engine": "playhead", "model": args.model.name, "variant": args.graph_mode}
     emit = workload.Emit(base)
@@ -64,7 +65,7 @@ def main() -> None:
         graph_mode=args.graph_mode,
         enable_prefix_caching=False,
     )
-    if args.graph_mode != "eager":
+    if args.graph_mode != "eager" and not args.lazy:
         capture(llm, emit)
     emit(
         "ready",

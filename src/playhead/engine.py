@@ -157,10 +157,10 @@ class Engine:
         """The prompt as the engine takes it, or `RequestError`. Changes nothing."""
         ids = checked_ids(prompt) if not isinstance(prompt, str) else self._encode(prompt)
         vocab_size = self.worker.model.decoder.spec.vocab_size
-        outside = [token for token in ids if not 0 <= token < vocab_size]
-        if outside:
+        if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+            outside = next(token for token in ids if not 0 <= token < vocab_size)
             raise RequestError(
-                "prompt", f"token id {shown(outside[0])}", f"ids in [0, {vocab_size})", "Check the tokenizer."
+                "prompt", f"token id {shown(outside)}", f"ids in [0, {vocab_size})", "Check the tokenizer."
             )
         max_new_tokens = params.check_against(vocab_size, len(ids), self.worker.config.limits.max_context_tokens)
         text = prompt if isinstance(prompt, str) else None
@@ -308,7 +308,7 @@ class Engine:
 def checked_ids(prompt: object) -> list[int]:
     """Token ids as given, or `RequestError`: a bool, a float or a string among them is refused, not converted."""
     is_text = isinstance(prompt, bytes | bytearray | str)
-    if isinstance(prompt, Sequence) and not is_text and all(type(token) is int for token in prompt):
+    if isinstance(prompt, Sequence) and not is_text and set(map(type, prompt)) <= {int}:
         return list(prompt)
     found = f"a {type(prompt).__name__} of other things than ints"
     raise RequestError("prompt", found, "text, or token ids", "Encode it first.")

@@ -266,6 +266,8 @@ def checked_params(params: object) -> SamplingParams:
 
 def split_n(params: SamplingParams) -> list[SamplingParams]:
     """One set per sample. With a seed, sample i has the seed plus i, around the end of 64 bits if need be."""
+    if params.n == 1:
+        return [params]
     seeds = [None if params.seed is None else (params.seed + i + 2**63) % 2**64 - 2**63 for i in range(params.n)]
     return [replace(params, n=1, seed=seed) for seed in seeds]
 
