@@ -50,7 +50,9 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
-    llm = LLM(config=EngineConfig(max_num_seqs=16, max_model_len=256, enable_prefix_caching=False))
+    # Room for all prompts in one step, as transformers takes them.
+    config = EngineConfig(max_num_seqs=16, max_num_batched_tokens=1024, max_model_len=256, enable_prefix_caching=False)
+    llm = LLM(config=config)
     llm.capture_graphs()
     model = transformers.AutoModelForCausalLM.from_pretrained(
         resolve_model_name("embedded"), dtype=torch.float32

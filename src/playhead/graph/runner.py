@@ -110,6 +110,7 @@ class GraphRunner:
         self._captured: dict[int, CapturedStep] = {}
         self._views: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
         self._plan_keys: dict[int, PlanKey] = {}
+        self._live_outputs: dict[tuple[int, int], Outputs] = {}
         self._last: tuple[FillContext, LivePlan | None] | None = None
 
     @property
@@ -153,6 +154,7 @@ class GraphRunner:
         with quiet_gc():
             captured = self.capture.capture(self.backend, self.step.fn, self.graph_inputs(ctx), live)
         self._captured[bucket], self._plan_keys[bucket] = captured, plan_key(live)
+        self._live_outputs = {key: output for key, output in self._live_outputs.items() if key[0] != bucket}
         num_bytes = sum(recording.num_bytes for recording in captured.recordings)
         self.dispatcher.mark_captured(bucket, num_bytes)
         return CaptureReport(
@@ -200,8 +202,17 @@ class GraphRunner:
 
     def _run_filled(self, decision: Decision, ctx: FillContext, live: LivePlan | None) -> StepResult:
         raw = ctx.raw_bs if self.step.axis == "bs" else ctx.raw_num_tokens
-        output = self.run_eager(ctx, live) if decision.mode is Mode.EAGER else self.replay(decision.bucket, live)
-        return StepResult(output=map_tensors(lambda tensor: tensor[:raw], output), decision=decision)
+        if decision.mode is Mode.EAGER:
+            return StepResult(output=first_rows(self.run_eager(ctx, live), raw), decision=decision)
+        self.replay(decision.bucket, live)
+        return StepResult(output=self._live_output(decision.bucket, raw), decision=decision)
+
+    def _live_output(self, bucket: int, raw: int) -> Outputs:
+        """The live rows of a bucket's output, which lies where it lay at the last step of this size."""
+        output = self._live_outputs.get((bucket, raw))
+        if output is None:
+            output = self._live_outputs[bucket, raw] = first_rows(self._captured[bucket].output, raw)
+        return output
 
     def prepare(self, batch: Batch, ctx: FillContext) -> LivePlan | None:
         """Fill the slots and plan the step: the one way to get ready, for capture, replay and eager runs."""
@@ -252,6 +263,11 @@ class GraphRunner:
                     f"{self.step.name}: the placeholder batch points {name!r} at live {slot.index.name}; "
                     f"wanted the sink {slot.index.sink} in every row. Build it from registry.null_batch()."
                 )
+
+
+def first_rows(output: Outputs, num_rows: int) -> Outputs:
+    """A step's output without its padding."""
+    return map_tensors(lambda tensor: tensor[:num_rows], output)
 
 
 @contextmanager

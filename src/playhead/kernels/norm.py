@@ -100,14 +100,15 @@ def add_rms_norm_into_reference(
 def bind_normed(rows: Floats, weights: Floats, out: Floats, eps: float, unit_offset: bool) -> Work:
     """The norm of float32 rows [..., D] into `out`, by numpy."""
     power, scales = np.empty((*rows.shape[:-1], 1), np.float32), np.empty_like(weights)
-    power_of_rows, inverse_width, eps_32 = power[..., 0], np.float32(1.0 / rows.shape[-1]), np.float32(eps)
+    width = rows.shape[-1]
+    power_of_rows, least, root = power[..., 0], np.float32(width * eps), np.float32(width**0.5)
 
     def work() -> None:
         # One dot product for each row, so a row's result does not depend on how many there are.
         np.vecdot(rows, rows, power_of_rows)
-        np.multiply(power, inverse_width, power)
-        np.add(power, eps_32, power)
-        np.divide(ONE, np.sqrt(power, power), power)
+        # 1 / sqrt(power / width + eps), without a division of its own by the width.
+        np.add(power, least, power)
+        np.divide(root, np.sqrt(power, power), power)
         np.multiply(rows, power, out)
         np.multiply(out, np.add(weights, ONE, scales) if unit_offset else weights, out)
 
