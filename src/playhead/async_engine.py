@@ -62,7 +62,7 @@ class Ticket:
     """
 
     request_id: str
-    priority: int
+    wishes: Wishes
     samples: dict[str, CheckedPrompt]
     latest: dict[str, RequestOutput] = field(default_factory=dict)
     error: PlayheadError | None = None
@@ -119,8 +119,7 @@ class AsyncEngine:
     @property
     def stats(self) -> EngineStats:
         """The engine's counters at this moment."""
-        stats = self._engine.stats
-        return replace(stats, modes=dict(stats.modes))
+        return self._engine.stats.copy()
 
     async def start(self) -> None:
         """Start the thread. Until it is closed the engine belongs to this event loop."""
@@ -186,21 +185,20 @@ class AsyncEngine:
 
     # What follows runs on the event loop.
 
-    async def _checked(self, prompt: Prompt, params: object, request_id: object, priority: object) -> Ticket:
+    async def _checked(self, prompt: Prompt, params: object, request_id: object, priority: int) -> Ticket:
         """The request, checked. The thread does not know of it yet."""
         wanted = SamplingParams() if params is None else checked_params(params)
         name = f"a{next(self._numbers)}" if request_id is None else request_id
         if not isinstance(name, str):
             raise RequestError("request_id", f"a {type(name).__name__}", "a str", "Change it or leave it out.")
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise RequestError("priority", f"a {type(priority).__name__}", "an int", "Change it or leave it out.")
+        wishes = Wishes(priority=priority)
         if isinstance(prompt, str) and len(prompt) > LONG_PROMPT_CHARS:
             checked = await asyncio.to_thread(self._engine.check_request, prompt, wanted)
         else:
             checked = self._engine.check_request(prompt, wanted)
         # The engine's names end in the sample's number, so that no request can be named like another's sample.
         samples = {f"{name}.{i}": replace(checked, params=one) for i, one in enumerate(split_n(wanted))}
-        return Ticket(request_id=name, priority=priority, samples=samples)
+        return Ticket(request_id=name, wishes=wishes, samples=samples)
 
     def _take(self, ticket: Ticket) -> None:
         """Hand the request to the thread, or refuse it at once with the limit."""
@@ -271,7 +269,7 @@ class AsyncEngine:
         for order in orders:
             if not order.is_abort:
                 for name, checked in order.ticket.samples.items():
-                    self._engine.submit(name, checked, Wishes(priority=order.ticket.priority))
+                    self._engine.submit(name, checked, order.ticket.wishes)
             elif self._tickets.get(order.ticket.request_id) is order.ticket:  # its id may have a new owner
                 aborted = [self._engine.abort(name) for name in order.ticket.samples]
                 self._deliver([output for output in aborted if output is not None])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from playhead.answers import Answer
 from playhead.errors import PlayheadError
@@ -50,11 +50,10 @@ class Wishes:
     streams: bool = True
 
     def __post_init__(self) -> None:
-        for name, value, kind in (("priority", self.priority, int), ("salt", self.salt, str)):
+        kinds = (("priority", self.priority, int, "an int"), ("salt", self.salt, str, "a str"))
+        for name, value, kind, wanted in kinds:
             if type(value) is not kind:  # bool is no priority
-                raise RequestError(
-                    name, f"a {type(value).__name__}", f"a {kind.__name__}", "Change it or leave it out."
-                )
+                raise RequestError(name, f"a {type(value).__name__}", wanted, "Change it or leave it out.")
 
 
 @dataclass(slots=True, kw_only=True)  # mutable: counters
@@ -71,6 +70,17 @@ class EngineStats:
     num_preemptions: int = 0
     num_wasted_rows: int = 0
     modes: dict[str, int] = field(default_factory=dict)
+
+    def copy(self) -> EngineStats:
+        """The counters as they are now."""
+        return replace(self, modes=dict(self.modes))
+
+    def since(self, before: EngineStats) -> EngineStats:
+        """What was counted after an earlier copy."""
+        then = asdict(before)
+        counts = {name: count - then[name] for name, count in asdict(self).items() if name != "modes"}
+        modes = {mode: count - before.modes.get(mode, 0) for mode, count in self.modes.items()}
+        return EngineStats(**counts, modes={mode: count for mode, count in modes.items() if count})
 
 
 @dataclass(slots=True, kw_only=True, eq=False)  # mutable: reading may be interrupted, and goes on where it was

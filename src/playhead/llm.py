@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from types import TracebackType
@@ -158,7 +158,7 @@ class LLM:
             for i, one in enumerate(split_n(wanted))
         ]
         with prompt_bar(len(pending), enabled=use_tqdm) as advance:
-            for output in self._run(pending, Wishes(streams=False)):
+            for output in self.outputs_of(pending, Wishes(streams=False)):
                 results[output.request_id] = output
                 advance(output)
         return [
@@ -171,7 +171,7 @@ class LLM:
         wanted = SamplingParams() if params is None else checked_params(params)
         if wanted.n != 1:
             raise RequestError("stream", f"n={wanted.n}", "n=1", "Use generate for several samples.")
-        return self._run([(self._name(), prompt, wanted)], Wishes())
+        return self.outputs_of([(self._name(), prompt, wanted)], Wishes())
 
     def chat(self, messages: Sequence[Mapping[str, str]], params: SamplingParams | None = None) -> RequestOutput:
         """The answer to a conversation, written out by the model's own chat template."""
@@ -196,13 +196,18 @@ class LLM:
         self._num_calls += 1
         return f"r{self._num_calls}"
 
-    def _run(self, pending: list[tuple[str, Prompt, SamplingParams]], wishes: Wishes) -> Iterator[RequestOutput]:
-        """Feed the engine as it has room and give every output of these requests. All are checked before the first."""
+    def outputs_of(
+        self, requests: Sequence[tuple[str, Prompt, SamplingParams]], wishes: Wishes
+    ) -> Generator[RequestOutput, None, None]:
+        """Every output of these requests, each with a new id, as they come. All are checked before the first runs.
+
+        The engine is given more as it has room. Closing the generator aborts what is left.
+        """
         if self.is_lent:
             raise PlayheadError(
                 "LLM: found its engine lent to an AsyncEngine; wanted it back. Close that one, or generate there."
             )
-        checked = [(request_id, self.engine.check_request(prompt, params)) for request_id, prompt, params in pending]
+        checked = [(request_id, self.engine.check_request(prompt, params)) for request_id, prompt, params in requests]
         waiting, inbox, mine = deque(checked), deque[RequestOutput](), set[str]()
         try:
             while waiting or mine:

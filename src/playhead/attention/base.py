@@ -10,7 +10,7 @@ table, P pages per row, N pages of a layer's pool, S locations per page, L full 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
 
@@ -112,8 +112,8 @@ class AttentionPlan:
 
     `seq_lens_B` counts a request's keys with this step's. In an extend step request b's queries are the tokens
     [query_starts[b], query_starts[b] + query_lens[b]); in a decode step both are None and query b is request b's.
-    `spans` is what an extend step's layers share, by `LayerAttention.group`: the first layer of a group fills it in.
-    None where the graph holds the attention itself: what is found for one step must not be baked in.
+    `spans` is what the layers of an extend step that runs live share, by `LayerAttention.group`: the first layer of a
+    group fills it in. None where a graph holds the attention: what is found for one step must not be baked in.
     """
 
     page_table_RP: torch.Tensor
@@ -121,7 +121,7 @@ class AttentionPlan:
     seq_lens_B: torch.Tensor
     query_starts_B: torch.Tensor | None = None
     query_lens_B: torch.Tensor | None = None
-    spans: dict[tuple[object, ...], tuple[EqualSpans, ...]] | None = field(default_factory=dict)
+    spans: dict[tuple[object, ...], tuple[EqualSpans, ...]] | None = None
 
     @property
     def phase(self) -> Phase:

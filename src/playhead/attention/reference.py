@@ -106,11 +106,9 @@ class ReferenceBackend:
 
     def extend(self, plan: AttentionPlan, layer: LayerAttention, q_THD: torch.Tensor, out_THE: torch.Tensor) -> None:
         is_cpu, as_rows = q_THD.device.type == "cpu", layer.as_rows()
-        if plan.spans is None and is_cpu:
-            extend(q_THD, out_THE, *extend_arguments(plan, layer))
-            return
         if plan.spans is None or as_rows is None or not is_cpu:
-            extend_reference(q_THD, out_THE, *extend_arguments(plan, layer))
+            # A tape keeps the op, which is the reference on a CPU; on a GPU it would be the kernel held to it.
+            (extend if is_cpu else extend_reference)(q_THD, out_THE, *extend_arguments(plan, layer))
             return
         spans = plan.spans.get(layer.group)
         if spans is None:

@@ -75,7 +75,7 @@ def converse(console: Console, llm: LLM, params: SamplingParams, system: str) ->
         if not line or line == FORGET:
             continue
         asked = [*history, {"role": "user", "content": line}]
-        modes_before = dict(llm.stats.modes)
+        before = llm.stats.copy()
         try:
             prompt = llm.chat_prompt(asked)
             output = streamed(console, llm.stream(prompt, fitted(llm, prompt, params)))
@@ -84,9 +84,7 @@ def converse(console: Console, llm: LLM, params: SamplingParams, system: str) ->
             continue
         history = [*asked, {"role": "assistant", "content": output.outputs[0].text}]
         if console.is_terminal:
-            modes = {key: count - modes_before.get(key, 0) for key, count in llm.stats.modes.items()}
-            now = {key: count for key, count in modes.items() if count}
-            console.print(figures(output, now), style="dim", highlight=False)
+            console.print(figures(output, llm.stats.since(before).modes), style="dim", highlight=False)
 
 
 def streamed(console: Console, outputs: Iterator[RequestOutput]) -> RequestOutput:

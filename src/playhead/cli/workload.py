@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import dataclass
 
 import numpy as np
 
-from playhead.engine import EngineStats
+from playhead.engine import EngineStats, Wishes
 from playhead.errors import ConfigError
 from playhead.llm import LLM
 from playhead.outputs import RequestOutput
@@ -105,47 +105,23 @@ def run_workload(llm: LLM, workload: Workload, on_finished: Callable[[RequestOut
             f"{engine.worker.config.limits.max_context_tokens}, the context. Lower one of them or raise max-model-len."
         )
     pairs = zip(workload.prompts, workload.params, strict=True)
-    waiting = deque((f"bench {i}", engine.check_request(*pair)) for i, pair in enumerate(pairs))
-    times: dict[str, list[float]] = {}
-    running: set[str] = set()
-    before = replace(engine.stats, modes=dict(engine.stats.modes))
-    started = time.perf_counter()
-    try:
-        while waiting or engine.has_work:
-            while waiting and engine.can_take:
-                name, checked = waiting.popleft()
-                engine.submit(name, checked)
-                running.add(name)
-                times[name] = [time.perf_counter()]
-            for output in engine.step():
-                seen = times[output.request_id]
-                num_new = 1 + len(output.outputs[0].token_ids) - len(seen)
-                seen += [time.perf_counter()] * num_new
-                if output.finished:
-                    running.remove(output.request_id)
-                    on_finished(output)
-    finally:
-        for name in running:
-            engine.abort(name)
+    requests = [(f"bench {i}", prompt, params) for i, (prompt, params) in enumerate(pairs)]
+    times: dict[str, list[float]] = {name: [] for name, *_ in requests}
+    before = engine.stats.copy()
+    with closing(llm.outputs_of(requests, Wishes())) as outputs:
+        for output in outputs:
+            seen = times[output.request_id]
+            if not seen:
+                seen.append(output.metrics.arrival_s)
+            seen += [time.perf_counter()] * (1 + len(output.outputs[0].token_ids) - len(seen))
+            if output.finished:
+                on_finished(output)
     return Run(
-        seconds=time.perf_counter() - started,
+        seconds=time.perf_counter() - min(seen[0] for seen in times.values()),
         num_input_tokens=sum(map(len, workload.prompts)),
         num_output_tokens=sum(len(seen) - 1 for seen in times.values()),
         token_times_s=tuple(tuple(seen) for seen in times.values()),
-        stats=since(before, engine.stats),
-    )
-
-
-def since(before: EngineStats, now: EngineStats) -> EngineStats:
-    """What was counted between two moments."""
-    modes = {mode: count - before.modes.get(mode, 0) for mode, count in now.modes.items()}
-    return EngineStats(
-        num_steps=now.num_steps - before.num_steps,
-        num_prompt_tokens=now.num_prompt_tokens - before.num_prompt_tokens,
-        num_generated_tokens=now.num_generated_tokens - before.num_generated_tokens,
-        num_cached_tokens=now.num_cached_tokens - before.num_cached_tokens,
-        num_preemptions=now.num_preemptions - before.num_preemptions,
-        modes={mode: count for mode, count in modes.items() if count},
+        stats=engine.stats.since(before),
     )
 
 

@@ -157,8 +157,7 @@ def bind_qk_rope_write(
         locs = np.maximum(full_locs, 0)
         if mapping is not None:
             locs = np.maximum(mapping[locs], 0)
-        write_rows(k_cache, locs, k_turned)
-        write_rows(v_cache, locs, v)
+        write_rows(locs, (k_cache, k_turned), (v_cache, v))
 
     return work
 
@@ -191,19 +190,16 @@ def are_neighbours(q_THD: torch.Tensor, k_TKD: torch.Tensor) -> bool:
     return follows and is_packed and (q_THD.stride(0) == k_TKD.stride(0) or num_tokens == 1)
 
 
-def write_rows(cache: Floats, locs: Floats, rows: Floats) -> None:
-    """One row [K, D] per location but the sink's.
+def write_rows(locs: Floats, *caches_rows: tuple[Floats, Floats]) -> None:
+    """In every cache one row [K, D] per location but the sink's.
 
     With pages of one location, which is how decode sees memory, nothing is divided.
     """
-    page_size = cache.shape[1]
-    if not locs.all():
-        live = np.flatnonzero(locs)
-        locs, rows = locs[live], rows[live]
-    if page_size == 1:
-        cache[locs, 0] = rows
-    else:
-        cache[locs // page_size, locs % page_size] = rows
+    live = slice(None) if locs.all() else np.flatnonzero(locs)
+    page_size = caches_rows[0][0].shape[1]
+    place: tuple[Floats, Floats | int] = (locs[live], 0) if page_size == 1 else np.divmod(locs[live], page_size)
+    for cache, rows in caches_rows:
+        cache[place] = rows[live]
 
 
 def _cuda(*args: object) -> None:

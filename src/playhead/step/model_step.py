@@ -147,10 +147,9 @@ class ModelStep:
         """
 
         def plan(batch: Batch, ctx: FillContext, inputs: Inputs) -> ModelPlan:
-            attention = self.backend.plan(batch, ctx, inputs)
-            num_tokens = ctx.raw_num_tokens
-            if not has_breaks:
-                attention, num_tokens = replace(attention, spans=None), ctx.padded_num_tokens
+            attention, num_tokens = self.backend.plan(batch, ctx, inputs), ctx.padded_num_tokens
+            if has_breaks:
+                attention, num_tokens = replace(attention, spans={}), ctx.raw_num_tokens
             return ModelPlan(
                 attention=attention,
                 positions_T=inputs["positions"],

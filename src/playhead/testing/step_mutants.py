@@ -71,8 +71,9 @@ def nothing_is_flushed() -> AbstractContextManager[None]:
 def padding_in_the_sink() -> AbstractContextManager[None]:
     """Tokens that are nobody's leave whatever memory held in the sink, where a padded row of decode reads."""
 
-    def everywhere(cache: Floats, locs: Floats, rows: Floats) -> None:
-        cache[locs // cache.shape[1], locs % cache.shape[1]] = rows
+    def everywhere(locs: Floats, *caches_rows: tuple[Floats, Floats]) -> None:
+        for cache, rows in caches_rows:
+            cache[locs // cache.shape[1], locs % cache.shape[1]] = rows
 
     return swapped(rope, "write_rows", everywhere)
 

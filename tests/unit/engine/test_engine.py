@@ -8,6 +8,7 @@ import json
 import pytest
 
 from playhead.answers import num_held_back
+from playhead.engine import EngineStats
 from playhead.errors import ConfigError
 from playhead.kv.ledger import Ledger
 from playhead.llm import LLM, EngineConfig, as_prompts, split_n
@@ -241,3 +242,11 @@ def test_seeds_of_samples_wrap_around():
 def test_bad_settings_are_refused_with_their_names(config, says):
     with pytest.raises(ConfigError, match=says):
         LLM(config=config)
+
+
+def test_stats_since_a_copy_count_everything_and_leave_the_copy_alone():
+    stats = EngineStats(num_steps=5, num_wasted_rows=2, modes={"full": 3, "eager": 2})
+    before = stats.copy()
+    stats.num_steps, stats.num_wasted_rows, stats.modes["full"] = 9, 3, 7
+    assert stats.since(before) == EngineStats(num_steps=4, num_wasted_rows=1, modes={"full": 4})
+    assert before == EngineStats(num_steps=5, num_wasted_rows=2, modes={"full": 3, "eager": 2})
