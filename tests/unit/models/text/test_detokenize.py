@@ -64,7 +64,7 @@ def test_an_id_outside_the_vocabulary_is_no_text(backend):
     assert pieces_of(backend, [10**6]) == ["", ""]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.text(st.characters(exclude_characters="▁", exclude_categories=["Cs"]), max_size=40))
 def test_text_survives_the_way_through_tokens(backend, text):
     """All but the mark SentencePiece writes for a space, which no tokenizer of its kind gives back."""
@@ -72,7 +72,7 @@ def test_text_survives_the_way_through_tokens(backend, text):
     assert "".join(pieces_of(backend, ids)) == text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_any_tokens_give_what_the_library_gives_at_once(data):
     """Byte-level decoding of the library is one UTF-8 decode of all bytes; ours must not depend on where it was cut."""
@@ -81,7 +81,7 @@ def test_any_tokens_give_what_the_library_gives_at_once(data):
     assert "".join(pieces_of(backend, ids)) == backend.decode(ids, skip_special_tokens=False)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_no_piece_is_taken_back_or_ends_inside_a_character(data, backend):
     """What was given out is a prefix of the decoded bytes, cut where a character ends."""
