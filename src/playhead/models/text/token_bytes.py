@@ -107,6 +107,10 @@ class _RulesBuilder:
     def add(self, part: Mapping[str, Any]) -> None:
         if self._strips[1]:
             raise _refused(part, "after Strip")
+        replaced = str(part.get("replacement", part.get("pattern")))  # a pattern is written out as a table
+        # It would replace bytes too. A mark of several bytes cannot be one byte token.
+        if self._has_byte_fallback and part.get("type") in ("Replace", "Metaspace") and replaced.isascii():
+            raise _refused(part, "after ByteFallback")
         match part:
             case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)} if old:
                 # What follows Fuse sees the whole text; one character still lies inside one token.
