@@ -87,6 +87,10 @@ def broken(runner: GraphRunner) -> set[Check]:
     return {finding.check for finding in audit(runner, sample).findings}
 
 
+def write_there(locs, live, cache):
+    cache.index_fill_(0, locs, 1.0)
+
+
 def advance_all(locs, live, cache):
     cache.index_fill_(0, locs, 1.0)
     locs.add_(1)
@@ -173,6 +177,15 @@ class TestConsecutiveSteps:
 
 
 class TestFills:
+    def test_a_batch_that_shrinks_leaves_the_locations_of_the_others_alone(self):
+        """Locations on the device already: the tail of their slot is reset by the fill, not by a packed copy."""
+        runner = write_runner(write_there, locs_slot(graph_writes=None))
+        cache = runner.step.owned[0].tensors[0]
+        runner.run({"locs": torch.tensor([5, 6, 7])}, raw_bs=3, raw_num_tokens=3)
+        cache[6:8] = 77  # they belong to somebody else now
+        runner.run({"locs": torch.tensor([5])}, raw_bs=1, raw_num_tokens=1)
+        assert cache[6:8].tolist() == [77, 77]
+
     def test_a_hook_that_points_padded_rows_at_live_locations_is_found(self):
         def hook(buffer, batch, ctx):
             buffer[ctx.raw_bs :] = 7
