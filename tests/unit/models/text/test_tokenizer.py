@@ -10,7 +10,8 @@ from playhead.models.errors import CheckpointError, UnsupportedModelError
 from playhead.models.text.gguf_vocab import tokenizer_from_gguf
 from playhead.models.text.token_bytes import byte_level_table
 from playhead.models.text.tokenizer import tokenizer_from_directory
-from tests.unit.models.text.vocabularies import byte_level
+from playhead.schedule.errors import RequestError
+from tests.unit.models.text.vocabularies import byte_level, metaspace
 
 
 def write(directory, **files):
@@ -53,6 +54,132 @@ def test_a_damaged_tokenizer_is_refused(tmp_path):
     (tmp_path / "tokenizer.json").write_text('{"model": 3}')
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
         tokenizer_from_directory(tmp_path)
+
+
+def edited(directory, edit, base=byte_level):
+    """A tokenizer.json after `edit` has changed its table."""
+    table = json.loads(base().to_str())
+    edit(table)
+    (directory / "tokenizer.json").write_text(json.dumps(table))
+    return directory
+
+
+TRUNCATION = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+PADDING = {
+    "strategy": {"Fixed": 40},
+    "direction": "Left",
+    "pad_to_multiple_of": 8,
+    "pad_id": 0,
+    "pad_type_id": 0,
+    "pad_token": "!",
+}
+PANICKING = {"type": "FixedLength", "length": 0}
+
+
+@pytest.mark.parametrize("saved", [{"truncation": TRUNCATION}, {"padding": PADDING}])
+def test_a_prompt_is_neither_cut_nor_padded_whatever_the_file_has_saved(tmp_path, saved):
+    tokenizer = tokenizer_from_directory(edited(tmp_path, lambda table: table.update(saved)))
+    text = "hi, whale!"
+    assert tokenizer.encode(text, add_special_tokens=True) == byte_level().encode(text).ids
+
+
+def test_merges_are_not_dropped_at_random(tmp_path):
+    tokenizer = tokenizer_from_directory(edited(tmp_path, lambda table: table["model"].update(dropout=0.9)))
+    text = "hi" * 20
+    assert tokenizer.encode(text, add_special_tokens=True) == byte_level().encode(text).ids
+
+
+def test_a_unigram_model_does_not_sample(tmp_path):
+    def sample(table):
+        table["model"].update(alpha=0.1, nbest_size=8)
+
+    tokenizer = tokenizer_from_directory(edited(tmp_path, sample, metaspace))
+    text = "hello world " * 10
+    assert tokenizer.encode(text, add_special_tokens=False) == metaspace().encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pre_tokenizer": PANICKING},
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "////////////"}},
+        {"normalizer": {"type": "Replace", "pattern": {"String": "l"}, "content": "x" * 1000}},
+        {"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}] * 100}},
+        {
+            "post_processor": {
+                "type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "<zz>", "type_id": 0}}],
+                "pair": [],
+                "special_tokens": {},
+            }
+        },
+    ],
+    ids=["panic in a part", "panic in the file", "growth", "many parts", "panic around the text"],
+)
+def test_a_tokenizer_the_library_panics_on_or_that_grows_text_is_refused_at_load(tmp_path, change):
+    edited(tmp_path, lambda table: table.update(change))
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        tokenizer_from_directory(tmp_path)
+
+
+def test_a_text_the_library_panics_on_is_refused_alone(tmp_path):
+    """A pattern that takes for ever on some texts: the library gives up, by a panic."""
+    pattern = {"type": "Split", "pattern": {"Regex": "(q+)+$"}, "behavior": "Isolated", "invert": False}
+    tokenizer = tokenizer_from_directory(edited(tmp_path, lambda table: table.update(pre_tokenizer=pattern)))
+    with pytest.raises(RequestError, match="fails on"):
+        tokenizer.encode("q" * 60 + "!", add_special_tokens=False)
+    assert tokenizer.encode("hi", add_special_tokens=False) == byte_level().encode("hi").ids
+
+
+def test_a_tokenizer_of_too_many_values_is_refused_before_it_is_parsed(tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes(b'{"model":[' + b"[]," * 4_000_000 + b"[]]}")
+    with pytest.raises(CheckpointError, match="values"):
+        tokenizer_from_directory(tmp_path)
+
+
+class CountingBackend:
+    """Encodes like a byte-level tokenizer and counts the characters it was given."""
+
+    def __init__(self):
+        self.inner, self.num_chars = byte_level(), 0
+
+    def encode(self, text, add_special_tokens):
+        self.num_chars += len(text)
+        return self.inner.encode(text, add_special_tokens=add_special_tokens)
+
+
+@pytest.fixture
+def counted(tmp_path):
+    tokenizer = tokenizer_from_directory(write(tmp_path))
+    longest = tokenizer.longest_token_chars
+    assert longest == len("<|end|>")
+    tokenizer._backend = CountingBackend()
+    return tokenizer
+
+
+def test_a_prompt_that_no_tokens_could_hold_is_refused_without_encoding_any_of_it(counted):
+    with pytest.raises(
+        RequestError, match="10000000 characters, and no token stands for more than 7; wanted at most 70"
+    ):
+        counted.encode("x" * 10_000_000, add_special_tokens=True, max_context=10)
+    assert counted._backend.num_chars == 0
+
+
+def test_a_prompt_that_is_too_long_is_encoded_no_further_than_the_context(counted, monkeypatch):
+    monkeypatch.setattr("playhead.models.text.tokenizer.USUAL_CHARS_PER_TOKEN", 2)
+    monkeypatch.setattr("playhead.models.text.tokenizer.PART_CHARS", 100)
+    with pytest.raises(
+        RequestError, match="in the first 1200 of 6000 characters; wanted at most 999, which leaves one"
+    ):
+        counted.encode("x" * 6000, add_special_tokens=True, max_context=1000)
+    assert counted._backend.num_chars == 1200
+
+
+def test_a_long_prompt_that_fits_is_encoded_whole(counted, monkeypatch):
+    monkeypatch.setattr("playhead.models.text.tokenizer.USUAL_CHARS_PER_TOKEN", 1)
+    monkeypatch.setattr("playhead.models.text.tokenizer.PART_CHARS", 100)
+    text = "hi" * 900
+    assert counted.encode(text, add_special_tokens=True, max_context=1000) == byte_level().encode(text).ids
 
 
 def metadata(**changes):
