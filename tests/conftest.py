@@ -1,4 +1,4 @@
-"""For all tests: one thread per process, and Triton interpreted where there is no GPU."""
+"""For all tests: one thread per process, no clock in a verdict, and Triton interpreted where there is no GPU."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import os
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # must stand before the first import of triton
+
+# Machines are shared: an example that takes long says nothing about the code.
+settings.register_profile("playhead", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("playhead")
 
 
 @pytest.fixture(scope="session", autouse=True)

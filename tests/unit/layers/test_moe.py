@@ -36,7 +36,7 @@ def one_token(moe, h_M):
     return total
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(num_tokens=st.integers(1, 9), num_experts=st.integers(1, 6), data=st.data())
 def test_every_token_gets_its_experts(num_tokens, num_experts, data):
     top_k = data.draw(st.integers(1, num_experts))

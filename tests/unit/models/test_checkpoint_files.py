@@ -194,7 +194,7 @@ def test_a_header_length_outside_the_file_is_refused(tmp_path, content):
         SafetensorsFile(path, Staging())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(cut=st.integers(0, 10_000), flips=st.lists(st.tuples(st.integers(0, 400), st.integers(1, 255)), max_size=4))
 def test_a_damaged_file_is_refused_or_reads_within_bounds(tmp_path_factory, cut, flips):
     directory = tmp_path_factory.mktemp("damaged")

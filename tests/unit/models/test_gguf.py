@@ -175,7 +175,7 @@ def test_a_truncated_file_is_refused(tmp_path):
         GgufFile(path)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(flips=st.lists(st.tuples(st.integers(4, 2000), st.integers(1, 255)), min_size=1, max_size=4))
 def test_a_damaged_file_is_refused_or_reads_within_bounds(tmp_path_factory, flips):
     path = write_gguf(tmp_path_factory.mktemp("damaged") / "m.gguf", random_tensors(LLAMA))

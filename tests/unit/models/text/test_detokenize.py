@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, decoders
 
@@ -66,7 +68,7 @@ def test_an_id_outside_the_vocabulary_is_no_text(backend):
 
 
 @pytest.mark.parametrize("name", [name for name in BACKENDS if name != "metaspace"])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.text(st.characters(exclude_characters="▁", exclude_categories=["Cs"]), max_size=40))
 def test_text_survives_the_way_through_tokens(name, text):
     """All but the mark SentencePiece writes for a space, which no tokenizer of its kind gives back."""
@@ -75,7 +77,7 @@ def test_text_survives_the_way_through_tokens(name, text):
     assert "".join(pieces_of(backend, ids)) == text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_any_tokens_give_what_the_library_gives_at_once(data):
     """Byte-level decoding of the library is one UTF-8 decode of all bytes; ours must not depend on where it was cut."""
@@ -84,7 +86,7 @@ def test_any_tokens_give_what_the_library_gives_at_once(data):
     assert "".join(pieces_of(backend, ids)) == backend.decode(ids, skip_special_tokens=False)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_no_piece_is_taken_back_or_ends_inside_a_character(data, backend):
     """What was given out is a prefix of the decoded bytes, cut where a character ends."""
@@ -134,7 +136,7 @@ def test_a_character_that_begins_in_the_prompt_ends_in_the_answer():
     assert streamed_after(backend, [first, second], [third]) == "日"
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(data=st.data())
 def test_prompt_and_streamed_answer_together_are_the_text_of_all_tokens(data, backend):
     """Wherever the tokens are divided, though a character may be divided too."""
@@ -146,14 +148,16 @@ def test_prompt_and_streamed_answer_together_are_the_text_of_all_tokens(data, ba
     assert prompt_text + streamed_after(backend, ids[:at], ids[at:]) == "".join(pieces_of(backend, ids))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_all_tokens_give_what_the_library_gives(data, backend):
     """Left out are bytes that are no text, of which the library makes one U+FFFD each."""
-    ids = data.draw(st.lists(st.integers(0, backend.get_vocab_size() - 1), max_size=30))
-    wanted = backend.decode(ids, skip_special_tokens=False)
-    assume("\ufffd" not in wanted)
-    assert "".join(pieces_of(backend, ids)) == wanted
+    tokens = [backend.id_to_token(i) for i in range(backend.get_vocab_size())]
+    whole = [[i] for i, token in enumerate(tokens) if token.isascii() and not token.startswith(("<0x8", "<0x9"))]
+    whole = [ids for ids in whole if not re.match("<0x[A-F]", tokens[ids[0]])]
+    whole += [backend.encode(char, add_special_tokens=False).ids for char in "é日🙂 ▁"]
+    ids = [token_id for ids in data.draw(st.lists(st.sampled_from(whole), max_size=20)) for token_id in ids]
+    assert "".join(pieces_of(backend, ids)) == backend.decode(ids, skip_special_tokens=False)
 
 
 FUSED = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -195,7 +199,7 @@ def test_a_decoder_that_does_something_else_is_refused(decoder, found):
         decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("▁", " ")]),
     ],
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_the_parameters_of_a_decoder_are_obeyed(decoder, data):
     """Without bytes above 0x7f: those the library gives back as characters of their own."""
