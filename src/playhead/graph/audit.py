@@ -36,6 +36,16 @@ class SampledStep:
     batch: Batch
     raw_bs: int
     raw_num_tokens: int
+    pp_proxy_tensors: Mapping[str, torch.Tensor] | None = None
+
+    def context(self, runner: GraphRunner, bucket: int) -> FillContext:
+        """The context in which this step runs in a bucket."""
+        return runner.context(
+            raw_bs=self.raw_bs,
+            raw_num_tokens=self.raw_num_tokens,
+            bucket=bucket,
+            pp_proxy_tensors=self.pp_proxy_tensors,
+        )
 
 
 # Makes a step of this many rows along the runner's axis, or as many as it can. Another seed gives other values and,
@@ -206,7 +216,7 @@ def audit_two_captures(runner: GraphRunner, bucket: int, sample: Sample, report:
         return
     for seed in (1, 2):
         step = sample(bucket, seed)
-        ctx = runner.context(raw_bs=step.raw_bs, raw_num_tokens=step.raw_num_tokens, bucket=bucket)
+        ctx = step.context(runner, bucket)
         live = runner.prepare(step.batch, ctx)
         again = runner.capture.capture(runner.backend, runner.step.fn, runner.graph_inputs(ctx), live)
         first = [op for r in runner.captured[bucket].recordings for op in r.log.ops]
@@ -228,7 +238,7 @@ def audit_sample(runner: GraphRunner, bucket: int, raw: int, sample: Sample, rep
     step = sample(raw, 3)
     batch = step.batch
     raw = step.raw_bs if runner.step.axis == "bs" else step.raw_num_tokens
-    ctx = runner.context(raw_bs=step.raw_bs, raw_num_tokens=step.raw_num_tokens, bucket=bucket)
+    ctx = step.context(runner, bucket)
 
     def run(how: Callable[[LivePlan | None], Outputs], *, stale_tails: bool = False) -> list[torch.Tensor]:
         with restored_memory(runner):

@@ -122,8 +122,15 @@ class GraphRunner:
     def captured(self) -> Mapping[int, CapturedStep]:
         return self._captured
 
-    def context(self, *, raw_bs: int, raw_num_tokens: int, bucket: int) -> FillContext:
-        """The fill context of a step in a bucket.
+    def context(
+        self,
+        *,
+        raw_bs: int,
+        raw_num_tokens: int,
+        bucket: int,
+        pp_proxy_tensors: Mapping[str, torch.Tensor] | None = None,
+    ) -> FillContext:
+        """The fill context of a step in a bucket, with what the previous pipeline stage handed over, if there is one.
 
         A full graph over tokens has room for as many requests as its tokens could belong to. One with breaks has no
         batch size: what is live sees the requests there are.
@@ -131,12 +138,19 @@ class GraphRunner:
         padded_bs = bucket
         if self.step.axis == "tokens":
             padded_bs = min(bucket, self.registry.max_bs) if self.capture.mode is Mode.FULL else raw_bs
-        return FillContext(raw_bs=raw_bs, padded_bs=padded_bs, raw_num_tokens=raw_num_tokens, padded_num_tokens=bucket)
+        return FillContext(
+            raw_bs=raw_bs,
+            padded_bs=padded_bs,
+            raw_num_tokens=raw_num_tokens,
+            padded_num_tokens=bucket,
+            pp_proxy_tensors=pp_proxy_tensors,
+        )
 
     def placeholder_context(self, bucket: int) -> FillContext:
         """The context a bucket is captured in: full, and one request where the axis is tokens."""
         num_requests = bucket if self.step.axis == "bs" else 1
-        return self.context(raw_bs=num_requests, raw_num_tokens=bucket, bucket=bucket)
+        ctx = self.context(raw_bs=num_requests, raw_num_tokens=bucket, bucket=bucket)
+        return replace(ctx, pp_proxy_tensors=self.registry.null_proxies(ctx))
 
     def capture_all(self, progress: Callable[[CaptureReport], None] | None = None) -> None:
         """Capture every bucket, largest first: the smaller ones then fit into memory the largest made."""
@@ -188,9 +202,9 @@ class GraphRunner:
             except torch.OutOfMemoryError:
                 self.dispatcher.mark_failed(decision.bucket)
                 decision = self.dispatcher.decide(raw)
-        ctx = self.context(raw_bs=raw_bs, raw_num_tokens=raw_num_tokens, bucket=decision.bucket)
-        if pp_proxy_tensors is not None:
-            ctx = replace(ctx, pp_proxy_tensors=pp_proxy_tensors)
+        ctx = self.context(
+            raw_bs=raw_bs, raw_num_tokens=raw_num_tokens, bucket=decision.bucket, pp_proxy_tensors=pp_proxy_tensors
+        )
         live = self.prepare(batch, ctx)
         self._last = ctx, live, self.registry.num_fills
         return self._run_filled(decision, ctx, live)
