@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from playhead.graph.backends.base import Outputs, Recording
+from playhead.graph.backends.base import Recording
 from playhead.graph.backends.cuda import CudaRecording
 from playhead.graph.backends.cuda_nodes import kernel_nodes
 from playhead.graph.backends.eager import EagerBackend
-from playhead.graph.capture import map_tensors
-from playhead.graph.oplog import Access, OpRecord, byte_span, tensors_in
+from playhead.graph.oplog import Access, OpRecord, byte_span
+from playhead.graph.outputs import Outputs, map_tensors, tensors_of
 from playhead.graph.registry import CudaGraphBufferRegistry
 from playhead.graph.report import Check, Finding, GraphFacts, Report
 from playhead.graph.runner import GraphRunner, LivePlan
@@ -201,9 +201,9 @@ def restored_memory(runner: GraphRunner) -> Iterator[None]:
             tensor.copy_(before)
 
 
-def live_state(runner: GraphRunner, output: Outputs, raw: int) -> list[torch.Tensor]:
+def live_state(runner: GraphRunner, output: Outputs, ctx: FillContext) -> list[torch.Tensor]:
     """What a step must get right: live output rows and owned memory without its sink, copied."""
-    state = [tensor[:raw].clone() for tensor in tensors_in(output)]
+    state = [tensor.clone() for tensor in tensors_of(runner.live_rows(output, ctx))]
     for memory in runner.step.owned:
         if memory.writable:
             state += [tensor[memory.sink_rows :].clone() for tensor in memory.tensors]
@@ -245,7 +245,7 @@ def audit_sample(runner: GraphRunner, bucket: int, raw: int, sample: Sample, rep
             runner.registry.poison()
             live = runner.prepare(batch, ctx)
             write_unread_tails(runner.registry, ctx, stale=stale_tails)
-            return live_state(runner, map_tensors(torch.clone, how(live)), raw)
+            return live_state(runner, map_tensors(torch.clone, how(live)), ctx)
 
     runner.registry.poison()
     runner.registry.fill_from(batch, ctx)
