@@ -17,6 +17,8 @@ FORBIDDEN_IMPORTS = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 FORBIDDEN_CALLS = {"eval", "exec", "torch.load", "yaml.load", "hasattr", "setattr", "inspect.signature"}
 # torch hands out registered ops by attribute, and nothing else.
 STRING_GETATTR_ALLOWED = {"op.py", "out_variants.py"}
+# A mutant's patch is compared with what it replaces.
+SIGNATURE_ALLOWED = {"mutant.py"}
 
 
 def dotted(node: ast.expr) -> str:
@@ -33,7 +35,7 @@ def violations(path: Path) -> list[str]:
             found += [f"line {node.lineno}: imports {n}" for n in names if n.split(".")[0] in FORBIDDEN_IMPORTS]
         if isinstance(node, ast.Call):
             name = dotted(node.func)
-            if name in FORBIDDEN_CALLS:
+            if name in FORBIDDEN_CALLS and not (name == "inspect.signature" and path.name in SIGNATURE_ALLOWED):
                 found.append(f"line {node.lineno}: calls {name}")
             if name == "getattr" and path.name not in STRING_GETATTR_ALLOWED:
                 found.append(f"line {node.lineno}: calls getattr")

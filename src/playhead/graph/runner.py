@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 
 import torch
 
-from playhead.errors import GraphError
+from playhead.errors import ConfigError, GraphError
 from playhead.graph.backends.base import Backend, Outputs
 from playhead.graph.backends.eager import EagerBackend
 from playhead.graph.breaks import InlineScope
@@ -104,6 +104,11 @@ class GraphRunner:
         backend: Backend | EagerBackend,
         dispatcher: Dispatcher,
     ) -> None:
+        if dispatcher.mode not in (capture.mode, Mode.EAGER):
+            raise ConfigError(
+                f"{step.name}: the dispatcher chooses {dispatcher.mode.value!r} graphs and the capture makes "
+                f"{capture.mode.value!r} ones. Build Dispatcher(capture.mode, ...)."
+            )
         registry.freeze()
         self.step, self.registry, self.capture, self.backend = step, registry, capture, backend
         self.dispatcher = dispatcher

@@ -125,6 +125,7 @@ class GraphSlot:
     copy_from_fb: bool = True
     post_fill: PostFill | None = None
     buffer: torch.Tensor | None = None
+    """The slot's memory. Given at declaration, the registry adopts it as if bound; else the registry sets it."""
 
     def __post_init__(self) -> None:
         self._check_axis_and_policy()

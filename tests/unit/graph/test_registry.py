@@ -13,8 +13,9 @@ from playhead.graph.registry import NUM_STAGES
 from playhead.testing.graph_checkers import policy_batch, policy_registry, square
 
 
-def vector(name: str, policy: PaddingPolicy = PaddingPolicy.ZERO, **changes) -> GraphSlot:
-    settings = {"shape_fn": lambda bs, tokens: (bs,), "dtype": torch.int32, "axis": "bs", "padding_policy": policy}
+def vector(name: str, padding_policy: PaddingPolicy = PaddingPolicy.ZERO, **changes) -> GraphSlot:
+    changes["padding_policy"] = padding_policy
+    settings = {"shape_fn": lambda bs, tokens: (bs,), "dtype": torch.int32, "axis": "bs"}
     return GraphSlot(name=name, **{**settings, **changes})
 
 
@@ -108,6 +109,43 @@ class TestRefusals:
     def test_bind_of_wrong_shape_dtype_or_device(self, bind):
         with pytest.raises(SlotError, match="bind of"):
             registry_of(freeze=False).register_slot(vector("x"), bind=bind)
+
+    @pytest.mark.parametrize(
+        ("bind", "says"),
+        [
+            (torch.zeros(1, dtype=torch.int32).expand(8), "strides"),
+            (torch.zeros(16, dtype=torch.int32)[::2], "strides"),
+        ],
+    )
+    def test_bind_of_rows_that_share_or_skip_memory(self, bind, says):
+        with pytest.raises(SlotError, match=says):
+            registry_of(freeze=False).register_slot(vector("x"), bind=bind)
+
+    @pytest.mark.parametrize("start", [0, 7])
+    def test_bind_of_memory_that_another_slot_has(self, start):
+        memory, registry = torch.zeros(16, dtype=torch.int32), registry_of(freeze=False)
+        registry.register_slot(vector("x"), bind=memory[:8])
+        registry.register_slot(vector("y"), bind=memory[8:])
+        with pytest.raises(SlotError, match="that slot 'x' has"):
+            registry.register_slot(vector("z"), bind=memory[start : start + 8])
+
+    def test_bind_of_memory_that_a_slot_got_from_the_registry(self):
+        registry = registry_of(freeze=False)
+        own = registry.register_slot(vector("x")).buffer
+        with pytest.raises(SlotError, match="that slot 'x' has"):
+            registry.register_slot(vector("y"), bind=own)
+
+    @pytest.mark.parametrize(
+        ("changes", "says"),
+        [
+            ({"staged": True}, "staged=True"),
+            ({"padding_policy": PaddingPolicy.FILL_ONCE}, "bind with FILL_ONCE"),
+            ({"buffer": torch.zeros(8, dtype=torch.int32)}, "a buffer and another tensor"),
+        ],
+    )
+    def test_bind_of_a_slot_whose_memory_or_padding_comes_from_elsewhere(self, changes, says):
+        with pytest.raises(SlotError, match=says):
+            registry_of(freeze=False).register_slot(vector("x", **changes), bind=torch.zeros(8, dtype=torch.int32))
 
     def test_missing_and_unknown_sources_name_both_lists(self):
         registry = registry_of(vector("x"), vector("y"))
@@ -283,11 +321,28 @@ class TestHooksAndSources:
 
 
 class TestBuffers:
-    def test_bind_adopts_the_tensor(self):
+    @pytest.mark.parametrize("way", ["bind", "buffer"])
+    def test_an_adopted_tensor_keeps_its_contents_until_the_first_fill(self, way):
         memory = torch.full((8,), 5, dtype=torch.int32)
         registry = registry_of(freeze=False)
-        bound = registry.register_slot(vector("x"), bind=memory)
-        assert bound.buffer.data_ptr() == memory.data_ptr()
+        if way == "bind":
+            registry.register_slot(vector("x"), bind=memory)
+        else:
+            registry.register_slot(vector("x", buffer=memory))
+        registry.freeze()
+        assert registry.get_slot("x").buffer.data_ptr() == memory.data_ptr()
+        assert memory.tolist() == [5] * 8
+        registry.fill_from({"x": ints(1, 2)}, square(2, 4))
+        assert memory.tolist() == [1, 2, 0, 0, 5, 5, 5, 5]
+
+    def test_an_adopted_tensor_without_rows_is_copied_into(self):
+        scalar = vector("n", PaddingPolicy.KEEP_PAD, axis="none", shape_fn=lambda bs, tokens: (2,))
+        memory, registry = ints(7, 8), registry_of(freeze=False)
+        registry.register_slot(scalar, bind=memory)
+        registry.freeze()
+        assert memory.tolist() == [7, 8]
+        registry.fill_from({"n": ints(4, 5)}, square(1, 4))
+        assert memory.tolist() == [4, 5]
 
     def test_extract_buffer_gives_the_padded_views(self):
         registry = registry_of(

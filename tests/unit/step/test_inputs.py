@@ -17,10 +17,11 @@ USUAL = {
     "out_cache_loc",
     "req_pool_indices",
     "seq_lens",
-    "seq_lens_cpu",
     "num_token_non_padded",
 }
-EVERYTHING = InputFeatures(encoder=True, mamba_tracking=True, mrope=True, pp_proxies={"hidden": (4, torch.float32)})
+EVERYTHING = InputFeatures(
+    host_lengths=True, encoder=True, mamba_tracking=True, mrope=True, pp_proxies={"hidden": (4, torch.float32)}
+)
 DECODE = FillContext(raw_bs=2, padded_bs=4, raw_num_tokens=2, padded_num_tokens=4)
 
 
@@ -50,7 +51,8 @@ def test_a_plain_model_has_the_usual_inputs_and_no_others():
 def test_features_add_their_inputs():
     registry = build_decode_registry(max_bs=4, device="cpu", features=EVERYTHING)
     added = {"encoder_lens", "mamba_track_indices", "mamba_track_mask", "mrope_positions", "pp_proxy.hidden"}
-    assert set(registry.slots) == USUAL | added
+    assert set(registry.slots) == USUAL | added | {"seq_lens_cpu"}
+    assert registry.get_slot("seq_lens_cpu").buffer.device.type == "cpu"
 
 
 @pytest.mark.parametrize("raw", [0, 1, 3, 4])
