@@ -27,7 +27,6 @@ from playhead.engine_config import (
 from playhead.errors import PlayheadError
 from playhead.graph.runner import CaptureReport
 from playhead.models.fill import OnProgress
-from playhead.models.gguf_file import GgufFile
 from playhead.models.load import LoadFormat, ModelDescription, describe_model, load_weights
 from playhead.models.text.chat import ChatTemplate
 from playhead.models.text.gguf_vocab import tokenizer_from_gguf
@@ -55,8 +54,8 @@ def resolve_model_name(model: str) -> str:
 def load_tokenizer(description: ModelDescription, config: EngineConfig | None = None) -> Tokenizer:
     """From the files beside the weights or the GGUF file's metadata; ids only where the configuration has no text."""
     config, path = config or EngineConfig(), description.path
-    if not path.is_dir():
-        return IdsOnlyTokenizer() if config.skip_tokenizer_init else tokenizer_from_gguf(GgufFile(path).metadata)
+    if description.gguf is not None:
+        return IdsOnlyTokenizer() if config.skip_tokenizer_init else tokenizer_from_gguf(description.gguf.metadata)
     is_bare = config.load_format is LoadFormat.DUMMY and not (path / "tokenizer.json").is_file()
     if config.skip_tokenizer_init or is_bare:
         return IdsOnlyTokenizer(eos_ids(path))

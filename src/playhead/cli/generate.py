@@ -216,9 +216,13 @@ def as_record(output: RequestOutput, modes: Mapping[str, int]) -> dict[str, obje
 def logprob_table(output: RequestOutput, llm: LLM) -> Table:
     """The chosen token of each position, and the best ones if they were asked for."""
     table = Table("sample", "token", "logprob", "best", box=None)
+
+    def token_text(token_id: int) -> str:
+        return llm.tokenizer.decode([token_id], skip_special_tokens=False, prompt_ids=output.prompt_token_ids)
+
     for completion in output.outputs:
         for entries in completion.logprobs or ():
-            texts = [repr(llm.tokenizer.decode([entry.token_id], skip_special_tokens=False)) for entry in entries]
+            texts = [repr(token_text(entry.token_id)) for entry in entries]
             best = "  ".join(f"{text} {e.logprob:.2f}" for text, e in zip(texts[1:], entries[1:], strict=True))
             chosen = texts[0].replace("[", "\\[")
             table.add_row(str(completion.index + 1), chosen, f"{entries[0].logprob:.3f}", best.replace("[", "\\["))

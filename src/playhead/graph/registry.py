@@ -15,6 +15,7 @@ import torch
 
 from playhead.errors import SlotError
 from playhead.graph.copies import grouped_foreach_copy_
+from playhead.graph.oplog import byte_span
 from playhead.graph.sharing import InputBufferPool, SharedBuffer
 from playhead.graph.slots import Batch, FillContext, GraphSlot, PaddingPolicy, leading_rows
 from playhead.graph.staging import CopyPort, Stage, StagingRing, field_view, lay_out, port_for
@@ -110,34 +111,56 @@ class CudaGraphBufferRegistry:
         return self.max_bs if slot.axis == "bs" else self.max_num_tokens
 
     def register_slot(self, slot: GraphSlot, bind: torch.Tensor | None = None) -> GraphSlot:
-        """Add a slot, on memory of its own, on shared memory, or on `bind`. A staged slot gets its memory at freeze."""
+        """Add a slot, on memory of its own, on shared memory, or on an adopted tensor: `bind`, or the slot's `buffer`.
+
+        An adopted tensor keeps its contents until the first fill. A staged slot gets its memory at freeze.
+        """
         if self._frozen:
             raise SlotError(slot.name, "registered after freeze()", "registration before it", "Captured graphs exist.")
         if slot.name in self._slots:
             raise SlotError(slot.name, "registered twice", "one declaration", "Rename one, or drop it.")
+        adopted = self._adopted(slot, bind)
         if slot.staged:
-            if bind is not None:
-                raise SlotError(slot.name, "bind with staged=True", "one of them", "The arena gives staged memory.")
             self._staged.append(StagedEntry(slot=slot, numpy_dtype=as_numpy_dtype(slot)))
             self._slots[slot.name] = slot
             return slot
         shape = slot.shape_fn(self.max_bs, self.max_num_tokens)
         device = slot.device or self.device
         shared = None
-        if bind is not None:
-            check_bind(slot, bind, shape, device)
-            buffer = bind
+        if adopted is not None:
+            check_bind(slot, adopted, shape, device)
+            buffer = adopted
         elif self._pool is not None:
             buffer, shared = self._pool.share_input_buffer(slot.name, shape, dtype=slot.dtype, device=device)
-        else:
-            buffer = torch.empty(shape, dtype=slot.dtype, device=device)
-        if bind is None or slot.axis != "none":
             buffer.fill_(slot.pad_value)
+        else:
+            buffer = torch.full(shape, slot.pad_value, dtype=slot.dtype, device=device)
         bound = replace(slot, buffer=buffer)
         self._check_rows(bound)
         self._device.append(DeviceEntry(slot=bound, num_rows=self.max_rows(slot), shared=shared))
         self._slots[slot.name] = bound
         return bound
+
+    def _adopted(self, slot: GraphSlot, bind: torch.Tensor | None) -> torch.Tensor | None:
+        """The tensor a slot is put on, if it brings one that no other slot has."""
+        if bind is not None and slot.buffer is not None and bind is not slot.buffer:
+            raise SlotError(slot.name, "a buffer and another tensor to bind", "one of them", "Drop one.")
+        adopted = slot.buffer if bind is None else bind
+        if adopted is None:
+            return None
+        if slot.staged:
+            raise SlotError(slot.name, "bind with staged=True", "one of them", "The arena gives staged memory.")
+        if slot.padding_policy is PaddingPolicy.FILL_ONCE:
+            fix = "Its owner may write the padding. Use ZERO or FILL_SENTINEL."
+            raise SlotError(slot.name, "bind with FILL_ONCE", "padding that every fill writes", fix)
+        start, stop = byte_span(adopted)
+        for other in self._slots.values():
+            if other.buffer is not None and other.buffer.device == adopted.device:
+                other_start, other_stop = byte_span(other.buffer)
+                if start < other_stop and other_start < stop:
+                    found = f"bind of memory that slot {other.name!r} has"
+                    raise SlotError(slot.name, found, "memory of its own", "One slot's fill would overwrite the other.")
+        return adopted
 
     def freeze(self) -> None:
         """End registration, lay out the arena and fix every address."""
@@ -314,11 +337,15 @@ class CudaGraphBufferRegistry:
 
 
 def check_bind(slot: GraphSlot, bind: torch.Tensor, shape: Sequence[int], device: torch.device) -> None:
-    """Refuse an adopted tensor that is not exactly what would have been allocated."""
+    """Refuse an adopted tensor that is not exactly what would have been allocated: one place for each element."""
     found = (tuple(bind.shape), bind.dtype, bind.device.type, bind.device.index or 0)
     wanted = (tuple(shape), slot.dtype, device.type, device.index or 0)
     if found != wanted:
         raise SlotError(slot.name, f"bind of {found}", f"{wanted}", "Bind what the declaration says, or change it.")
+    if not bind.is_contiguous():
+        raise SlotError(
+            slot.name, f"bind with strides {bind.stride()}", "contiguous memory", "Rows must not share or skip memory."
+        )
 
 
 def source_mismatch(slot: GraphSlot, dtype: object, found: Sequence[int], wanted: Sequence[int]) -> SlotError:

@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 
 import torch
 
-from playhead.errors import GraphError
+from playhead.errors import ConfigError, GraphError
 from playhead.graph.backends.base import Backend, Outputs
 from playhead.graph.backends.eager import EagerBackend
 from playhead.graph.breaks import InlineScope
@@ -104,6 +104,11 @@ class GraphRunner:
         backend: Backend | EagerBackend,
         dispatcher: Dispatcher,
     ) -> None:
+        if dispatcher.mode not in (capture.mode, Mode.EAGER):
+            raise ConfigError(
+                f"{step.name}: the dispatcher chooses {dispatcher.mode.value!r} graphs and the capture makes "
+                f"{capture.mode.value!r} ones. Build Dispatcher(capture.mode, ...)."
+            )
         registry.freeze()
         self.step, self.registry, self.capture, self.backend = step, registry, capture, backend
         self.dispatcher = dispatcher
@@ -111,7 +116,7 @@ class GraphRunner:
         self._views: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
         self._plan_keys: dict[int, PlanKey] = {}
         self._live_outputs: dict[tuple[int, int], Outputs] = {}
-        self._last: tuple[FillContext, LivePlan | None] | None = None
+        self._last: tuple[FillContext, LivePlan | None, int] | None = None
 
     @property
     def captured(self) -> Mapping[int, CapturedStep]:
@@ -187,16 +192,23 @@ class GraphRunner:
         if pp_proxy_tensors is not None:
             ctx = replace(ctx, pp_proxy_tensors=pp_proxy_tensors)
         live = self.prepare(batch, ctx)
-        self._last = ctx, live
+        self._last = ctx, live, self.registry.num_fills
         return self._run_filled(decision, ctx, live)
 
     def run_again(self) -> StepResult:
-        """The step after the one that ran last, over slots which that one left as this one's. Nothing is filled."""
+        """The step after the one that ran last, over slots which that one left as this one's. Nothing is filled.
+
+        Refused if somebody filled the slots since, as another runner over the same registry may do.
+        """
         if self._last is None:
             raise GraphError(
                 f"{self.step.name}: run_again without a step before; wanted one that advanced the slots. Call run."
             )
-        ctx, live = self._last
+        ctx, live, num_fills = self._last
+        if num_fills != self.registry.num_fills:
+            raise GraphError(
+                f"{self.step.name}: run_again over slots that were filled since the last step. Call run with a batch."
+            )
         decision = self.dispatcher.decide(ctx.raw_bs if self.step.axis == "bs" else ctx.raw_num_tokens)
         return self._run_filled(decision, ctx, live)
 

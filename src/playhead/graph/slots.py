@@ -34,7 +34,9 @@ class PaddingPolicy(Enum):
     FOREACH_COPY = "foreach_copy"
     """Whatever stood there before; the live rows arrive by the grouped copy. Needs a `tail_unread` claim."""
     FILL_ONCE = "fill_once"
-    """`pad_value`, written at registration and again only where a larger fill left values behind."""
+    """`pad_value`, written at registration and again only where a larger fill left values behind.
+
+    Only for slots that fills alone write: a graph or a hook that moved the padding would leave it moved."""
 
 
 LEAVES_TAIL = frozenset({PaddingPolicy.KEEP_PAD, PaddingPolicy.FOREACH_COPY})
@@ -123,6 +125,7 @@ class GraphSlot:
     copy_from_fb: bool = True
     post_fill: PostFill | None = None
     buffer: torch.Tensor | None = None
+    """The slot's memory. Given at declaration, the registry adopts it as if bound; else the registry sets it."""
 
     def __post_init__(self) -> None:
         self._check_axis_and_policy()
@@ -177,6 +180,13 @@ class GraphSlot:
             raise SlotError(
                 self.name, f"tail_unread with {self.padding_policy.name}", "no claim", "This tail is written."
             )
+        if self.padding_policy is PaddingPolicy.FILL_ONCE and (self.graph_writes or self.post_fill):
+            raise SlotError(
+                self.name,
+                "FILL_ONCE with graph_writes or post_fill",
+                "a slot that fills alone write",
+                "What else writes the padding would stay there. Use ZERO or FILL_SENTINEL.",
+            )
         if self.padding_policy is PaddingPolicy.ZERO and self.pad_value != 0:
             raise SlotError(self.name, f"ZERO with pad_value {self.pad_value}", "0", "Use FILL_SENTINEL.")
         if not self.dtype.is_floating_point and self.dtype is not torch.bool:
@@ -207,6 +217,10 @@ class GraphSlot:
             )
 
     def _check_index(self, index: IndexSpace) -> None:
+        if self.axis == "none":
+            raise SlotError(
+                self.name, "axis 'none' with index", "axis 'bs' or 'tokens'", "Which of its numbers are padding?"
+            )
         if self.dtype is not index.dtype:
             raise SlotError(
                 self.name,

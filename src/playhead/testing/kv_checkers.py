@@ -7,13 +7,13 @@ import torch
 from playhead.graph.backends.base import record
 from playhead.graph.backends.tape import TapeBackend
 from playhead.kv.cache import HybridKVCache
-from playhead.kv.errors import StaleTranslation
+from playhead.kv.errors import LedgerError, StaleTranslation
 from playhead.kv.hybrid import HybridAllocator
 from playhead.kv.plan import KVPlan
 from playhead.kv.swa_pool import SWAKVPool
 from playhead.kv.violations import ViolationLog
-from playhead.testing.kv_pools import ReferenceKVPool, one_request
-from playhead.testing.kv_rules import KVRules, run_random_rules, small_layer, small_plan
+from playhead.testing.kv_pools import OwnershipError, ReferenceKVPool, one_request
+from playhead.testing.kv_rules import KVRules, RuleBroken, run_random_rules, small_layer, small_plan
 from playhead.testing.mutant import Checker
 from playhead.types import FullLoc
 
@@ -159,6 +159,6 @@ KV_CHECKERS: tuple[Checker, ...] = (
     Checker(name="publication", run=check_publication),
     Checker(name="device mapping", run=check_device_mapping),
     Checker(name="sink writes", run=check_sink_writes),
-    Checker(name="reference pool (K5, K8)", run=check_reference_pool),
-    Checker(name="rules (K6)", run=check_rules),
+    Checker(name="reference pool (K5, K8)", run=check_reference_pool, raises=(OwnershipError, LedgerError)),
+    Checker(name="rules (K6)", run=check_rules, raises=(RuleBroken, LedgerError)),
 )

@@ -13,7 +13,7 @@ from tests.unit.attention.scenes import SceneSpec, dense_attention, make_scene
 from tests.unit.attention.strategies import scene_specs
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(spec=scene_specs(extend=False), seed=st.integers(0, 2**31))
 def test_decode_agrees_with_dense_attention(spec, seed):
     scene = make_scene(spec, seed)
@@ -22,7 +22,7 @@ def test_decode_agrees_with_dense_attention(spec, seed):
     torch.testing.assert_close(out[: scene.num_live].double(), dense_attention(scene), atol=1e-5, rtol=1e-5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(spec=scene_specs(extend=True).filter(lambda spec: sum(spec.queries) > 0), seed=st.integers(0, 2**31))
 def test_extend_agrees_with_dense_attention(spec, seed):
     scene = make_scene(spec, seed)

@@ -47,7 +47,7 @@ def new_scratch(scene: Scene, num_splits: int) -> tuple[torch.Tensor, ...]:
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     spec=scene_specs(extend=False),
     num_splits=st.integers(1, 4),

@@ -55,7 +55,7 @@ def both(scene: Scene) -> tuple[torch.Tensor, torch.Tensor]:
     return found[: scene.num_live], wanted[: scene.num_live]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(spec=scene_specs(extend=False), seed=st.integers(0, 2**31))
 def test_rows_give_what_the_oracle_gives(spec, seed):
     scene = in_whole_rows(make_scene(replace(spec, v_head_dim=spec.k_head_dim), seed))
@@ -98,7 +98,7 @@ def test_new_tokens_go_to_the_rows_of_their_locations():
     assert found[2].tolist() == [12, 0]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(lengths=st.lists(st.integers(1, 24), min_size=1, max_size=5), window=st.integers(1, 24))
 def test_key_rows_are_those_of_the_reference(lengths, window):
     """Pages of 4 locations and 10 rows, six for each request; the first new location is nobody's."""
@@ -117,7 +117,7 @@ def test_key_rows_are_those_of_the_reference(lengths, window):
         assert torch.equal(found, wanted)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     spec=scene_specs(extend=False), seed=st.integers(0, 2**31), dtype=st.sampled_from((torch.float32, torch.bfloat16))
 )

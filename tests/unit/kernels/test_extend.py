@@ -30,7 +30,7 @@ def run(scene: Scene, function, **options) -> torch.Tensor:
     return out[: scene.num_live]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(spec=scene_specs(extend=True), seed=st.integers(0, 2**31))
 def test_kernel_agrees_with_reference(spec, seed):
     scene = make_scene(spec, seed)
@@ -58,7 +58,7 @@ def test_many_requests_find_their_tiles():
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     spec=scene_specs(extend=True), dtype=st.sampled_from((torch.float32, torch.bfloat16)), seed=st.integers(0, 2**31)
 )

@@ -40,7 +40,7 @@ def random_call(heads, dims, seed, *, norm=None, interleaved=False, page_size=4)
     ]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     heads=st.sampled_from(((1, 1), (4, 2), (3, 3))),
     dims=st.sampled_from(((8, 8, 4), (12, 8, 3), (10, 4, 0), (16, 16, 8))),
@@ -59,7 +59,7 @@ def test_kernel_agrees_with_reference(heads, dims, norm, interleaved, page_size,
         torch.testing.assert_close(found[position], expected[position])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     heads=st.sampled_from(((1, 1), (4, 2), (3, 3))),
     dims=st.sampled_from(((8, 8, 4), (16, 4, 8), (12, 8, 3), (10, 4, 0))),

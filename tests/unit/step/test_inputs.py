@@ -75,7 +75,17 @@ def test_prefill_pads_tokens_and_not_requests():
     assert views["input_ids"].tolist() == [1] * 5 + [0] * 3
     assert views["mrope_positions"].shape == (3, 8)
     assert views["seq_lens"].shape == (2,)
+    assert views["num_token_non_padded"].tolist() == [5]
     assert views["pp_proxy.hidden"][5:].eq(0).all()
+
+
+@pytest.mark.parametrize("raw", [0, 1, 7, 8])
+def test_num_token_non_padded_counts_the_live_tokens_of_every_step(raw):
+    """Kernels stop there. The padded count would let them run over null requests."""
+    registry = build_prefill_registry(max_bs=4, max_num_tokens=8, device="cpu")
+    ctx = FillContext(raw_bs=min(raw, 1), padded_bs=1, raw_num_tokens=raw, padded_num_tokens=8)
+    filled(registry, ctx)
+    assert registry.get_slot("num_token_non_padded").buffer.tolist() == [raw]
 
 
 def test_locations_have_one_dtype():
