@@ -116,6 +116,7 @@ class Worker:
         self.pool = create_kv_pool(plan, self.kv.allocator.mapping, device=self.device)
         self.page_table = DevicePageTable(self.kv.rows, self.device)
         self._publisher = Publisher(self.device)
+        decoder.reach(config.limits.max_context_tokens)
         layers = layer_attentions(decoder, self.pool)
         self._attention = self._attention_backend(layers)
         self.model = ModelStep(decoder, self.pool, layers, self._attention)
