@@ -15,7 +15,7 @@ from importlib.resources import files
 from types import TracebackType
 from typing import Any
 
-from playhead.engine import Engine, EngineStats, Wishes
+from playhead.engine import Engine, Wishes
 from playhead.engine_config import (
     EngineConfig,
     config_from,
@@ -24,6 +24,7 @@ from playhead.engine_config import (
     resolved,
     worker_config,
 )
+from playhead.engine_stats import EngineStats
 from playhead.errors import PlayheadError
 from playhead.graph.runner import CaptureReport
 from playhead.models.fill import OnProgress
