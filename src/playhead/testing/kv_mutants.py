@@ -15,7 +15,7 @@ from playhead.kv.cache import HybridKVCache, SequenceKV
 from playhead.kv.geometry import next_slide, window_frontier
 from playhead.kv.hybrid import FULL, HybridAllocator
 from playhead.kv.mapping import Int32Array, WindowMapping
-from playhead.kv.pool import ForwardLocs, PagedLocs
+from playhead.kv.pool import ForwardLocs, GroupKVPool
 from playhead.kv.prefix import PrefixCache, PrefixHit
 from playhead.kv.rows import RowTables
 from playhead.kv.swa_pool import SWAKVPool
@@ -56,7 +56,7 @@ def translation_per_layer() -> AbstractContextManager[None]:
     write = SWAKVPool.set_kv_buffer
 
     def again(self: SWAKVPool, layer: int, locs: ForwardLocs | torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        write(self, layer, locs.groups[FULL].locs if isinstance(locs, ForwardLocs) else locs, k, v)
+        write(self, layer, locs.groups[FULL].new_locs_T if isinstance(locs, ForwardLocs) else locs, k, v)
 
     return swapped(SWAKVPool, "set_kv_buffer", again)
 
@@ -220,10 +220,11 @@ def sink_handed_out() -> AbstractContextManager[None]:
 def minus_one_wraps() -> AbstractContextManager[None]:
     """A location of -1 is written at the end of the last page."""
 
-    def unclamped(locs: torch.Tensor, page_size: int) -> PagedLocs:
-        return PagedLocs(locs=locs, page=locs // page_size, offset=locs % page_size)
+    def unclamped(self: GroupKVPool, index: int, locs_T: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        for cache, rows in zip(self.get_kv_buffer(index), (k, v), strict=True):
+            cache[locs_T // cache.shape[1], locs_T % cache.shape[1]] = rows
 
-    return swapped(PagedLocs, "split", unclamped)
+    return swapped(GroupKVPool, "set_kv_buffer", unclamped)
 
 
 KV_MUTANTS: tuple[Mutant, ...] = (

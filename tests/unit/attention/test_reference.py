@@ -34,7 +34,7 @@ def test_extend_agrees_with_dense_attention(spec, seed):
 
 def test_decode_on_a_tape_follows_lengths_that_change():
     """Lengths are data: a replay must look at the keys there are now, not at those of the capture."""
-    spec = SceneSpec(seq_lens=(21, 6), window=5, has_mapping=True, has_sinks=True)
+    spec = SceneSpec(seq_lens=(21, 6), window=5, has_own_pool=True, has_sinks=True)
     scene = make_scene(spec, seed=3)
     wanted = dense_attention(scene)
     backend = ReferenceBackend(page_table_RP=scene.plan.page_table_RP)

@@ -158,9 +158,7 @@ def counted(tmp_path):
 
 
 def test_a_prompt_that_no_tokens_could_hold_is_refused_without_encoding_any_of_it(counted):
-    with pytest.raises(
-        RequestError, match="10000000 characters, and no token stands for more than 7; wanted at most 70"
-    ):
+    with pytest.raises(RequestError, match=r"10000000 characters; wanted at most 9 tokens of at most 7 .* 63"):
         counted.encode("x" * 10_000_000, add_special_tokens=True, max_context=10)
     assert counted._backend.num_chars == 0
 
@@ -226,3 +224,58 @@ def test_an_unknown_kind_of_tokenizer_is_refused(change, key):
 def test_damaged_tokenizer_metadata_is_refused(change):
     with pytest.raises(CheckpointError):
         tokenizer_from_gguf(metadata(**change))
+
+
+def ids_of(text, **changes):
+    return tokenizer_from_gguf(metadata(bos_token_id=258, **changes)).encode(text, add_special_tokens=True)
+
+
+def test_a_llama3_prompt_begins_with_bos_unless_the_file_says_otherwise():
+    assert ids_of("hi", pre="llama-bpe") == [258, 256]
+    assert ids_of("hi", pre="llama-bpe", add_bos_token=False) == [256]
+    assert ids_of("hi", pre="smollm") == [256]
+    assert ids_of("hi", pre="smollm", add_bos_token=True) == [258, 256]
+
+
+def test_eos_follows_a_prompt_where_the_file_asks_for_it():
+    assert ids_of("hi", add_eos_token=True) == [256, 257]
+    assert ids_of("hi", add_eos_token=True, add_bos_token=True) == [258, 256, 257]
+
+
+def test_what_a_chat_template_has_written_gets_no_second_bos():
+    tokenizer = tokenizer_from_gguf(metadata(bos_token_id=258, add_bos_token=True))
+    assert tokenizer.encode("hi", add_special_tokens=False) == [256]
+
+
+def test_a_llama3_word_that_is_a_token_is_not_merged():
+    """The word is in the vocabulary, and no merge leads to it."""
+    bytes_in_order = [char for char, _ in sorted(byte_level_table().items(), key=lambda item: item[1])]
+    word = {"tokens": [*bytes_in_order, "abc", "<|im_end|>", "<tool>"], "merges": []}
+    word["merges"] = ["a b"]
+    word["tokens"][-1] = "ab"
+    word["token_type"] = [1] * 257 + [3, 1]
+    assert ids_of("abc", pre="llama-bpe", add_bos_token=False, **word) == [256]
+    assert ids_of("abc", pre="smollm", **word) == [258, ord("c")]
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"add_bos_token": 1}, "add_bos_token"),
+        ({"add_eos_token": "yes"}, "add_eos_token"),
+        ({"eos_token_id": 259}, "eos_token_id"),
+        ({"eot_token_id": -1}, "eot_token_id"),
+        ({"bos_token_id": True}, "bos_token_id"),
+        ({"add_bos_token": True}, "bos_token_id"),
+        ({"add_sep_token": True}, "add_sep_token"),
+        ({"precompiled_charsmap": [1]}, "precompiled_charsmap"),
+        ({"surprise": 1}, "surprise"),
+    ],
+)
+def test_a_vocabulary_key_that_cannot_be_obeyed_is_refused(change, key):
+    with pytest.raises(UnsupportedModelError, match=rf"tokenizer\.ggml\.{key}"):
+        tokenizer_from_gguf(metadata(**change))
+
+
+def test_vocabulary_keys_of_other_kinds_change_nothing():
+    assert ids_of("hi", add_space_prefix=True, remove_extra_whitespaces=True, unknown_token_id=3) == ids_of("hi")
