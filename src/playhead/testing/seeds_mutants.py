@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from importlib import import_module
@@ -19,17 +20,25 @@ from playhead.graph import runner as runner_module
 from playhead.graph.breakable import BreakableStep
 from playhead.graph.breaks import InlineScope, Scope
 from playhead.graph.capture import Inputs
+from playhead.graph.copies import grouped_foreach_copy_
 from playhead.graph.oplog import OpObserver
 from playhead.graph.registry import CudaGraphBufferRegistry, DeviceEntry
 from playhead.graph.runner import GraphRunner, LivePlan, PlanKey, StepSpec
 from playhead.graph.sharing import InputBufferPool, SharedBuffer
 from playhead.graph.slots import Batch, FillContext, GraphSlot, IndexSpace, SourceFn
+from playhead.kv import swa_pool as swa_pool_module
+from playhead.kv.hybrid import FULL
+from playhead.kv.mapping import Int32Array
+from playhead.kv.plan import KVPlan
+from playhead.kv.pool import ForwardLocs, ForwardTokens, MHAKVPool
+from playhead.kv.swa_pool import SWAKVPool
 from playhead.models import build
 from playhead.models.families import FAMILIES
 from playhead.models.family import Family
 from playhead.step import inputs as inputs_module
 from playhead.step.sampled_step import Placeholder, SampledStep
 from playhead.testing.graph_mutants import device_tail_never_reset, plan_made_at_capture_only, stale_tail
+from playhead.testing.kv_mutants import translation_per_layer, unpublished_mapping_used
 from playhead.testing.mutant import Mutant, swapped
 
 Patch = AbstractContextManager[None]
@@ -46,6 +55,19 @@ def copied_one_by_one() -> Patch:
         return len(dsts)
 
     return swapped(registry_module, "grouped_foreach_copy_", one_by_one)
+
+
+def plain_pool_with_a_mapping() -> Patch:
+    """A model without windows gets the mapping's memory too."""
+    original = MHAKVPool.__init__
+    mappings: WeakKeyDictionary[MHAKVPool, torch.Tensor] = WeakKeyDictionary()
+
+    def with_mapping(self: MHAKVPool, plan: KVPlan, *, device: torch.device) -> None:
+        original(self, plan, device=device)
+        num_locs = plan.num_pages(FULL) * plan.geometry.page_size
+        mappings[self] = torch.zeros(num_locs, dtype=torch.int32, device=device)
+
+    return swapped(MHAKVPool, "__init__", with_mapping)
 
 
 # S1: one registry.
@@ -117,10 +139,8 @@ def captured_on_copies() -> Patch:
 
 
 def copied_on_a_gpu_alone() -> Patch:
-    original = registry_module.grouped_foreach_copy_
-
     def on_a_gpu(dsts: Sequence[torch.Tensor], srcs: Sequence[torch.Tensor]) -> int:
-        return original(dsts, srcs) if dsts[0].is_cuda else 0
+        return grouped_foreach_copy_(dsts, srcs) if dsts[0].is_cuda else 0
 
     return swapped(registry_module, "grouped_foreach_copy_", on_a_gpu)
 
@@ -183,6 +203,76 @@ def any_index_taken() -> Patch:
     return swapped(GraphSlot, "_check_index", nothing)
 
 
+# S3: translation belongs to the pool.
+
+
+def remembered(key_of: Callable[[SWAKVPool, torch.Tensor], Hashable]) -> Patch:
+    """A forward whose tokens have the key of an earlier one is given that one's translation."""
+    begin = SWAKVPool.begin_forward
+    memo: dict[Hashable, ForwardLocs] = {}
+
+    def memoised(self: SWAKVPool, tokens: ForwardTokens, *, is_launched: bool = False) -> ForwardLocs:
+        key = key_of(self, tokens.full_locs_T)
+        if key not in memo:
+            memo[key] = begin(self, tokens, is_launched=is_launched)
+        return memo[key]
+
+    return swapped(SWAKVPool, "begin_forward", memoised)
+
+
+def memo_by_address() -> Patch:
+    def place(pool: SWAKVPool, locs: torch.Tensor) -> Hashable:
+        return locs.untyped_storage().data_ptr(), int(locs.storage_offset()), locs.shape[0], pool.mapping.version
+
+    return remembered(place)
+
+
+def memo_by_storage() -> Patch:
+    return remembered(lambda pool, locs: (locs.untyped_storage().data_ptr(), locs.shape[0], pool.mapping.version))
+
+
+def full_locations_in_windows() -> Patch:
+    """A window layer is given the full group's table and locations."""
+    original = SWAKVPool.forward_locs
+
+    def as_full(self: SWAKVPool, page_table_RP: torch.Tensor, full_locs_T: torch.Tensor) -> ForwardLocs:
+        forward = original(self, page_table_RP, full_locs_T)
+        return replace(forward, groups=(forward.groups[FULL],) * len(forward.groups))
+
+    return swapped(SWAKVPool, "forward_locs", as_full)
+
+
+def versions_stand_still() -> Patch:
+    """Every translation has the version of the mapping, however old it is."""
+    original = SWAKVPool.set_kv_buffer
+
+    def any_version(
+        self: SWAKVPool, layer: int, locs: ForwardLocs | torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> None:
+        current = replace(locs, version=self.mapping.version) if isinstance(locs, ForwardLocs) else locs
+        original(self, layer, current, k, v)
+
+    return swapped(SWAKVPool, "set_kv_buffer", any_version)
+
+
+def minus_one_is_the_sink() -> Patch:
+    original = swa_pool_module._device_mapping
+
+    def without_an_end(table: Int32Array, page_size: int, device: torch.device) -> torch.Tensor:
+        mapping = original(table, page_size, device)
+        mapping[-1] = 0
+        return mapping
+
+    return swapped(swa_pool_module, "_device_mapping", without_an_end)
+
+
+def plain_pool_translates() -> Patch:
+    def copied(self: MHAKVPool, full_locs: torch.Tensor, window: int = 0) -> torch.Tensor:
+        return full_locs.clone()
+
+    return swapped(MHAKVPool, "translate_loc_from_full_to_swa", copied)
+
+
 # S4: breakable graphs.
 
 
@@ -232,7 +322,7 @@ def gradients_in_eager_steps() -> Patch:
 
 
 def gradients_in_logits() -> Patch:
-    return swapped(SampledStep, "finish", SampledStep.finish.__wrapped__)
+    return swapped(SampledStep, "finish", inspect.unwrap(SampledStep.finish))
 
 
 def gradients_in_recordings() -> Patch:
@@ -269,7 +359,10 @@ def tensors_kept_per_batch_size() -> Patch:
 
 
 REMOVALS: tuple[tuple[str, str, Callable[[], Patch]], ...] = (
+    ("S0.1", "translation in every layer", translation_per_layer),
+    ("S0.2", "a plain pool has a mapping", plain_pool_with_a_mapping),
     ("S0.3", "copies go one by one", copied_one_by_one),
+    ("S0.4", "look-ups per layer in the graph", translation_per_layer),
     ("S1.1", "the tail of a device slot is kept", device_tail_never_reset),
     ("S1.1", "the tail of a staged slot is kept", staged_tail_never_reset),
     ("S1.1", "any axis and policy is taken", any_declaration_taken),
@@ -289,6 +382,15 @@ REMOVALS: tuple[tuple[str, str, Callable[[], Patch]], ...] = (
     ("S2.1", "padding that a graph may move", any_declaration_taken),
     ("S2.1", "consecutive steps are not audited", consecutive_steps_not_audited),
     ("S2.2", "an index of any dtype", any_index_taken),
+    ("S3.1", "window layers at full locations", full_locations_in_windows),
+    ("S3.2", "translation in every layer", translation_per_layer),
+    ("S3.3", "memo keyed by the storage's base", memo_by_storage),
+    ("S3.4", "an unpublished mapping is used", unpublished_mapping_used),
+    ("S3.4", "an old translation is used", versions_stand_still),
+    ("S3.5", "a warm-up's translation is remembered", memo_by_address),
+    ("S3.6", "-1 is the sink", minus_one_is_the_sink),
+    ("S3.6", "a plain pool translates", plain_pool_translates),
+    ("S3.7", "memo keyed by address", memo_by_address),
     ("S4.1", "rows per request are captured", requests_captured),
     ("S4.1", "logits are captured", logits_captured),
     ("S4.2", "one placeholder's plan for all", plan_made_at_capture_only),
@@ -300,7 +402,21 @@ REMOVALS: tuple[tuple[str, str, Callable[[], Patch]], ...] = (
     ("S4.5", "tensors kept per batch size", tensors_kept_per_batch_size),
 )
 
+# The changes that the requirements were learned from.
+SOURCES = {
+    "S0": "SGLang #23552: locations before capture",
+    "S1": "SGLang #26742: one registry",
+    "S2": "the regression that SGLang #23552 caused",
+    "S3": "SGLang #25824: translation in the pool",
+    "S4": "SGLang #24662: breakable graphs",
+}
+
 SEEDS_MUTANTS: tuple[Mutant, ...] = tuple(
-    Mutant(name=f"{requirement}: {name}", source=f"requirement {requirement}", apply=apply, killed_by=(requirement,))
+    Mutant(
+        name=f"{requirement}: {name}",
+        source=SOURCES[requirement.partition(".")[0]],
+        apply=apply,
+        killed_by=(requirement,),
+    )
     for requirement, name, apply in REMOVALS
 )

@@ -22,16 +22,13 @@ def live_storages() -> dict[int, int]:
     return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
 
 
-@pytest.mark.parametrize(
-    ("windows", "num_mappings"), [((None, None), 0), ((8, None), 1), ((8, 4, None), 2)], ids=["plain", "one", "two"]
-)
-def test_only_a_hybrid_model_gets_a_mapping_beside_its_keys_and_values(windows, num_mappings):
+@pytest.mark.parametrize("windows", [(None, None), (8, None), (8, 4, None)], ids=["plain", "one window", "two windows"])
+def test_only_a_hybrid_model_gets_memory_beside_its_keys_and_values(windows):
     plan = small_plan([small_layer(window) for window in windows], page_size=PAGE_SIZE, num_slabs=60)
     allocator = HybridAllocator(plan, ViolationLog(strict=True))
     before = live_storages()
     pool = create_kv_pool(plan, allocator.mapping, device=torch.device("cpu"))
     sizes = [num_bytes for address, num_bytes in live_storages().items() if address not in before]
-    # A mapping has a location per token of the full group, and one for -1.
-    mapping_bytes = (plan.num_pages(0) * PAGE_SIZE + 1) * torch.int32.itemsize
-    assert sorted(sizes) == sorted([plan.arena_bytes, *[mapping_bytes] * num_mappings])
-    assert pool.get_kv_buffer(0)
+    beside = [tensor.untyped_storage().nbytes() for tensor in (*pool.device_mappings, *pool.workspaces)]
+    assert sorted(sizes) == sorted([plan.arena_bytes, *beside])
+    assert bool(beside) == (windows != (None, None))
