@@ -92,6 +92,18 @@ def leading_rows(buffer: Any, start: int, stop: int) -> Any:
     return buffer[start:stop]
 
 
+class SlotViews(dict[str, torch.Tensor]):
+    """Views by slot name. Reading a name that is not there asks `explain`, which raises with the reason."""
+
+    def __init__(self, views: Mapping[str, torch.Tensor], explain: Callable[[str], Any]) -> None:
+        super().__init__(views)
+        self._explain = explain
+
+    def __missing__(self, name: str) -> torch.Tensor:
+        self._explain(name)
+        raise KeyError(name)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSlot:
     """One input of captured graphs: a fixed address with one row per request or token.
@@ -127,6 +139,8 @@ class GraphSlot:
     """Names of the batch that `source_fn` or `post_fill` takes, if it takes any."""
     copy_from_fb: bool = True
     post_fill: PostFill | None = None
+    enabled: bool = True
+    """False: declared, but this model does without it. It has no memory, no source, and reading it is an error."""
     buffer: torch.Tensor | None = None
     """The slot's memory. Given at declaration, the registry adopts it as if bound; else the registry sets it."""
 
