@@ -15,6 +15,7 @@ from playhead.kv.cache import HybridKVCache
 from playhead.kv.plan import KVLimits
 from playhead.kv.pool import DeviceWrite
 from playhead.schedule.chunk import Chunk
+from playhead.step import sampled_step
 from playhead.step.audit import audit_worker
 from playhead.step.page_table import DevicePageTable
 from playhead.step.worker import ForwardResult, StepRequests, Worker
@@ -83,6 +84,17 @@ def padding_in_the_sink() -> AbstractContextManager[None]:
             cache[locs // cache.shape[1], locs % cache.shape[1]] = rows
 
     return swapped(rope, "write_rows", everywhere)
+
+
+def padded_rows_advanced() -> AbstractContextManager[None]:
+    """Decode counts null requests as live ones and moves them along. Every fill puts them back."""
+    advance = sampled_step.advance
+
+    def everybody(*args: Any, **kwargs: Any) -> None:
+        *before, rows_B, num_live = args[:8]
+        advance(*before, rows_B, torch.full_like(num_live, len(rows_B)), *args[8:], **kwargs)
+
+    return swapped(sampled_step, "advance", everybody)
 
 
 def differences(found: torch.Tensor, wanted: torch.Tensor, what: str) -> list[str]:
@@ -192,6 +204,12 @@ STEP_MUTANTS: tuple[Mutant, ...] = (
         name="padding in the sink",
         source="found here: rows after a full graph's tokens are never computed",
         apply=padding_in_the_sink,
+        killed_by=("worker audit",),
+    ),
+    Mutant(
+        name="decode moves its padded rows",
+        source="a graph that advances itself by an unmasked increment",
+        apply=padded_rows_advanced,
         killed_by=("worker audit",),
     ),
 )
