@@ -6,7 +6,7 @@ copy for what comes from the host, one grouped copy per dtype for what is on the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +21,8 @@ from playhead.graph.slots import Batch, FillContext, GraphSlot, PaddingPolicy, l
 from playhead.graph.staging import CopyPort, Stage, StagingRing, field_view, lay_out, port_for
 
 NUM_STAGES = 4  # the host may be this many steps ahead of the device's copies before it waits
+
+NO_PROXIES: Mapping[str, torch.Tensor] = {}
 
 # A pattern no test and no sentinel uses; floats get NaN, which no arithmetic hides.
 POISON_BYTE = 0x5A
@@ -88,6 +90,7 @@ class CudaGraphBufferRegistry:
         self._others: list[int] = []
         self._ring: StagingRing | None = None
         self._sources: frozenset[str] = frozenset()
+        self._proxies: frozenset[str] = frozenset()
         self._hooked: tuple[GraphSlot, ...] = ()
         self._frozen = False
         self.num_fills = 0
@@ -182,6 +185,7 @@ class CudaGraphBufferRegistry:
                 self._slots[bound.name] = bound
             self._ring = StagingRing(fields, arena, self._port or port_for(self.device), NUM_STAGES)
         self._hooked = tuple(slot for slot in self._slots.values() if slot.post_fill is not None)
+        self._proxies = frozenset(slot.proxy for slot in self._slots.values() if slot.proxy is not None)
         self._sources = frozenset(name for slot in self._slots.values() for name in slot.takes)
         self._frozen = True
 
@@ -222,6 +226,12 @@ class CudaGraphBufferRegistry:
                 )
         return values
 
+    def null_proxies(self, ctx: FillContext) -> dict[str, torch.Tensor] | None:
+        """Pipeline tensors of null requests, for capture; None where no slot takes one."""
+        slots = [(slot.proxy, slot) for slot in self._slots.values() if slot.proxy is not None]
+        values = {name: slot.rows(0, ctx.raw(slot.axis)).clone().fill_(slot.pad_value) for name, slot in slots}
+        return values or None
+
     def poison(self) -> None:
         """Overwrite every slot, on both sides of the copy, so that whatever a fill does not write shows."""
         self.num_fills += 1
@@ -239,12 +249,14 @@ class CudaGraphBufferRegistry:
     def _check_fill(self, batch: Batch, ctx: FillContext) -> None:
         if not self._frozen:
             raise SlotError("(all)", "fill_from before freeze()", "a frozen registry", "Call registry.freeze() first.")
-        if batch.keys() != self._sources:
-            missing, unknown = sorted(self._sources - batch.keys()), sorted(batch.keys() - self._sources)
+        proxies = ctx.pp_proxy_tensors or NO_PROXIES
+        if batch.keys() != self._sources or proxies.keys() != self._proxies:
+            given, wanted = batch.keys() | named(proxies), self._sources | named(self._proxies)
+            missing, unknown = sorted(wanted - given), sorted(given - wanted)
             raise SlotError(
                 ", ".join(missing + unknown),
                 f"missing sources {missing}, unknown sources {unknown}",
-                f"exactly {sorted(self._sources)}",
+                f"exactly {sorted(wanted)}",
                 "A value nobody wrote would be the last step's.",
             )
         if ctx.padded_bs > self.max_bs or ctx.padded_num_tokens > self.max_num_tokens:
@@ -258,7 +270,10 @@ class CudaGraphBufferRegistry:
     def _device_source(self, entry: DeviceEntry, batch: Batch, ctx: FillContext) -> tuple[torch.Tensor, torch.Tensor]:
         """The live view and its source, checked: same dtype, same shape."""
         slot = entry.slot
-        source = batch[slot.name] if slot.source_fn is None else slot.source_fn(batch, ctx)
+        if slot.proxy is not None:
+            source = (ctx.pp_proxy_tensors or NO_PROXIES)[slot.proxy]
+        else:
+            source = batch[slot.name] if slot.source_fn is None else slot.source_fn(batch, ctx)
         live = entry.live_rows(ctx.raw(slot.axis))
         if not isinstance(source, torch.Tensor):
             raise SlotError(slot.name, f"source of type {type(source).__name__}", "a tensor", "Or declare it staged.")
@@ -334,6 +349,11 @@ class CudaGraphBufferRegistry:
                 f"{self.max_rows(slot)} rows along axis {slot.axis!r}",
                 "Fix shape_fn, or give a slice_fn for the dimension that grows.",
             )
+
+
+def named(proxies: Iterable[str]) -> set[str]:
+    """Pipeline tensors as an error message lists them beside batch values."""
+    return {f"pp_proxy_tensors[{name}]" for name in proxies}
 
 
 def check_bind(slot: GraphSlot, bind: torch.Tensor, shape: Sequence[int], device: torch.device) -> None:

@@ -97,7 +97,8 @@ class GraphSlot:
     """One input of captured graphs: a fixed address with one row per request or token.
 
     `padding_policy` has no default: whoever adds a slot must know what the kernels do with an empty row. A slot has
-    one writer: the batch value of its name, `source_fn`, `post_fill` (with `copy_from_fb=False`), or the graph itself.
+    one writer: the batch value of its name, `source_fn`, `proxy`, `post_fill` (with `copy_from_fb=False`), or the graph
+    itself.
 
     With `axis="bs"`, room for 8 rows, ZERO, and a fill of 3 rows into a graph of 4:
 
@@ -120,6 +121,8 @@ class GraphSlot:
     """Why captured work may write this slot. Without it a write is a finding of the audit."""
     slice_fn: SliceFn | None = None
     source_fn: SourceFn | None = None
+    proxy: str | None = None
+    """Name among the step's pipeline tensors (`FillContext.pp_proxy_tensors`) whose rows this slot takes."""
     reads: tuple[str, ...] = ()
     """Names of the batch that `source_fn` or `post_fill` takes, if it takes any."""
     copy_from_fb: bool = True
@@ -136,7 +139,7 @@ class GraphSlot:
     @property
     def takes(self) -> tuple[str, ...]:
         """Names this slot needs in a batch."""
-        own = (self.name,) if self.copy_from_fb and self.source_fn is None else ()
+        own = (self.name,) if self.copy_from_fb and self.source_fn is None and self.proxy is None else ()
         return own + self.reads
 
     @property
@@ -203,6 +206,13 @@ class GraphSlot:
         if self.source_fn is not None and not self.copy_from_fb:
             raise SlotError(
                 self.name, "source_fn with copy_from_fb=False", "one writer", "Drop the source or copy from it."
+            )
+        if self.proxy is not None and (self.source_fn is not None or self.staged or not self.copy_from_fb):
+            raise SlotError(
+                self.name,
+                "proxy with source_fn, staged or copy_from_fb=False",
+                "one source, on the device",
+                "Pipeline tensors are copied from the device they are on.",
             )
         if not self.copy_from_fb and self.post_fill is None and self.graph_writes is None:
             raise SlotError(

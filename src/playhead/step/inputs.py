@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,8 +16,6 @@ import torch
 from playhead.graph.registry import CudaGraphBufferRegistry
 from playhead.graph.sharing import InputBufferPool
 from playhead.graph.slots import (
-    Batch,
-    FillContext,
     GraphSlot,
     IndexSpace,
     PaddingPolicy,
@@ -155,16 +152,11 @@ def host_scalar(name: str, source_fn: SourceFn) -> GraphSlot:
 
 def proxy_slot(name: str, width: int, dtype: torch.dtype) -> GraphSlot:
     """Hidden states from the previous pipeline stage: on the device already, so copied there."""
-
-    def from_previous_stage(batch: Batch, ctx: FillContext) -> Any:
-        proxies = ctx.pp_proxy_tensors or {}
-        return proxies.get(name)  # None is refused by the registry, which names the slot
-
     return GraphSlot(
         name=f"pp_proxy.{name}",
         shape_fn=lambda bs, tokens: (tokens, width),
         dtype=dtype,
         axis="tokens",
         padding_policy=PaddingPolicy.ZERO,
-        source_fn=from_previous_stage,
+        proxy=name,
     )

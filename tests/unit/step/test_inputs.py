@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -26,20 +28,14 @@ DECODE = FillContext(raw_bs=2, padded_bs=4, raw_num_tokens=2, padded_num_tokens=
 
 
 def filled(registry, ctx):
+    """A registry whose live rows are ones, after poison."""
     registry.poison()
-    proxies = {"hidden": torch.ones(ctx.raw_num_tokens, 4)}
     batch = {
         name: np.ones_like(v) if isinstance(v, np.ndarray) else torch.ones_like(v)
         for name, v in registry.null_batch(ctx).items()
     }
-    full = FillContext(
-        raw_bs=ctx.raw_bs,
-        padded_bs=ctx.padded_bs,
-        raw_num_tokens=ctx.raw_num_tokens,
-        padded_num_tokens=ctx.padded_num_tokens,
-        pp_proxy_tensors=proxies,
-    )
-    registry.fill_from(batch, full)
+    proxies = {name: torch.ones_like(value) for name, value in (registry.null_proxies(ctx) or {}).items()}
+    registry.fill_from(batch, replace(ctx, pp_proxy_tensors=proxies))
     return registry
 
 
@@ -110,7 +106,7 @@ def test_a_missing_pipeline_tensor_is_refused():
     registry = build_decode_registry(
         max_bs=4, device="cpu", features=InputFeatures(pp_proxies={"hidden": (4, torch.float32)})
     )
-    with pytest.raises(SlotError, match=r"pp_proxy\.hidden"):
+    with pytest.raises(SlotError, match=r"missing sources \['pp_proxy_tensors\[hidden\]'\]"):
         registry.fill_from(registry.null_batch(DECODE), DECODE)
 
 
