@@ -111,7 +111,7 @@ class DecodeCase:
 
 
 def decode_case(heads: Heads, batch: int, context: int, page_size: int, max_context: int = 0) -> DecodeCase:
-    """Pages of a request are scattered. A window layer has a pool for its windows alone, behind a mapping.
+    """Pages of a request are scattered. A window layer has a pool for its windows alone, and a table of its pages.
 
     The page table has room for `max_context`, where that is more than `context`.
     """
@@ -120,14 +120,12 @@ def decode_case(heads: Heads, batch: int, context: int, page_size: int, max_cont
     pages = torch.randperm(num_full - 1) + 1
     table = torch.zeros(batch + 1, max(pages_per_row, max_context // page_size), dtype=torch.int64)
     table[1:, :pages_per_row] = pages.view(batch, pages_per_row)
-    num_pages, mapping = num_full, None
+    num_pages = num_full
     if heads.window is not None:
         first_page = max(0, context - heads.window) // page_size
-        live = table[1:, first_page:pages_per_row].flatten()
-        page_of = torch.zeros(num_full, dtype=torch.int64)
-        page_of[live] = torch.randperm(len(live)) + 1
-        mapping = int32((page_of[:, None] * page_size + torch.arange(page_size)) * (page_of > 0)[:, None]).flatten()
-        num_pages = 1 + len(live)
+        num_pages = 1 + batch * (pages_per_row - first_page)
+        table[1:] = 0
+        table[1:, first_page:pages_per_row] = (torch.randperm(num_pages - 1) + 1).view(batch, -1)
     bytes_per_call = num_pages * page_size * heads.kv_bytes
     if bytes_per_call > MAX_BYTES:
         raise MemoryError(f"one layer takes {bytes_per_call / 1e9:.0f} GB")
@@ -143,7 +141,6 @@ def decode_case(heads: Heads, batch: int, context: int, page_size: int, max_cont
             k_cache_NSKD=normal(*shape),
             v_cache_NSKE=normal(*shape),
             window=heads.window,
-            mapping_L=mapping,
         )
         for _ in range(num_calls)
     )
@@ -200,7 +197,7 @@ def cut_decode_us(case: DecodeCase, splits: int, tiles: DecodeTiles | None = Non
         layer = case.layers[i]
         launch_decode(
             case.q, case.out, layer.k_cache_NSKD, layer.v_cache_NSKE, plan.page_table_RP, plan.rows_B,
-            plan.seq_lens_B, layer.mapping_L, None, parts, tops_sums, arrivals,
+            plan.seq_lens_B, None, parts, tops_sums, arrivals,
             layer.scale, layer.window, None, splits, tiles,
         )  # fmt: skip
 
@@ -279,7 +276,7 @@ def bench_extend(
     def call(i: int) -> None:
         launch_extend(
             q, out, layer.k_cache_NSKD, layer.v_cache_NSKE, case.plan.page_table_RP, case.plan.rows_B, lengths, starts,
-            lengths, None, None, layer.scale, layer.window, None, tiles,
+            lengths, None, layer.scale, layer.window, None, tiles,
         )  # fmt: skip
 
     us = time_us(call, 4)

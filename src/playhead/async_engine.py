@@ -188,7 +188,7 @@ class AsyncEngine:
 
     async def _checked(self, prompt: Prompt, params: object, request_id: object, priority: int) -> Ticket:
         """The request, checked. The thread does not know of it yet."""
-        wanted = SamplingParams() if params is None else checked_params(params)
+        wanted = self._llm.get_default_sampling_params() if params is None else checked_params(params)
         name = f"a{next(self._numbers)}" if request_id is None else request_id
         if not isinstance(name, str):
             raise RequestError("request_id", f"a {type(name).__name__}", "a str", "Change it or leave it out.")

@@ -134,7 +134,9 @@ class Engine:
             request=request,
             prompt=checked.text,
             ending_ids=ending_ids,
-            detokenizer=self.tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens),
+            detokenizer=self.tokenizer.detokenizer(
+                skip_special_tokens=params.skip_special_tokens, prompt_ids=checked.ids
+            ),
             seed=seed,
             streams=wishes.streams,
             arrival_s=time.perf_counter(),
@@ -149,24 +151,22 @@ class Engine:
 
     def check_request(self, prompt: str | Sequence[int], params: SamplingParams) -> CheckedPrompt:
         """The prompt as the engine takes it, or `RequestError`. Changes nothing."""
-        ids = checked_ids(prompt) if not isinstance(prompt, str) else self._encode(prompt)
-        vocab_size = self.worker.model.decoder.spec.vocab_size
+        vocab_size, max_context = (
+            self.worker.model.decoder.spec.vocab_size,
+            self.worker.config.limits.max_context_tokens,
+        )
+        if isinstance(prompt, str):
+            ids = self.tokenizer.encode(prompt, add_special_tokens=True, max_context=max_context)
+        else:
+            ids = checked_ids(prompt)
         if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
             outside = next(token for token in ids if not 0 <= token < vocab_size)
             raise RequestError(
                 "prompt", f"token id {shown(outside)}", f"ids in [0, {vocab_size})", "Check the tokenizer."
             )
-        max_new_tokens = params.check_against(vocab_size, len(ids), self.worker.config.limits.max_context_tokens)
+        max_new_tokens = params.check_against(vocab_size, len(ids), max_context)
         text = prompt if isinstance(prompt, str) else None
         return CheckedPrompt(text=text, ids=tuple(ids), params=params, max_new_tokens=max_new_tokens)
-
-    def _encode(self, text: str) -> list[int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            found = f"text that is not Unicode at character {error.start}"
-            raise RequestError("prompt", found, "characters that UTF-8 can write", "Remove lone surrogates.") from None
-        return self.tokenizer.encode(text, add_special_tokens=True)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request wherever it is. None if it had ended already."""

@@ -28,12 +28,12 @@ from playhead.engine_stats import EngineStats
 from playhead.errors import PlayheadError
 from playhead.graph.runner import CaptureReport
 from playhead.models.fill import OnProgress
-from playhead.models.gguf_file import GgufFile
 from playhead.models.load import LoadFormat, ModelDescription, describe_model, load_weights
 from playhead.models.text.chat import ChatTemplate
+from playhead.models.text.generation_config import GenerationConfig, check_end_ids, read_generation_config
 from playhead.models.text.gguf_vocab import tokenizer_from_gguf
 from playhead.models.text.ids_only import IdsOnlyTokenizer
-from playhead.models.text.tokenizer import Tokenizer, eos_ids, tokenizer_from_directory
+from playhead.models.text.tokenizer import Tokenizer, tokenizer_from_directory
 from playhead.outputs import RequestMetrics, RequestOutput
 from playhead.progress import prompt_bar
 from playhead.schedule.errors import RequestError
@@ -56,12 +56,21 @@ def resolve_model_name(model: str) -> str:
 def load_tokenizer(description: ModelDescription, config: EngineConfig | None = None) -> Tokenizer:
     """From the files beside the weights or the GGUF file's metadata; ids only where the configuration has no text."""
     config, path = config or EngineConfig(), description.path
-    if not path.is_dir():
-        return IdsOnlyTokenizer() if config.skip_tokenizer_init else tokenizer_from_gguf(GgufFile(path).metadata)
+    if description.gguf is not None:
+        return IdsOnlyTokenizer() if config.skip_tokenizer_init else tokenizer_from_gguf(description.gguf.metadata)
     is_bare = config.load_format is LoadFormat.DUMMY and not (path / "tokenizer.json").is_file()
     if config.skip_tokenizer_init or is_bare:
-        return IdsOnlyTokenizer(eos_ids(path))
+        return IdsOnlyTokenizer(read_generation_config(path).eos_ids)
     return tokenizer_from_directory(path)
+
+
+def load_generation_config(description: ModelDescription, tokenizer: Tokenizer) -> GenerationConfig:
+    """What the model's authors sample with. An end id that the model does not have is refused."""
+    path, vocab_size = description.path, description.spec.vocab_size
+    generation = read_generation_config(path) if path.is_dir() else GenerationConfig()
+    check_end_ids(generation.eos_ids, vocab_size, generation.eos_file)
+    check_end_ids(tokenizer.special.eos_ids, vocab_size, "tokenizer_config.json" if path.is_dir() else path.name)
+    return generation
 
 
 class LLM:
@@ -82,6 +91,8 @@ class LLM:
         device = resolve_device(config)
         is_dummy = config.load_format is LoadFormat.DUMMY
         self.description = describe_model(resolve_model_name(model), config_only=is_dummy)
+        self.tokenizer = load_tokenizer(self.description, config)
+        self._generation = load_generation_config(self.description, self.tokenizer)
         decoder = load_weights(
             self.description,
             dtype=resolve_dtype(config, device),
@@ -89,7 +100,6 @@ class LLM:
             load_format=config.load_format,
             on_progress=on_load_progress,
         )
-        self.tokenizer = load_tokenizer(self.description, config)
         worker = Worker(decoder, worker_config(self.description, config, device))
         self.config = resolved(config, worker.config, device)
         self.engine = Engine(worker, self.tokenizer, overlap=config.overlap)
@@ -125,6 +135,10 @@ class LLM:
     def stats(self) -> EngineStats:
         return self.engine.stats
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What a request without parameters gets: the checkpoint's generation_config.json over vLLM's defaults."""
+        return self._generation.sampling
+
     def capture_graphs(self, progress: Callable[[CaptureReport], None] | None = None) -> None:
         """Capture all sizes now; otherwise each is captured when it is first wanted.
 
@@ -148,9 +162,10 @@ class LLM:
         """One output per prompt, in their order. Prompts are text or token ids; one prompt may stand alone.
 
         There may be any number of them: the engine is given more as it has room. `use_tqdm` shows a bar on a terminal.
+        Without `params` they are sampled as the model's authors say (`get_default_sampling_params`).
         """
         prompt_list = as_prompts(prompts)
-        params_list = as_params(params, len(prompt_list))
+        params_list = as_params(self.get_default_sampling_params() if params is None else params, len(prompt_list))
         results: dict[str, RequestOutput] = {}
         names = [self._name() for _ in prompt_list]
         pending = [
@@ -169,7 +184,7 @@ class LLM:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """The output after every token. Leaving the loop early aborts the request."""
-        wanted = SamplingParams() if params is None else checked_params(params)
+        wanted = self.get_default_sampling_params() if params is None else checked_params(params)
         if wanted.n != 1:
             raise RequestError("stream", f"n={wanted.n}", "n=1", "Use generate for several samples.")
         return self.outputs_of([(self._name(), prompt, wanted)], Wishes())
@@ -253,10 +268,10 @@ def as_prompts(prompts: Prompts) -> list[Prompt]:
     return [numbers] if numbers else [item for item in prompts if not isinstance(item, int)]
 
 
-def as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+def as_params(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
     """One set of parameters per prompt."""
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
+    if isinstance(params, SamplingParams):
+        return [params] * count
     if not isinstance(params, Sequence) or len(params) != count:
         found = f"{len(params)} sets of parameters" if isinstance(params, Sequence) else f"a {type(params).__name__}"
         raise RequestError("params", found, f"one SamplingParams, or {count}", "Give one per prompt.")

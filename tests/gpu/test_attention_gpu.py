@@ -31,15 +31,15 @@ ODD = {"num_kv_heads": 3, "group_size": 5, "k_head_dim": 80, "v_head_dim": 80}
 LAYERS = {
     "gemma-1b full page 16": GEMMA_1B | {"page_size": 16},
     "gemma-1b full page 1": GEMMA_1B | {"page_size": 1},
-    "gemma-1b window page 16": GEMMA_1B | {"page_size": 16, "window": 512, "has_mapping": True},
-    "gemma-1b window page 1": GEMMA_1B | {"page_size": 1, "window": 512, "has_mapping": True},
+    "gemma-1b window page 16": GEMMA_1B | {"page_size": 16, "window": 512, "has_own_pool": True},
+    "gemma-1b window page 1": GEMMA_1B | {"page_size": 1, "window": 512, "has_own_pool": True},
     "gemma-2 softcap page 64": GEMMA_2 | {"page_size": 64},
     "llama-1b page 16": LLAMA_1B | {"page_size": 16},
     "qwen3 page 16": QWEN3 | {"page_size": 16},
-    "gpt-oss sinks window": GPT_OSS | {"page_size": 16, "window": 128, "has_mapping": True},
-    "mimo k 192 v 128": MIMO | {"page_size": 16, "window": 128, "has_mapping": True},
+    "gpt-oss sinks window": GPT_OSS | {"page_size": 16, "window": 128, "has_own_pool": True},
+    "mimo k 192 v 128": MIMO | {"page_size": 16, "window": 128, "has_own_pool": True},
     "odd heads and dims": ODD | {"page_size": 16, "window": 33},
-    "window of one": QWEN3 | {"page_size": 16, "window": 1, "has_mapping": True},
+    "window of one": QWEN3 | {"page_size": 16, "window": 1, "has_own_pool": True},
 }
 DECODE_LENGTHS = (1, 15, 16, 17, 511, 512, 513, 1300, 5000)
 EXTEND_LENGTHS = ((700, 700), (1, 1), (900, 1), (1500, 40), (513, 200), (33, 0), (64, 64))

@@ -19,6 +19,7 @@ from playhead.kernels.norm import (
     rms_norm_reference,
 )
 from playhead.kernels.rope import qk_rope_write, qk_rope_write_reference
+from playhead.kernels.translate import translate, translate_reference
 from tests.unit.attention.scenes import SceneSpec, make_scene, relative_error
 
 ERROR_BOUND = 4e-3  # one rounding to bf16
@@ -93,20 +94,19 @@ def test_softcap(capsys):
 
 
 @pytest.mark.parametrize(
-    ("heads", "dims", "page_size", "mapped"),
-    [((4, 1), (256, 256, 128), 16, True), ((32, 8), (64, 64, 32), 1, False), ((64, 4), (192, 128, 32), 16, True)],
+    ("heads", "dims", "page_size"),
+    [((4, 1), (256, 256, 128), 16), ((32, 8), (64, 64, 32), 1), ((64, 4), (192, 128, 32), 16)],
     ids=["gemma-1b", "llama-1b", "mimo partial"],
 )
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("together", [False, True])
-def test_qk_rope_write(heads, dims, page_size, mapped, interleaved, together, capsys):
+def test_qk_rope_write(heads, dims, page_size, interleaved, together, capsys):
     (num_heads, num_kv_heads), (k_dim, v_dim, num_pairs) = heads, dims
     num_tokens, num_pages = 200, 400 // page_size + 1
     widths = (num_heads * k_dim, num_kv_heads * k_dim, num_kv_heads * v_dim)
     q, k, v = random(num_tokens, sum(widths)).split(widths, dim=-1)
     angles = random(num_tokens, num_pairs, seed=1, dtype=torch.float32)
     locs = (torch.randperm(380, generator=torch.Generator().manual_seed(2))[:num_tokens] + page_size).int().cuda()
-    mapping = torch.arange(num_pages * page_size, dtype=torch.int32, device="cuda").flip(0) if mapped else None
     caches = [
         torch.zeros(num_pages, page_size, num_kv_heads, dim, dtype=torch.bfloat16, device="cuda") for dim in dims[:2]
     ]
@@ -120,7 +120,6 @@ def test_qk_rope_write(heads, dims, page_size, mapped, interleaved, together, ca
         torch.randperm(num_tokens, generator=torch.Generator().manual_seed(5)).int().cuda(),
         *caches,
         locs,
-        mapping,
         1e-6,
         True,
         interleaved,
@@ -130,6 +129,33 @@ def test_qk_rope_write(heads, dims, page_size, mapped, interleaved, together, ca
     qk_rope_write_reference(*reference)
     for what, position in (("q", 0), ("k", 7), ("v", 8)):
         check(f"qk_rope_write {heads} interleaved={interleaved} {what}", call[position], reference[position], capsys)
+
+
+@pytest.mark.parametrize(("page_size", "window"), [(16, 1024), (1, 512), (16, 1), (5, 33)])
+def test_translate(page_size, window):
+    """Decoding requests, a long prompt and padding in one step: tables and locations to the last entry."""
+    num_rows, max_pages = 140, 2048 // page_size
+    rng = torch.Generator().manual_seed(page_size)
+    num_full = 1 + (num_rows - 1) * max_pages
+    table = torch.zeros(num_rows, max_pages, dtype=torch.int32)
+    table[1:] = (torch.randperm(num_full - 1, generator=rng) + 1).view(num_rows - 1, max_pages)
+    mapping = torch.arange(num_full).flip(0)[:, None] * page_size + torch.arange(page_size)
+    mapping[0] = 0
+    lengths = [1] * 130 + [700] + [1] * 8
+    rows = torch.repeat_interleave(torch.arange(1, num_rows), torch.tensor(lengths))
+    ends = torch.randint(700, max_pages * page_size, (num_rows - 1,), generator=rng)
+    positions = torch.cat([torch.arange(end - n, end) for end, n in zip(ends.tolist(), lengths, strict=True)])
+    locs = table[rows, positions // page_size] * page_size + positions % page_size
+    locs[0] = -1
+    nobody = torch.zeros(7)
+    per_token = [torch.cat((values, nobody)).int() for values in (locs, rows, positions)]
+    device_mapping = torch.cat((mapping.flatten(), torch.tensor([-1]))).int()
+    call = [torch.full((900,), 7), torch.full_like(table, 7), device_mapping, table, *per_token]
+    found, wanted = [tensor.int().cuda() for tensor in call], [tensor.int() for tensor in call]
+    translate(*found, page_size, window)
+    translate_reference(*wanted, page_size, window)
+    assert torch.equal(found[0].cpu(), wanted[0])
+    assert torch.equal(found[1].cpu(), wanted[1])
 
 
 VOCABS = (262144, 128256, 50257)  # the last is odd: rows that no 16-byte load can follow

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+
 import pytest
 import torch
 
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.geometry import KVDtype, LayerKV
 from playhead.kv.hybrid import HybridAllocator
+from playhead.kv.plan import KVLimits, KVPlan
 from playhead.kv.swa_pool import SWAKVPool
 from playhead.kv.violations import ViolationLog
-from playhead.testing.kv_pools import ReferenceKVPool
+from playhead.testing.kv_pools import ReferenceKVPool, one_request
 from playhead.testing.kv_rules import run_step, small_layer, small_plan
 
 pytestmark = [
@@ -28,7 +31,8 @@ def new_pool(page_size: int) -> tuple[SWAKVPool, HybridAllocator]:
         return LayerKV(window=window, num_kv_heads=HEADS, k_head_dim=DIM, v_head_dim=DIM, dtype=KVDtype.BFLOAT16)
 
     layers = [layer(8)] * NUM_WINDOW_LAYERS + [layer(None)]
-    plan = small_plan(layers, page_size=page_size, num_slabs=200)
+    limits = KVLimits(max_context_tokens=256, max_running=4, chunk_tokens=256)
+    plan = replace(small_plan(layers, page_size=page_size, num_slabs=200), limits=limits)
     allocator = HybridAllocator(plan, ViolationLog(strict=True))
     return SWAKVPool(plan, allocator.mapping, device=torch.device("cuda")), allocator
 
@@ -48,10 +52,11 @@ def read(pool: SWAKVPool, layer: int, locs: torch.Tensor, page_size: int) -> tup
 
 
 class CapturedForward:
-    """One forward over a slot of locations, captured: translate once, write all layers."""
+    """One forward over slots of tokens, captured: translate once, write all layers. It is captured on the sink."""
 
-    def __init__(self, pool: SWAKVPool, num_tokens: int) -> None:
-        self.slot = torch.zeros(num_tokens, dtype=torch.int32, device="cuda")
+    def __init__(self, pool: SWAKVPool, plan: KVPlan, num_tokens: int) -> None:
+        self.plan = plan
+        self.tokens = one_request(plan, [0], [0] * num_tokens, device="cuda")
         self.k = torch.zeros(num_tokens, HEADS, DIM, dtype=torch.bfloat16, device="cuda")
         self.v = torch.zeros_like(self.k)
         self._pool = pool
@@ -64,17 +69,22 @@ class CapturedForward:
         with torch.cuda.graph(self.graph):
             self.translated = self._forward()
 
-    def replay(self, locs: torch.Tensor) -> None:
-        self.slot.copy_(locs)
+    def replay(self, pages: list[int], locs: torch.Tensor | None = None) -> None:
+        """Over the first tokens of a request with these pages; with `locs`, written there."""
+        tokens = one_request(self.plan, pages, range(len(self.k)), device="cuda")
+        if locs is not None:
+            tokens = replace(tokens, full_locs_T=locs)
+        for field in fields(tokens):
+            getattr(self.tokens, field.name).copy_(getattr(tokens, field.name))
         self.k.normal_()
         self.v.normal_()
         self.graph.replay()
 
     def _forward(self) -> torch.Tensor:
-        forward = self._pool.begin_forward(self.slot)
+        forward = self._pool.begin_forward(self.tokens)
         for layer in range(NUM_WINDOW_LAYERS + 1):
             self._pool.set_kv_buffer(layer, forward, self.k, self.v)
-        return forward.groups[1].locs
+        return forward.groups[1].new_locs_T
 
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
@@ -91,16 +101,18 @@ def test_translation_equals_the_host_s_with_sink_and_minus_1(page_size):
 def test_a_replay_writes_where_the_mapping_says_now(page_size):
     """The slot is refilled and the mapping changed between replays, at the same addresses."""
     pool, allocator = new_pool(page_size)
-    captured = CapturedForward(pool, 2 * page_size)
+    captured = CapturedForward(pool, allocator.plan, 2 * page_size)
     for _ in range(4):
         pages = allocator.allocate(2)
         allocator.drop_windows(0, pages)
         allocator.attach_windows(0, pages[::-1])
         pool.publish(allocator.mapping)
         locs = locs_of(pages, page_size)
-        captured.replay(locs)
+        captured.replay(pages)
         window_locs = torch.tensor(host_answer(allocator, locs))
         assert captured.translated.tolist() == window_locs.tolist()
+        table = pool.forward_locs(captured.tokens.page_table_RP, captured.tokens.full_locs_T).groups[1].table_RP
+        assert table[1, :2].tolist() == [allocator.mapping.window_page(0, page) for page in pages]
         for layer in range(NUM_WINDOW_LAYERS + 1):
             k, v = read(pool, layer, locs if layer == NUM_WINDOW_LAYERS else window_locs, page_size)
             assert torch.equal(k, captured.k)
@@ -110,13 +122,13 @@ def test_a_replay_writes_where_the_mapping_says_now(page_size):
 def test_padded_rows_of_a_replay_touch_the_sink_alone():
     page_size = 16
     pool, allocator = new_pool(page_size)
-    captured = CapturedForward(pool, page_size)
-    locs = locs_of(allocator.allocate(1), page_size)
+    captured = CapturedForward(pool, allocator.plan, page_size)
+    pages = allocator.allocate(1)
     pool.publish(allocator.mapping)
-    captured.replay(locs)
+    captured.replay(pages)
     layers = range(NUM_WINDOW_LAYERS + 1)
     before = [tensor.clone() for layer in layers for tensor in pool.get_kv_buffer(layer)]
-    captured.replay(torch.tensor([0] * 8 + [-1] * 8, dtype=torch.int32))
+    captured.replay(pages, torch.tensor([0] * 8 + [-1] * 8, dtype=torch.int32))
     after = [tensor for layer in layers for tensor in pool.get_kv_buffer(layer)]
     num_sink_pages = max(group.pages_per_slab for group in allocator.plan.layout.groups)
     for old, new in zip(before, after, strict=True):
@@ -126,11 +138,11 @@ def test_padded_rows_of_a_replay_touch_the_sink_alone():
 def test_a_bulk_change_reaches_the_device_before_the_next_replay():
     page_size = 16
     pool, allocator = new_pool(page_size)
-    captured = CapturedForward(pool, page_size)
+    captured = CapturedForward(pool, allocator.plan, page_size)
     pages = allocator.allocate(1)
     allocator.drop_windows(0, pages)
     pool.set_full_to_swa_mapping(pages, [7])
-    captured.replay(locs_of(pages, page_size))
+    captured.replay(pages)
     assert captured.translated.tolist() == list(range(7 * page_size, 8 * page_size))
 
 

@@ -7,7 +7,6 @@ no more than transformers' own bfloat16 is.
 from __future__ import annotations
 
 import copy
-import time
 
 import pytest
 import torch
@@ -107,15 +106,8 @@ def test_bf16_logits_are_as_close_to_float32_as_the_references(name, capsys):
     assert our_error <= their_error
 
 
-def test_dummy_weights_of_a_real_model_are_made_on_the_device_in_seconds(capsys):
+def test_dummy_weights_of_a_real_model_are_made_on_the_device():
     spec = spec_from_config({"model_type": "gemma3_text", **GEMMA_3_1B})
-    torch.cuda.synchronize()
-    start = time.perf_counter()
     decoder = dummy_decoder(spec, dtype=torch.bfloat16, device=torch.device("cuda"))
-    torch.cuda.synchronize()
-    seconds = time.perf_counter() - start
     (logits,) = step(decoder, [DenseSequence()], [list(range(600))])
-    with capsys.disabled():
-        print(f"\ndummy Gemma-3-1B in bf16: {seconds:.2f} s")
     assert bool(torch.isfinite(logits).all())
-    assert seconds < 10

@@ -109,7 +109,6 @@ def test_no_sequence_of_rules_loses_or_doubles_a_page(part):
             settings=settings(
                 max_examples=50,
                 stateful_step_count=100,
-                deadline=None,
                 database=None,
                 suppress_health_check=list(HealthCheck),
             ),

@@ -50,7 +50,7 @@ def test_decode_after_prefill_continues_the_sequence(pair):
     assert relative_error(found, their_logits(model, prompt)[-8:]) < TOLERANCE
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(cuts=st.sets(st.integers(1, 4 * WINDOW - 1), max_size=6), other=st.integers(1, 9))
 def test_any_chunking_gives_the_same_logits(pair, cuts, other):
     """Chunks of one prompt run beside a neighbour that decodes, as in a mixed batch."""

@@ -92,8 +92,14 @@ def test_paged_graphs_give_transformers_logits(case, mode, page_size):
     assert worst < 1e-4, worst
 
 
-# Not gpt-oss: torch traces its grouped matmul in bfloat16 only.
-PIECEWISE = ("gemma3", "llama-biases-tied", "olmo3", "cohere2-bias")
+# One case of every family; the richer one where there are several.
+PIECEWISE = ("gemma3", "gemma2", "llama-biases-tied", "mistral-windowed", "ministral", "qwen2-windowed", "qwen3-bias")
+PIECEWISE += ("gpt_oss", "olmo3", "exaone4", "cohere2-bias")
+
+
+def test_every_family_has_a_piecewise_case():
+    families = {case.config().model_type for case in CASES}
+    assert {case.config().model_type for case in CASES if case.name in PIECEWISE} == families
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in PIECEWISE], ids=lambda case: case.name)
@@ -103,6 +109,16 @@ def test_compiled_pieces_give_transformers_logits(case):
     requests = arrivals()
     assert run_all(worker, model, requests) == {Mode.FULL, Mode.PIECEWISE}
     assert max(error for request in requests for error in request.errors) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "llama", "qwen3"])
+def test_compiled_pieces_in_half_precision_give_transformers_logits(name):
+    """float16 keeps ten bits, and a few layers of rounding lose some of them. The norms in between keep it in range."""
+    model = reference(next(case for case in CASES if case.name == name)).half()
+    worker = worker_for(ours(model), page_size=16, mode=Mode.PIECEWISE)
+    requests = arrivals()
+    assert run_all(worker, model.float(), requests) == {Mode.FULL, Mode.PIECEWISE}
+    assert max(error for request in requests for error in request.errors) < 2e-2
 
 
 def test_a_prefix_hit_gives_the_same_logits():

@@ -5,7 +5,7 @@ A step's inputs are slots, so no backend keeps buffers of its own: rows and leng
 value holds nothing but tensors at fixed addresses, which is what a captured graph may read.
 
 Shapes: T tokens, B requests, H query heads, K kv heads, D head dim of q and k, E head dim of v, R rows of the page
-table, P pages per row, N pages of a layer's pool, S locations per page, L full locations, J keys a layer can see.
+table, P pages per row, N pages of a layer's pool, S locations per page, J keys a layer can see.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from playhead.graph.runner import OwnedMemory
 from playhead.graph.slots import Batch, FillContext, GraphSlot, host_vector
 from playhead.kernels.decode_rows import row_view
 from playhead.kernels.extend_rows import EqualSpans
+from playhead.kv.pool import GroupLocs
 
 # Slots every step has. A padded request is row 0 (no page but the sink) with one key.
 ROWS_SLOT = "req_pool_indices"
@@ -43,8 +44,7 @@ class Phase(Enum):
 class LayerAttention:
     """One layer's attention: its numbers, and the memory its keys and values live in.
 
-    `window` counts the keys a query sees, itself included. `mapping_L` takes full locations to the locations of the
-    layer's own pool; a layer of the full group has none. The caches may be strided, with contiguous rows.
+    `window` counts the keys a query sees, itself included. The caches may be strided, with contiguous rows.
     """
 
     num_heads: int
@@ -57,7 +57,6 @@ class LayerAttention:
     window: int | None = None
     softcap: float | None = None
     sinks_H: torch.Tensor | None = None
-    mapping_L: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -86,19 +85,21 @@ class LayerAttention:
 
     @property
     def group(self) -> tuple[object, ...]:
-        """Equal for layers whose keys lie at the same places of their memory: a step looks these up once for all."""
-        mapping = None if self.mapping_L is None else self.mapping_L.data_ptr()
-        return mapping, self.window, tuple(self.k_cache_NSKD.shape), self.k_cache_NSKD.stride()
+        """Equal for layers whose keys lie at the same places of their memory: a step looks these up once for all.
+
+        Layers with one window have one page table, so the window names the table too.
+        """
+        return self.window, tuple(self.k_cache_NSKD.shape), self.k_cache_NSKD.stride()
 
     def as_rows(self) -> LayerAttention | None:
         """The layer over memory of one location per page, addressed by row; None where keys and values do not line up.
 
-        Rows are what a `Lookup` holds; they need no mapping.
+        Rows are what a `Lookup` holds.
         """
         k_rows, v_rows = row_view(self.k_cache_NSKD), row_view(self.v_cache_NSKE)
         if k_rows is None or v_rows is None or k_rows.shape != v_rows.shape:
             return None
-        return replace(self, k_cache_NSKD=k_rows, v_cache_NSKE=v_rows, mapping_L=None)
+        return replace(self, k_cache_NSKD=k_rows, v_cache_NSKE=v_rows)
 
     @property
     def group_size(self) -> int:
@@ -108,8 +109,9 @@ class LayerAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AttentionPlan:
-    """What one step's attention reads beside its layers. Every layer of the step is given the same plan.
+    """What one step's attention reads beside its layers. Every layer of a KV group is given the same plan.
 
+    `page_table_RP` is the group's own. A window group's holds the pages that this step's queries see, and leftovers.
     `seq_lens_B` counts a request's keys with this step's. In an extend step request b's queries are the tokens
     [query_starts[b], query_starts[b] + query_lens[b]); in a decode step both are None and query b is request b's.
     `spans` is what the layers of an extend step that runs live share, by `LayerAttention.group`: the first layer of a
@@ -147,6 +149,9 @@ class Lookup:
 class AttentionBackend(Protocol):
     """How attention is computed. Backends hold no per-step state: everything of a step is in its plan."""
 
+    page_table_RP: torch.Tensor
+    """The table of full pages, at an address that never changes."""
+
     @property
     def name(self) -> str: ...
 
@@ -157,9 +162,9 @@ class AttentionBackend(Protocol):
         """Memory that captured work of this backend touches beside slots, weights and KV."""
 
     def plan(self, batch: Batch, ctx: FillContext, inputs: Inputs) -> AttentionPlan:
-        """The step's plan, from slots that are filled already."""
+        """The step's plan for layers without a window, from slots that are filled already."""
 
-    def lookup(self, layer: LayerAttention, inputs: Inputs) -> Lookup | None:
+    def lookup(self, layer: LayerAttention, locs: GroupLocs, inputs: Inputs) -> Lookup | None:
         """What the layers of this layer's group share in a decode step. Can be captured. None: each finds it alone."""
 
     def decode(
@@ -221,7 +226,6 @@ ExtendArguments = tuple[
     torch.Tensor,
     torch.Tensor,
     torch.Tensor | None,
-    torch.Tensor | None,
     float,
     int | None,
     float | None,
@@ -234,4 +238,4 @@ def extend_arguments(plan: AttentionPlan, layer: LayerAttention) -> ExtendArgume
     assert plan.query_lens_B is not None, "an extend plan"
     memory = (layer.k_cache_NSKD, layer.v_cache_NSKE, plan.page_table_RP)
     requests = (plan.rows_B, plan.seq_lens_B, plan.query_starts_B, plan.query_lens_B)
-    return (*memory, *requests, layer.mapping_L, layer.sinks_H, layer.scale, layer.window, layer.softcap)
+    return (*memory, *requests, layer.sinks_H, layer.scale, layer.window, layer.softcap)

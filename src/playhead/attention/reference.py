@@ -26,6 +26,7 @@ from playhead.kernels.decode import attend_last_queries
 from playhead.kernels.decode_rows import decode_rows, key_rows
 from playhead.kernels.extend import extend, extend_reference
 from playhead.kernels.extend_rows import EqualSpans, RowLayout, equal_spans, extend_rows
+from playhead.kv.pool import GroupLocs
 
 
 class ReferenceBackend:
@@ -39,28 +40,27 @@ class ReferenceBackend:
     name = "reference"
 
     def __init__(self, *, page_table_RP: torch.Tensor) -> None:
-        self._page_table_RP = page_table_RP
+        self.page_table_RP = page_table_RP
 
     def slots(self, phase: Phase) -> tuple[GraphSlot, ...]:
         return attention_slots(phase)
 
     def owned(self) -> tuple[OwnedMemory, ...]:
-        return (OwnedMemory(name="page table", tensors=(self._page_table_RP,)),)
+        return (OwnedMemory(name="page table", tensors=(self.page_table_RP,)),)
 
     def plan(self, batch: Batch, ctx: FillContext, inputs: Inputs) -> AttentionPlan:
-        return plan_from_slots(self._page_table_RP, inputs)
+        return plan_from_slots(self.page_table_RP, inputs)
 
-    def lookup(self, layer: LayerAttention, inputs: Inputs) -> Lookup | None:
+    def lookup(self, layer: LayerAttention, locs: GroupLocs, inputs: Inputs) -> Lookup | None:
         as_rows = layer.as_rows()
         if as_rows is None or as_rows.k_cache_NSKD.device.type != "cpu":
             return None
-        max_context = self._page_table_RP.shape[1] * layer.page_size
+        max_context = locs.table_RP.shape[1] * layer.page_size
         key_rows_BJ, bias_BJ, new_rows_B = key_rows(
-            self._page_table_RP,
+            locs.table_RP,
             inputs[ROWS_SLOT],
             inputs[LENGTHS_SLOT],
-            inputs["out_cache_loc"],
-            layer.mapping_L,
+            locs.new_locs_T,
             page_size=layer.page_size,
             rows_per_page=rows_per_page(layer, as_rows),
             num_keys=max_context if layer.window is None else min(layer.window, max_context),
@@ -97,7 +97,6 @@ class ReferenceBackend:
             plan.page_table_RP,
             plan.rows_B,
             plan.seq_lens_B,
-            layer.mapping_L,
             layer.sinks_H,
             layer.scale,
             layer.window,
@@ -123,7 +122,6 @@ class ReferenceBackend:
         assert plan.query_starts_B is not None, "an extend plan"
         assert plan.query_lens_B is not None, "an extend plan"
         layout = RowLayout(
-            mapping_L=layer.mapping_L,
             page_size=layer.page_size,
             rows_per_page=rows_per_page(layer, as_rows),
             window=layer.window,

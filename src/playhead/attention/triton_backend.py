@@ -25,6 +25,7 @@ from playhead.graph.slots import Batch, FillContext, GraphSlot
 from playhead.kernels.decode import decode
 from playhead.kernels.extend import extend
 from playhead.kernels.splits import DecodeShape, num_arrivals, num_parts, num_splits
+from playhead.kv.pool import GroupLocs
 
 
 class TritonBackend:
@@ -37,7 +38,7 @@ class TritonBackend:
     name = "triton"
 
     def __init__(self, *, page_table_RP: torch.Tensor, layers: Sequence[LayerAttention], max_bs: int) -> None:
-        self._page_table_RP = page_table_RP
+        self.page_table_RP = page_table_RP
         shapes = {decode_shape(layer, page_table_RP) for layer in layers}
         steps = [(shape, num_parts(shape, bs)) for shape in shapes for bs in range(1, max_bs + 1)]
         device = page_table_RP.device
@@ -53,14 +54,14 @@ class TritonBackend:
     def owned(self) -> tuple[OwnedMemory, ...]:
         scratch = (self._parts, self._tops_sums, self._arrivals)
         return (
-            OwnedMemory(name="page table", tensors=(self._page_table_RP,)),
+            OwnedMemory(name="page table", tensors=(self.page_table_RP,)),
             OwnedMemory(name="decode scratch", tensors=scratch, writable=True),
         )
 
     def plan(self, batch: Batch, ctx: FillContext, inputs: Inputs) -> AttentionPlan:
-        return plan_from_slots(self._page_table_RP, inputs)
+        return plan_from_slots(self.page_table_RP, inputs)
 
-    def lookup(self, layer: LayerAttention, inputs: Inputs) -> Lookup | None:
+    def lookup(self, layer: LayerAttention, locs: GroupLocs, inputs: Inputs) -> Lookup | None:
         return None  # the kernels look up their own keys, a block ahead
 
     def decode(
@@ -79,7 +80,6 @@ class TritonBackend:
             plan.page_table_RP,
             plan.rows_B,
             plan.seq_lens_B,
-            layer.mapping_L,
             layer.sinks_H,
             self._parts,
             self._tops_sums,

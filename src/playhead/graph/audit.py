@@ -1,36 +1,51 @@
 """Prove that a runner's graphs read what was declared, and nothing else.
 
 Static checks read the op logs: who owns each address, who writes it, how far a read reaches. Dynamic checks run
-samples: poisoned slots, stale tails, replay against replay, replay against eager, capture against capture.
+samples: poisoned slots, stale tails, replay against replay, replay against eager, capture against capture, and steps
+that follow one another without a fill.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from playhead.graph.backends.base import Outputs, Recording
+from playhead.graph.backends.base import Recording
 from playhead.graph.backends.cuda import CudaRecording
 from playhead.graph.backends.cuda_nodes import kernel_nodes
 from playhead.graph.backends.eager import EagerBackend
-from playhead.graph.capture import map_tensors
-from playhead.graph.oplog import Access, OpRecord, byte_span, tensors_in
+from playhead.graph.oplog import Access, OpRecord, byte_span
+from playhead.graph.outputs import Outputs, map_tensors, tensors_of
 from playhead.graph.registry import CudaGraphBufferRegistry
 from playhead.graph.report import Check, Finding, GraphFacts, Report
 from playhead.graph.runner import GraphRunner, LivePlan
 from playhead.graph.slots import Batch, FillContext, GraphSlot
 
+INT_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+NUM_CONSECUTIVE_STEPS = 2  # the first leaves the padded rows somewhere, the second writes there
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledStep:
-    """A valid step to audit with."""
+    """A valid step to audit with. Where a graph advances its slots, its requests have room for one token more."""
 
     batch: Batch
     raw_bs: int
     raw_num_tokens: int
+    pp_proxy_tensors: Mapping[str, torch.Tensor] | None = None
+
+    def context(self, runner: GraphRunner, bucket: int) -> FillContext:
+        """The context in which this step runs in a bucket."""
+        return runner.context(
+            raw_bs=self.raw_bs,
+            raw_num_tokens=self.raw_num_tokens,
+            bucket=bucket,
+            pp_proxy_tensors=self.pp_proxy_tensors,
+        )
 
 
 # Makes a step of this many rows along the runner's axis, or as many as it can. Another seed gives other values and,
@@ -186,9 +201,9 @@ def restored_memory(runner: GraphRunner) -> Iterator[None]:
             tensor.copy_(before)
 
 
-def live_state(runner: GraphRunner, output: Outputs, raw: int) -> list[torch.Tensor]:
+def live_state(runner: GraphRunner, output: Outputs, ctx: FillContext) -> list[torch.Tensor]:
     """What a step must get right: live output rows and owned memory without its sink, copied."""
-    state = [tensor[:raw].clone() for tensor in tensors_in(output)]
+    state = [tensor.clone() for tensor in tensors_of(runner.live_rows(output, ctx))]
     for memory in runner.step.owned:
         if memory.writable:
             state += [tensor[memory.sink_rows :].clone() for tensor in memory.tensors]
@@ -201,7 +216,7 @@ def audit_two_captures(runner: GraphRunner, bucket: int, sample: Sample, report:
         return
     for seed in (1, 2):
         step = sample(bucket, seed)
-        ctx = runner.context(raw_bs=step.raw_bs, raw_num_tokens=step.raw_num_tokens, bucket=bucket)
+        ctx = step.context(runner, bucket)
         live = runner.prepare(step.batch, ctx)
         again = runner.capture.capture(runner.backend, runner.step.fn, runner.graph_inputs(ctx), live)
         first = [op for r in runner.captured[bucket].recordings for op in r.log.ops]
@@ -223,14 +238,14 @@ def audit_sample(runner: GraphRunner, bucket: int, raw: int, sample: Sample, rep
     step = sample(raw, 3)
     batch = step.batch
     raw = step.raw_bs if runner.step.axis == "bs" else step.raw_num_tokens
-    ctx = runner.context(raw_bs=step.raw_bs, raw_num_tokens=step.raw_num_tokens, bucket=bucket)
+    ctx = step.context(runner, bucket)
 
     def run(how: Callable[[LivePlan | None], Outputs], *, stale_tails: bool = False) -> list[torch.Tensor]:
         with restored_memory(runner):
             runner.registry.poison()
             live = runner.prepare(batch, ctx)
             write_unread_tails(runner.registry, ctx, stale=stale_tails)
-            return live_state(runner, map_tensors(torch.clone, how(live)), raw)
+            return live_state(runner, map_tensors(torch.clone, how(live)), ctx)
 
     runner.registry.poison()
     runner.registry.fill_from(batch, ctx)
@@ -251,12 +266,90 @@ def audit_sample(runner: GraphRunner, bucket: int, raw: int, sample: Sample, rep
         if not same_bits(replayed, other):
             message = f"live rows or owned memory differ by up to {largest_difference(replayed, other)}."
             report.findings.append(Finding(check=check, bucket=bucket, where=f"raw {raw}", message=message))
+    if raw < bucket:
+        audit_padded_rows(runner, step, ctx, report)
+
+
+def audit_padded_rows(runner: GraphRunner, step: SampledStep, ctx: FillContext, report: Report) -> None:
+    """Consecutive steps on one fill, then a fill without poison: padded rows must be in the sink at every moment.
+
+    A graph may leave its slots as the next step's inputs. One that moves padded rows as well writes live memory at
+    the next step, though every fill puts them back.
+    """
+    bucket, where = ctx.padded(runner.step.axis), f"raw {ctx.raw(runner.step.axis)}"
+    exact = replace(ctx, padded_bs=ctx.raw_bs, padded_num_tokens=ctx.raw_num_tokens)
+    report.checked[Check.PADDED_ROWS] += 1
+
+    def found(check: Check, messages: Sequence[str]) -> None:
+        report.findings += [Finding(check=check, bucket=bucket, where=where, message=message) for message in messages]
+
+    with restored_memory(runner):
+        runner.registry.poison()
+        live = runner.prepare(step.batch, ctx)
+        flip_last_bits(runner)
+        before = rows_beside_the_sink(runner)
+        for _ in range(NUM_CONSECUTIVE_STEPS):
+            runner.replay(bucket, live)
+            strayed = list(strayed_rows(runner.registry, ctx))
+            if strayed:
+                found(Check.PADDED_ROWS, strayed)
+                return
+        written = changed_rows(before, rows_beside_the_sink(runner))
+        runner.registry.fill_from(step.batch, ctx)
+        found(Check.TAILS, [f"after a replay, {message}" for message in unwritten_tails(runner.registry, ctx)])
+    with restored_memory(runner):
+        live = runner.prepare(step.batch, exact)
+        flip_last_bits(runner)
+        for _ in range(NUM_CONSECUTIVE_STEPS):
+            runner.run_eager(exact, live)
+        wanted = changed_rows(before, rows_beside_the_sink(runner))
+    for name in written:
+        stray = written[name] & ~wanted[name]
+        if bool(stray.any()):
+            rows = stray.nonzero().flatten()[:4].tolist()
+            found(Check.PADDED_ROWS, [f"rows {rows} after the sink of {name} are written by padded rows alone."])
+
+
+def strayed_rows(registry: CudaGraphBufferRegistry, ctx: FillContext) -> Iterator[str]:
+    """Index slots whose padded rows are no longer in the sink."""
+    for slot in registry.slots.values():
+        if slot.index is not None:
+            tail = slot.rows(ctx.raw(slot.axis), ctx.padded(slot.axis))
+            if bool((tail != slot.index.sink).any()):
+                places = tail.flatten()[:4].tolist()
+                yield f"the graph leaves padded rows of {slot.name!r} at {places}, wanted the sink {slot.index.sink}."
+
+
+def rows_beside_the_sink(runner: GraphRunner) -> dict[str, torch.Tensor]:
+    """Memory that padded rows may not write, copied, as one line of bytes per row."""
+    rows = {}
+    for memory in runner.step.owned:
+        for i, tensor in enumerate(memory.tensors):
+            live = tensor[memory.sink_rows :]
+            if memory.writable and memory.sink_rows and live.numel():
+                rows[f"{memory.name} {i}"] = live.reshape(live.shape[0], -1).clone().view(torch.uint8)
+    return rows
+
+
+def flip_last_bits(runner: GraphRunner) -> None:
+    """Make memory differ from what an earlier run, or the capture, may have written to the very same places."""
+    for tensor in writable_tensors(runner):
+        if tensor.is_floating_point():
+            tensor.view(INT_OF_SIZE[tensor.element_size()]).bitwise_xor_(1)
+
+
+def changed_rows(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Which rows differ, by name."""
+    return {name: (before[name] != after[name]).any(dim=1) for name in before}
 
 
 def unwritten_tails(registry: CudaGraphBufferRegistry, ctx: FillContext) -> Iterator[str]:
-    """Slots whose rows after the raw size are not their padding, though their policy says so."""
+    """Slots whose rows after the raw size are not their padding, though their policy says so.
+
+    A hook may put something else into its padding, but not where the padding is an index: that must be the sink.
+    """
     for slot in registry.slots.values():
-        if slot.axis == "none" or slot.leaves_tail or slot.post_fill is not None:
+        if slot.axis == "none" or slot.leaves_tail or (slot.post_fill is not None and slot.index is None):
             continue
         tail = slot.rows(ctx.raw(slot.axis), ctx.padded(slot.axis))
         if bool((tail != slot.pad_value).any()):

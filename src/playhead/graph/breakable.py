@@ -12,10 +12,13 @@ from typing import Any
 
 import torch
 
-from playhead.graph.backends.base import Backend, OpenRecording, Outputs, Recording
+from playhead.graph.backends.base import Backend, OpenRecording, Recording
 from playhead.graph.backends.eager import EagerBackend
 from playhead.graph.breaks import BreakOp, BridgePool, Tensors, TensorSpec, WarmUpScope
 from playhead.graph.capture import CapturedStep, EagerStep, Inputs, StepFn
+from playhead.graph.leases import BridgeLeases
+from playhead.graph.oplog import current_observer
+from playhead.graph.outputs import Outputs, tensors_of
 from playhead.graph.shapes import Mode
 
 
@@ -40,13 +43,16 @@ class SegmentScope:
         self._open: OpenRecording | None = None
         self._last: Recording | None = None
         self._given: dict[int, torch.Tensor] = {}
+        self._leases = BridgeLeases()
         self.parts: list[Recording | BoundBreak] = []
 
     def record(self, work: Callable[[], Outputs]) -> Outputs:
-        self._open = self._backend.open()
+        self._begin()
         try:
             outputs = work()
+            self._leases.refuse_expired("the step's output", "its return", tensors_of(outputs))
         except BaseException:
+            assert self._open is not None
             self._open.abandon()
             raise
         self._close()
@@ -56,21 +62,35 @@ class SegmentScope:
         bridged = tuple(self._bridge_in(op, i, tensor) for i, tensor in enumerate(inputs))
         self._close()
         specs = op.output_specs(inputs)
-        outputs = tuple(self._bridges.view(op, "out", i, spec) for i, spec in enumerate(specs))
+        outputs = tuple(
+            self._leases.lend(
+                self._bridges.view(op, "out", i, spec), op.name, f"output {i} of the break at site {site!r}"
+            )
+            for i, spec in enumerate(specs)
+        )
         self.parts.append(BoundBreak(op=op, inputs=bridged, outputs=outputs, site=site))
-        self._open = self._backend.open(after=self._last)
+        self._begin()
         return outputs
 
     def bridge(self, op: BreakOp, position: int, spec: TensorSpec, like: torch.Tensor) -> torch.Tensor:
-        self._given[position] = self._bridges.view(op, "in", position, spec)
+        self._given[position] = self._input(op, position, spec)
         return self._given[position]
 
     def _bridge_in(self, op: BreakOp, position: int, tensor: torch.Tensor) -> torch.Tensor:
         """The input in its bridge: computed there, or copied there by the segment that made it."""
         if tensor is self._given.pop(position, None):
             return tensor
-        bridge = self._bridges.view(op, "in", position, TensorSpec.like(tensor))
-        return bridge.copy_(tensor)
+        return self._input(op, position, TensorSpec.like(tensor)).copy_(tensor)
+
+    def _input(self, op: BreakOp, position: int, spec: TensorSpec) -> torch.Tensor:
+        view = self._bridges.view(op, "in", position, spec)
+        return self._leases.lend(view, op.name, f"input {position} of the break")
+
+    def _begin(self) -> None:
+        self._open = self._backend.open(after=self._last)
+        observer = current_observer()
+        if observer is not None:
+            observer.leases = self._leases
 
     def _close(self) -> None:
         assert self._open is not None

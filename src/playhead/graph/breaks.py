@@ -106,7 +106,7 @@ class BridgePool:
     """The buffers of all breaks, one per (break, direction, position, row shape, dtype), each `max_rows` long.
 
     Breaks of one forward follow one another, so all sites share them. A callable that needs a break's output after the
-    next call of the same break must copy it; the audit's replay-against-eager check finds the one that does not.
+    next call of the same break must copy it; a capture refuses one that does not (`leases.py`).
     """
 
     def __init__(self, *, max_rows: int, device: torch.device | str) -> None:

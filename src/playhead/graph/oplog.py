@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from playhead.errors import CaptureError
+from playhead.graph.leases import BridgeLeases, storage_of
 
 Op = Callable[..., Any]
 
@@ -152,6 +153,7 @@ class OpObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._records: list[OpRecord] = []
         self._internal: set[int] = set()
         self._guard = EscapeGuard()
+        self.leases: BridgeLeases | None = None
 
     @property
     def log(self) -> OpLog:
@@ -189,6 +191,7 @@ class OpObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with _disable_current_modes():
                 result = fn(*args)
             written = [args[i] for i in mutated]
+            self._watch_bridges(name, tensors_in(args), tensors_in(result), is_view=False)
             self._append(name, tensors_in(args), written, tensors_in(result), "")
         finally:
             self._guard.inside_op = outer
@@ -234,11 +237,20 @@ class OpObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = op_name(func)
         made = [tensor for tensor in fresh if tensor is not None]
         is_view = not written and not made
+        self._watch_bridges(name, tensors_in((args, kwargs)), outputs, is_view=is_view)
         read = [t for t in tensors_in((args, kwargs)) if not any(t is w for w in written)]
         self._append(name, [] if is_view else read, written, made, statics, is_view=is_view)
         if self._keep_calls and not is_view:
             # Kept even where nothing is redone: the outputs' memory must live as long as the recording.
             self.calls.append(Call(name=name, func=func, args=args, kwargs=kwargs, fresh=fresh))
+
+    def _watch_bridges(
+        self, name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], *, is_view: bool
+    ) -> None:
+        if self.leases is not None:
+            if not is_view:
+                self.leases.refuse_expired(name, user_line(), inputs)
+            self.leases.follow(inputs, outputs)
 
     def _append(
         self,
@@ -252,19 +264,19 @@ class OpObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         reads, writes = tuple(map(self._access, read)), tuple(map(self._access, written))
         for tensor in made:
-            self._internal.add(tensor.untyped_storage().data_ptr())
+            self._internal.add(storage_of(tensor))
         writes += tuple(map(self._access, made))
         self._records.append(
             OpRecord(name=name, reads=reads, writes=writes, statics=statics, where=user_line(), is_view=is_view)
         )
 
     def _fresh(self, inputs: object, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
-        storages = {tensor.untyped_storage().data_ptr() for tensor in tensors_in(inputs)}
-        return tuple(None if out.untyped_storage().data_ptr() in storages else out for out in outputs)
+        storages = {storage_of(tensor) for tensor in tensors_in(inputs)}
+        return tuple(None if storage_of(out) in storages else out for out in outputs)
 
     def _access(self, tensor: torch.Tensor) -> Access:
         start, stop = byte_span(tensor)
-        internal = tensor.untyped_storage().data_ptr() in self._internal
+        internal = storage_of(tensor) in self._internal
         return Access(start=start, stop=stop, shape=tuple(tensor.shape), dtype=tensor.dtype, internal=internal)
 
 

@@ -6,7 +6,7 @@ copy for what comes from the host, one grouped copy per dtype for what is on the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,11 +15,14 @@ import torch
 
 from playhead.errors import SlotError
 from playhead.graph.copies import grouped_foreach_copy_
+from playhead.graph.oplog import byte_span
 from playhead.graph.sharing import InputBufferPool, SharedBuffer
 from playhead.graph.slots import Batch, FillContext, GraphSlot, PaddingPolicy, leading_rows
 from playhead.graph.staging import CopyPort, Stage, StagingRing, field_view, lay_out, port_for
 
 NUM_STAGES = 4  # the host may be this many steps ahead of the device's copies before it waits
+
+NO_PROXIES: Mapping[str, torch.Tensor] = {}
 
 # A pattern no test and no sentinel uses; floats get NaN, which no arithmetic hides.
 POISON_BYTE = 0x5A
@@ -87,6 +90,7 @@ class CudaGraphBufferRegistry:
         self._others: list[int] = []
         self._ring: StagingRing | None = None
         self._sources: frozenset[str] = frozenset()
+        self._proxies: frozenset[str] = frozenset()
         self._hooked: tuple[GraphSlot, ...] = ()
         self._frozen = False
         self.num_fills = 0
@@ -110,34 +114,56 @@ class CudaGraphBufferRegistry:
         return self.max_bs if slot.axis == "bs" else self.max_num_tokens
 
     def register_slot(self, slot: GraphSlot, bind: torch.Tensor | None = None) -> GraphSlot:
-        """Add a slot, on memory of its own, on shared memory, or on `bind`. A staged slot gets its memory at freeze."""
+        """Add a slot, on memory of its own, on shared memory, or on an adopted tensor: `bind`, or the slot's `buffer`.
+
+        An adopted tensor keeps its contents until the first fill. A staged slot gets its memory at freeze.
+        """
         if self._frozen:
             raise SlotError(slot.name, "registered after freeze()", "registration before it", "Captured graphs exist.")
         if slot.name in self._slots:
             raise SlotError(slot.name, "registered twice", "one declaration", "Rename one, or drop it.")
+        adopted = self._adopted(slot, bind)
         if slot.staged:
-            if bind is not None:
-                raise SlotError(slot.name, "bind with staged=True", "one of them", "The arena gives staged memory.")
             self._staged.append(StagedEntry(slot=slot, numpy_dtype=as_numpy_dtype(slot)))
             self._slots[slot.name] = slot
             return slot
         shape = slot.shape_fn(self.max_bs, self.max_num_tokens)
         device = slot.device or self.device
         shared = None
-        if bind is not None:
-            check_bind(slot, bind, shape, device)
-            buffer = bind
+        if adopted is not None:
+            check_bind(slot, adopted, shape, device)
+            buffer = adopted
         elif self._pool is not None:
             buffer, shared = self._pool.share_input_buffer(slot.name, shape, dtype=slot.dtype, device=device)
-        else:
-            buffer = torch.empty(shape, dtype=slot.dtype, device=device)
-        if bind is None or slot.axis != "none":
             buffer.fill_(slot.pad_value)
+        else:
+            buffer = torch.full(shape, slot.pad_value, dtype=slot.dtype, device=device)
         bound = replace(slot, buffer=buffer)
         self._check_rows(bound)
         self._device.append(DeviceEntry(slot=bound, num_rows=self.max_rows(slot), shared=shared))
         self._slots[slot.name] = bound
         return bound
+
+    def _adopted(self, slot: GraphSlot, bind: torch.Tensor | None) -> torch.Tensor | None:
+        """The tensor a slot is put on, if it brings one that no other slot has."""
+        if bind is not None and slot.buffer is not None and bind is not slot.buffer:
+            raise SlotError(slot.name, "a buffer and another tensor to bind", "one of them", "Drop one.")
+        adopted = slot.buffer if bind is None else bind
+        if adopted is None:
+            return None
+        if slot.staged:
+            raise SlotError(slot.name, "bind with staged=True", "one of them", "The arena gives staged memory.")
+        if slot.padding_policy is PaddingPolicy.FILL_ONCE:
+            fix = "Its owner may write the padding. Use ZERO or FILL_SENTINEL."
+            raise SlotError(slot.name, "bind with FILL_ONCE", "padding that every fill writes", fix)
+        start, stop = byte_span(adopted)
+        for other in self._slots.values():
+            if other.buffer is not None and other.buffer.device == adopted.device:
+                other_start, other_stop = byte_span(other.buffer)
+                if start < other_stop and other_start < stop:
+                    found = f"bind of memory that slot {other.name!r} has"
+                    raise SlotError(slot.name, found, "memory of its own", "One slot's fill would overwrite the other.")
+        return adopted
 
     def freeze(self) -> None:
         """End registration, lay out the arena and fix every address."""
@@ -159,6 +185,7 @@ class CudaGraphBufferRegistry:
                 self._slots[bound.name] = bound
             self._ring = StagingRing(fields, arena, self._port or port_for(self.device), NUM_STAGES)
         self._hooked = tuple(slot for slot in self._slots.values() if slot.post_fill is not None)
+        self._proxies = frozenset(slot.proxy for slot in self._slots.values() if slot.proxy is not None)
         self._sources = frozenset(name for slot in self._slots.values() for name in slot.takes)
         self._frozen = True
 
@@ -199,6 +226,12 @@ class CudaGraphBufferRegistry:
                 )
         return values
 
+    def null_proxies(self, ctx: FillContext) -> dict[str, torch.Tensor] | None:
+        """Pipeline tensors of null requests, for capture; None where no slot takes one."""
+        slots = [(slot.proxy, slot) for slot in self._slots.values() if slot.proxy is not None]
+        values = {name: slot.rows(0, ctx.raw(slot.axis)).clone().fill_(slot.pad_value) for name, slot in slots}
+        return values or None
+
     def poison(self) -> None:
         """Overwrite every slot, on both sides of the copy, so that whatever a fill does not write shows."""
         self.num_fills += 1
@@ -216,12 +249,14 @@ class CudaGraphBufferRegistry:
     def _check_fill(self, batch: Batch, ctx: FillContext) -> None:
         if not self._frozen:
             raise SlotError("(all)", "fill_from before freeze()", "a frozen registry", "Call registry.freeze() first.")
-        if batch.keys() != self._sources:
-            missing, unknown = sorted(self._sources - batch.keys()), sorted(batch.keys() - self._sources)
+        proxies = ctx.pp_proxy_tensors or NO_PROXIES
+        if batch.keys() != self._sources or proxies.keys() != self._proxies:
+            given, wanted = batch.keys() | named(proxies), self._sources | named(self._proxies)
+            missing, unknown = sorted(wanted - given), sorted(given - wanted)
             raise SlotError(
                 ", ".join(missing + unknown),
                 f"missing sources {missing}, unknown sources {unknown}",
-                f"exactly {sorted(self._sources)}",
+                f"exactly {sorted(wanted)}",
                 "A value nobody wrote would be the last step's.",
             )
         if ctx.padded_bs > self.max_bs or ctx.padded_num_tokens > self.max_num_tokens:
@@ -235,7 +270,10 @@ class CudaGraphBufferRegistry:
     def _device_source(self, entry: DeviceEntry, batch: Batch, ctx: FillContext) -> tuple[torch.Tensor, torch.Tensor]:
         """The live view and its source, checked: same dtype, same shape."""
         slot = entry.slot
-        source = batch[slot.name] if slot.source_fn is None else slot.source_fn(batch, ctx)
+        if slot.proxy is not None:
+            source = (ctx.pp_proxy_tensors or NO_PROXIES)[slot.proxy]
+        else:
+            source = batch[slot.name] if slot.source_fn is None else slot.source_fn(batch, ctx)
         live = entry.live_rows(ctx.raw(slot.axis))
         if not isinstance(source, torch.Tensor):
             raise SlotError(slot.name, f"source of type {type(source).__name__}", "a tensor", "Or declare it staged.")
@@ -313,12 +351,21 @@ class CudaGraphBufferRegistry:
             )
 
 
+def named(proxies: Iterable[str]) -> set[str]:
+    """Pipeline tensors as an error message lists them beside batch values."""
+    return {f"pp_proxy_tensors[{name}]" for name in proxies}
+
+
 def check_bind(slot: GraphSlot, bind: torch.Tensor, shape: Sequence[int], device: torch.device) -> None:
-    """Refuse an adopted tensor that is not exactly what would have been allocated."""
+    """Refuse an adopted tensor that is not exactly what would have been allocated: one place for each element."""
     found = (tuple(bind.shape), bind.dtype, bind.device.type, bind.device.index or 0)
     wanted = (tuple(shape), slot.dtype, device.type, device.index or 0)
     if found != wanted:
         raise SlotError(slot.name, f"bind of {found}", f"{wanted}", "Bind what the declaration says, or change it.")
+    if not bind.is_contiguous():
+        raise SlotError(
+            slot.name, f"bind with strides {bind.stride()}", "contiguous memory", "Rows must not share or skip memory."
+        )
 
 
 def source_mismatch(slot: GraphSlot, dtype: object, found: Sequence[int], wanted: Sequence[int]) -> SlotError:

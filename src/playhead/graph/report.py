@@ -15,6 +15,7 @@ class Check(StrEnum):
     WRITES = "nothing undeclared is written"
     EXTENT = "captured reads stay inside what a fill writes"
     TAILS = "every fill writes its padding"
+    PADDED_ROWS = "padded rows stay in the sink, step after step"
     UNREAD_TAILS = "tails claimed unread change nothing"
     REPLAY_TWICE = "replaying twice gives the same"
     REPLAY_VS_EAGER = "replay equals eager, bit for bit"

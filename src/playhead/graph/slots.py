@@ -34,7 +34,9 @@ class PaddingPolicy(Enum):
     FOREACH_COPY = "foreach_copy"
     """Whatever stood there before; the live rows arrive by the grouped copy. Needs a `tail_unread` claim."""
     FILL_ONCE = "fill_once"
-    """`pad_value`, written at registration and again only where a larger fill left values behind."""
+    """`pad_value`, written at registration and again only where a larger fill left values behind.
+
+    Only for slots that fills alone write: a graph or a hook that moved the padding would leave it moved."""
 
 
 LEAVES_TAIL = frozenset({PaddingPolicy.KEEP_PAD, PaddingPolicy.FOREACH_COPY})
@@ -95,7 +97,8 @@ class GraphSlot:
     """One input of captured graphs: a fixed address with one row per request or token.
 
     `padding_policy` has no default: whoever adds a slot must know what the kernels do with an empty row. A slot has
-    one writer: the batch value of its name, `source_fn`, `post_fill` (with `copy_from_fb=False`), or the graph itself.
+    one writer: the batch value of its name, `source_fn`, `proxy`, `post_fill` (with `copy_from_fb=False`), or the graph
+    itself.
 
     With `axis="bs"`, room for 8 rows, ZERO, and a fill of 3 rows into a graph of 4:
 
@@ -118,11 +121,14 @@ class GraphSlot:
     """Why captured work may write this slot. Without it a write is a finding of the audit."""
     slice_fn: SliceFn | None = None
     source_fn: SourceFn | None = None
+    proxy: str | None = None
+    """Name among the step's pipeline tensors (`FillContext.pp_proxy_tensors`) whose rows this slot takes."""
     reads: tuple[str, ...] = ()
     """Names of the batch that `source_fn` or `post_fill` takes, if it takes any."""
     copy_from_fb: bool = True
     post_fill: PostFill | None = None
     buffer: torch.Tensor | None = None
+    """The slot's memory. Given at declaration, the registry adopts it as if bound; else the registry sets it."""
 
     def __post_init__(self) -> None:
         self._check_axis_and_policy()
@@ -133,7 +139,7 @@ class GraphSlot:
     @property
     def takes(self) -> tuple[str, ...]:
         """Names this slot needs in a batch."""
-        own = (self.name,) if self.copy_from_fb and self.source_fn is None else ()
+        own = (self.name,) if self.copy_from_fb and self.source_fn is None and self.proxy is None else ()
         return own + self.reads
 
     @property
@@ -177,6 +183,13 @@ class GraphSlot:
             raise SlotError(
                 self.name, f"tail_unread with {self.padding_policy.name}", "no claim", "This tail is written."
             )
+        if self.padding_policy is PaddingPolicy.FILL_ONCE and (self.graph_writes or self.post_fill):
+            raise SlotError(
+                self.name,
+                "FILL_ONCE with graph_writes or post_fill",
+                "a slot that fills alone write",
+                "What else writes the padding would stay there. Use ZERO or FILL_SENTINEL.",
+            )
         if self.padding_policy is PaddingPolicy.ZERO and self.pad_value != 0:
             raise SlotError(self.name, f"ZERO with pad_value {self.pad_value}", "0", "Use FILL_SENTINEL.")
         if not self.dtype.is_floating_point and self.dtype is not torch.bool:
@@ -194,6 +207,13 @@ class GraphSlot:
             raise SlotError(
                 self.name, "source_fn with copy_from_fb=False", "one writer", "Drop the source or copy from it."
             )
+        if self.proxy is not None and (self.source_fn is not None or self.staged or not self.copy_from_fb):
+            raise SlotError(
+                self.name,
+                "proxy with source_fn, staged or copy_from_fb=False",
+                "one source, on the device",
+                "Pipeline tensors are copied from the device they are on.",
+            )
         if not self.copy_from_fb and self.post_fill is None and self.graph_writes is None:
             raise SlotError(
                 self.name, "copy_from_fb=False alone", "a writer", "Give post_fill or graph_writes, or copy."
@@ -207,6 +227,10 @@ class GraphSlot:
             )
 
     def _check_index(self, index: IndexSpace) -> None:
+        if self.axis == "none":
+            raise SlotError(
+                self.name, "axis 'none' with index", "axis 'bs' or 'tokens'", "Which of its numbers are padding?"
+            )
         if self.dtype is not index.dtype:
             raise SlotError(
                 self.name,

@@ -1,7 +1,7 @@
 """Attention of one query per request over paged keys and values.
 
 Shapes: B requests, H query heads, K kv heads, G = H / K, D head dim of q and k, E head dim of v, J keys looked at,
-R rows of the page table, P pages per row, N pages of the layer's pool, S locations per page, L full locations.
+R rows of the page table, P pages per row, N pages of the layer's pool, S locations per page.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 
 from playhead.kernels.op import no_output, register_op
-from playhead.kernels.rope import group_locs
 from playhead.kernels.softmax import attention_weights
 
 
@@ -21,7 +20,6 @@ def attend_last_queries(
     page_table_RP: torch.Tensor,
     rows_B: torch.Tensor,
     seq_lens_B: torch.Tensor,
-    mapping_L: torch.Tensor | None,
     sinks_H: torch.Tensor | None,
     scale: float,
     window: int | None,
@@ -29,8 +27,8 @@ def attend_last_queries(
 ) -> None:
     """Writes `out_BHE`: each request's query against its last `window` keys (all of them where None), itself included.
 
-    `seq_lens_B` counts the keys with this step's. The page table holds full pages; `mapping_L` takes full locations to
-    the layer's group. Shapes depend on the table and the window alone, never on a length, so a tape can record this.
+    `seq_lens_B` counts the keys with this step's. The page table is the layer's group's. Shapes depend on the table and
+    the window alone, never on a length, so a tape can record this.
     """
     num_requests, num_heads, head_dim = q_BHD.shape
     page_size, num_kv_heads = k_cache_NSKD.shape[1:3]
@@ -44,9 +42,7 @@ def attend_last_queries(
     seen_BJ = (key_BJ >= 0) & (key_BJ < seq_lens_B[:, None])
     key_BJ = torch.where(seen_BJ, key_BJ, 0)
     table_BP = page_table_RP[rows_B.long()]
-    full_BJ = table_BP.gather(1, (key_BJ // page_size).long()) * page_size + key_BJ % page_size
-    loc_BJ = group_locs(full_BJ, mapping_L)
-    page_BJ, slot_BJ = loc_BJ // page_size, loc_BJ % page_size
+    page_BJ, slot_BJ = table_BP.gather(1, (key_BJ // page_size).long()), key_BJ % page_size
     # Rows nobody may see can hold anything, and 0 * NaN is NaN.
     k_BJKD = torch.where(seen_BJ[..., None, None], k_cache_NSKD[page_BJ, slot_BJ], 0).float()
     v_BJKE = torch.where(seen_BJ[..., None, None], v_cache_NSKE[page_BJ, slot_BJ], 0).float()
@@ -66,7 +62,6 @@ def decode_reference(
     page_table_RP: torch.Tensor,
     rows_B: torch.Tensor,
     seq_lens_B: torch.Tensor,
-    mapping_L: torch.Tensor | None,
     sinks_H: torch.Tensor | None,
     parts: torch.Tensor,
     part_tops_sums: torch.Tensor,
@@ -90,7 +85,6 @@ def decode_reference(
         page_table_RP,
         rows_B,
         seq_lens_B,
-        mapping_L,
         sinks_H,
         scale,
         window,

@@ -5,7 +5,7 @@ every replay, so it may look at lengths: a step of short requests gathers few ke
 
 Shapes: B requests, H query heads, K kv heads, G = H / K, D head dim, J keys a layer can see, C = J or fewer, the most
 any request of this step sees, R rows of the page table, P pages per row, N pages of the layer's pool, S locations per
-page, L full locations, A rows of memory.
+page, A rows of memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import torch
 
 from playhead.bound_ops import Work
 from playhead.kernels.op import no_cuda, register_bound_op
-from playhead.kernels.rope import group_locs
 from playhead.kernels.softmax import with_sinks
 
 Ints = npt.NDArray[Any]
@@ -53,9 +52,8 @@ def fewest_and_most(seq_lens_B: torch.Tensor | Ints, num_keys: int) -> tuple[int
     return min(*lengths, num_keys), min(max(lengths), num_keys)
 
 
-def rows_of(full_locs: Ints, mapping: Ints | None, page_size: int, rows_per_page: int) -> Ints:
-    """Full locations as rows of a group's memory. A window's location of -1 is nobody's: the sink."""
-    locs = full_locs if mapping is None else np.maximum(mapping.take(full_locs), 0)
+def rows_of(locs: Ints, page_size: int, rows_per_page: int) -> Ints:
+    """A group's locations as rows of its memory."""
     rows: Ints = locs + locs // page_size * (rows_per_page - page_size)
     return rows
 
@@ -68,11 +66,10 @@ def key_rows_into_reference(
     rows_B: torch.Tensor,
     seq_lens_B: torch.Tensor,
     new_locs_B: torch.Tensor,
-    mapping_L: torch.Tensor | None,
     page_size: int,
     rows_per_page: int,
 ) -> None:
-    """Where one forward's keys are, for every layer of a group.
+    """Where one forward's keys are, for every layer of a group. Table and new locations are the group's own.
 
     Writes the rows of each request's last J keys; what is added to their scores: 0, or `MASKED` after a request's end;
     and the rows of the new tokens. Columns from C on are left as they are. A column after a request's end repeats its
@@ -81,8 +78,7 @@ def key_rows_into_reference(
     num_keys = key_rows_BJ.shape[1]
     _, width = fewest_and_most(seq_lens_B, num_keys)
 
-    def to_rows(full_locs: torch.Tensor) -> torch.Tensor:
-        locs = group_locs(full_locs, mapping_L)
+    def to_rows(locs: torch.Tensor) -> torch.Tensor:
         return locs + locs // page_size * (rows_per_page - page_size)
 
     last_B1 = seq_lens_B[:, None] - 1
@@ -91,7 +87,7 @@ def key_rows_into_reference(
     key_BC = key_BC.minimum(last_B1)
     pages_BC = page_table_RP[rows_B[:, None], key_BC // page_size]
     key_rows_BJ[:, :width] = to_rows(pages_BC * page_size + key_BC % page_size)
-    new_rows_B.copy_(to_rows(new_locs_B))
+    new_rows_B.copy_(to_rows(new_locs_B.clamp_min(0)))
 
 
 def bind_key_rows_into(
@@ -102,16 +98,14 @@ def bind_key_rows_into(
     rows_B: torch.Tensor,
     seq_lens_B: torch.Tensor,
     new_locs_B: torch.Tensor,
-    mapping_L: torch.Tensor | None,
     page_size: int,
     rows_per_page: int,
 ) -> Work:
     """The reference by numpy: a dozen ops on a few thousand integers, each of which costs torch several times more."""
     key_rows, bias, new_rows, table = (x.numpy() for x in (key_rows_BJ, bias_BJ, new_rows_B, page_table_RP))
     rows, lengths, new_locs = rows_B.numpy(), seq_lens_B.numpy(), new_locs_B.numpy()
-    mapping, num_keys = None if mapping_L is None else mapping_L.numpy(), key_rows.shape[1]
+    num_keys, layout = key_rows.shape[1], (page_size, rows_per_page)
     column, masked = np.arange(num_keys, dtype=np.int32), np.float32(MASKED)
-    layout = (mapping, page_size, rows_per_page)
 
     def work() -> None:
         last_B1 = lengths[:, None] - 1
@@ -132,7 +126,6 @@ def key_rows(
     rows_B: torch.Tensor,
     seq_lens_B: torch.Tensor,
     new_locs_B: torch.Tensor,
-    mapping_L: torch.Tensor | None,
     *,
     page_size: int,
     rows_per_page: int,
@@ -144,7 +137,7 @@ def key_rows(
     bias_BJ = torch.empty((num_requests, num_keys), dtype=torch.float32)
     new_rows_B = torch.empty(num_requests, dtype=torch.int64)
     found = (key_rows_BJ, bias_BJ, new_rows_B)
-    key_rows_into(*found, page_table_RP, rows_B, seq_lens_B, new_locs_B, mapping_L, page_size, rows_per_page)
+    key_rows_into(*found, page_table_RP, rows_B, seq_lens_B, new_locs_B, page_size, rows_per_page)
     return found
 
 

@@ -78,23 +78,23 @@ def _store_part(parts, tops_sums, part_M, live_M, top_M, sum_M, acc_ME, E: tl.co
 
 @triton.jit
 def _attend_split(
-    q_MD, k_cache, v_cache, table_row, mapping, first, last, top_M, scale, softcap,
+    q_MD, k_cache, v_cache, table_row, first, last, top_M, scale, softcap,
     k_page, k_slot, v_page, v_slot,
-    D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr, HAS_MAPPING: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
     """Keys [first, last) into a fresh running softmax whose rows start at `top_M`."""
     sum_M = tl.where(top_M > NO_SCORE, 1.0, 0.0)
     acc_ME = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     key_J = first + tl.arange(0, BLOCK_J)
-    loc_J = key_locs(table_row, mapping, key_J, key_J < last, PAGE_SIZE, HAS_MAPPING)
+    loc_J = key_locs(table_row, key_J, key_J < last, PAGE_SIZE)
     for _ in tl.range(first, last, BLOCK_J):
         live_J = key_J < last
         k_JD = load_rows(k_cache, loc_J, live_J, k_page, k_slot, PAGE_SIZE, D, BLOCK_D)
         v_JE = load_rows(v_cache, loc_J, live_J, v_page, v_slot, PAGE_SIZE, E, BLOCK_E)
         # One block ahead: looked up in the iteration that uses them, the tables would cost the pipeline its depth.
         key_J += BLOCK_J
-        loc_J = key_locs(table_row, mapping, key_J, key_J < last, PAGE_SIZE, HAS_MAPPING)
+        loc_J = key_locs(table_row, key_J, key_J < last, PAGE_SIZE)
         top_M, sum_M, acc_ME = attend_block(
             q_MD, k_JD, v_JE, live_J[None, :], top_M, sum_M, acc_ME, scale, softcap, HAS_SOFTCAP, True
         )
@@ -143,12 +143,12 @@ def _merge_and_store(
 
 @triton.jit(do_not_specialize=["num_splits", "group_size"])  # they differ by batch size; one binary must serve all
 def decode_kernel(
-    q, out, k_cache, v_cache, page_table, rows, seq_lens, mapping, sinks, parts, tops_sums, arrivals, scale, softcap,
+    q, out, k_cache, v_cache, page_table, rows, seq_lens, sinks, parts, tops_sums, arrivals, scale, softcap,
     num_splits, group_size, q_request, q_head, out_request, out_head,
     k_page, k_slot, k_head, v_page, v_slot, v_head, table_stride,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, NUM_M_BLOCKS: tl.constexpr,
-    HAS_MAPPING: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_X: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):  # fmt: skip
@@ -182,8 +182,8 @@ def decode_kernel(
         top_M = tl.where(live_M & (split == 0), sink_M, top_M)
     top_M, sum_M, acc_ME = _attend_split(
         q_MD, k_cache + kv_head.to(tl.int64) * k_head, v_cache + kv_head.to(tl.int64) * v_head,
-        table_row, mapping, first, last, top_M, scale, softcap, k_page, k_slot, v_page, v_slot,
-        D, E, PAGE_SIZE, HAS_MAPPING, HAS_SOFTCAP, BLOCK_M, BLOCK_D, BLOCK_E, BLOCK_J,
+        table_row, first, last, top_M, scale, softcap, k_page, k_slot, v_page, v_slot,
+        D, E, PAGE_SIZE, HAS_SOFTCAP, BLOCK_M, BLOCK_D, BLOCK_E, BLOCK_J,
     )  # fmt: skip
     out_row = out + request.to(tl.int64) * out_request
     if num_splits == 1:
@@ -221,7 +221,6 @@ def launch_decode(
     page_table_RP: torch.Tensor,
     rows_B: torch.Tensor,
     seq_lens_B: torch.Tensor,
-    mapping_L: torch.Tensor | None,
     sinks_H: torch.Tensor | None,
     parts: torch.Tensor,
     part_tops_sums: torch.Tensor,
@@ -242,14 +241,14 @@ def launch_decode(
     block_h = min(triton.next_power_of_2(group), block_m)
     block_e = max(triton.next_power_of_2(v_head_dim), MIN_DOT_DEPTH)
     decode_kernel[(num_kv_heads * num_m_blocks, num_splits, num_requests)](
-        q_BHD, out_BHE, k_cache_NSKD, v_cache_NSKE, page_table_RP, rows_B, seq_lens_B, mapping_L, sinks_H,
+        q_BHD, out_BHE, k_cache_NSKD, v_cache_NSKE, page_table_RP, rows_B, seq_lens_B, sinks_H,
         parts, part_tops_sums, arrivals, scale, 0.0 if softcap is None else softcap,
         num_splits, group_size or splits_per_group(num_splits, group * v_head_dim),
         *q_BHD.stride()[:2], *out_BHE.stride()[:2],
         *k_cache_NSKD.stride()[:3], *v_cache_NSKE.stride()[:3], page_table_RP.stride(0),
         H=num_heads, G=group, D=head_dim, E=v_head_dim, PAGE_SIZE=k_cache_NSKD.shape[1],
         WINDOW=window or 0, NUM_M_BLOCKS=num_m_blocks,
-        HAS_MAPPING=mapping_L is not None, HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks_H is not None,
+        HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks_H is not None,
         BLOCK_M=block_m, BLOCK_D=max(triton.next_power_of_2(head_dim), MIN_DOT_DEPTH), BLOCK_E=block_e,
         BLOCK_J=tiles.block_j, BLOCK_X=max(MERGE_ELEMENTS // (block_h * block_e), 1), BLOCK_H=block_h,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages, maxnreg=MAX_REGISTERS,

@@ -2,7 +2,7 @@
 
 Shapes: T tokens, B requests, H query heads, K kv heads, G = H / K, D head dim of q and k, E head dim of v,
 Q queries of one request, J keys it sees, R rows of the page table, P pages per row, N pages of the layer's pool,
-S locations per page, L full locations.
+S locations per page.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 
 from playhead.kernels.op import no_output, register_op
-from playhead.kernels.rope import group_locs
 from playhead.kernels.softmax import attention_weights
 
 
@@ -24,7 +23,6 @@ def extend_reference(
     seq_lens_B: torch.Tensor,
     query_starts_B: torch.Tensor,
     query_lens_B: torch.Tensor,
-    mapping_L: torch.Tensor | None,
     sinks_H: torch.Tensor | None,
     scale: float,
     window: int | None,
@@ -47,9 +45,8 @@ def extend_reference(
         key_J = torch.arange(first_key, seq_len, device=q_THD.device)
         query_Q1 = torch.arange(first_query, seq_len, device=q_THD.device)[:, None]
         seen_QJ = (key_J <= query_Q1) if window is None else (key_J <= query_Q1) & (key_J > query_Q1 - window)
-        loc_J = group_locs(page_table_RP[row, key_J // page_size] * page_size + key_J % page_size, mapping_L)
-        k_JKD = k_cache_NSKD[loc_J // page_size, loc_J % page_size].float()
-        v_JKE = v_cache_NSKE[loc_J // page_size, loc_J % page_size].float()
+        page_J, slot_J = page_table_RP[row, key_J // page_size], key_J % page_size
+        k_JKD, v_JKE = k_cache_NSKD[page_J, slot_J].float(), v_cache_NSKE[page_J, slot_J].float()
 
         q_QKGD = q_THD[start : start + num_queries].reshape(num_queries, num_kv_heads, -1, head_dim).float()
         score_KGQJ = torch.einsum("qkgd,jkd->kgqj", q_QKGD, k_JKD) * scale

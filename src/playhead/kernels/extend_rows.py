@@ -5,8 +5,8 @@ are one batch of matmuls over the rows of `decode_rows.row_view`, and what depen
 layers of a group.
 
 Shapes: T tokens, B requests of the step, b those of a batch, Q queries of each of them, C = the most keys any of them
-sees, H query heads, K kv heads, G = H / K, D head dim, R rows of the page table, P pages per row, L full locations,
-A rows of memory.
+sees, H query heads, K kv heads, G = H / K, D head dim, R rows of the page table, P pages per row, A rows of
+memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ class EqualSpans:
 class RowLayout:
     """How a group's locations become rows of memory, and how far back its queries see."""
 
-    mapping_L: torch.Tensor | None
     page_size: int
     rows_per_page: int
     window: int | None
@@ -51,7 +50,6 @@ def equal_spans(
     Queries see what `extend_reference` says. A column after a request's last key repeats that key, which is finite.
     """
     table, rows, lengths, starts, nums = (x.numpy() for x in (page_table_RP, rows_B, seq_lens_B, *spans))
-    mapping = None if layout.mapping_L is None else layout.mapping_L.numpy()
     found = []
     for num_queries in np.unique(nums[nums > 0]).tolist():
         chosen = np.flatnonzero(nums == num_queries)
@@ -70,7 +68,7 @@ def equal_spans(
         found.append(
             EqualSpans(
                 token_bQ=torch.from_numpy(starts[chosen, None].astype(np.int64) + np.arange(num_queries)),
-                key_rows_bC=torch.from_numpy(rows_of(locs_bC, mapping, layout.page_size, layout.rows_per_page)),
+                key_rows_bC=torch.from_numpy(rows_of(locs_bC, layout.page_size, layout.rows_per_page)),
                 bias_b1QC=torch.from_numpy(hidden_bQC[:, None] * np.float32(MASKED)),
             )
         )

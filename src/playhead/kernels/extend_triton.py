@@ -49,10 +49,10 @@ def _request_of(tile, query_starts, num_requests, TOKENS: tl.constexpr):
 
 @triton.jit
 def _attend_keys(
-    q_MD, position_M, k_cache, v_cache, table_row, mapping, first, last, least, end, top_M, sum_M, acc_ME,
+    q_MD, position_M, k_cache, v_cache, table_row, first, last, least, end, top_M, sum_M, acc_ME,
     scale, softcap, k_page, k_slot, v_page, v_slot,
     D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr,
-    HAS_MAPPING: tl.constexpr, HAS_SOFTCAP: tl.constexpr, MASKED: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, MASKED: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
     """Blocks of keys from `first` up to `last` into the running softmax.
@@ -60,7 +60,7 @@ def _attend_keys(
     Without MASKED every key of every block is seen by every query. With it, keys outside [least, end) are not read.
     """
     key_J = first + tl.arange(0, BLOCK_J)
-    loc_J = key_locs(table_row, mapping, key_J, (key_J >= least) & (key_J < end), PAGE_SIZE, HAS_MAPPING)
+    loc_J = key_locs(table_row, key_J, (key_J >= least) & (key_J < end), PAGE_SIZE)
     for _ in tl.range(first, last, BLOCK_J):
         seen_MJ = key_J[None, :] <= position_M[:, None]
         live_J = (key_J >= least) & (key_J < end)
@@ -71,7 +71,7 @@ def _attend_keys(
         # One block ahead: looked up in the iteration that uses them, the tables would cost the pipeline its depth.
         key_J += BLOCK_J
         live_J = (key_J >= least) & (key_J < end)
-        loc_J = key_locs(table_row, mapping, key_J, live_J, PAGE_SIZE, HAS_MAPPING)
+        loc_J = key_locs(table_row, key_J, live_J, PAGE_SIZE)
         top_M, sum_M, acc_ME = attend_block(
             q_MD, k_JD, v_JE, seen_MJ, top_M, sum_M, acc_ME, scale, softcap, HAS_SOFTCAP, MASKED
         )
@@ -80,10 +80,10 @@ def _attend_keys(
 
 @triton.jit
 def _attend_tile(
-    q_MD, position_M, first_position, last_position, k_cache, v_cache, table_row, mapping, top_M, sum_M, acc_ME,
+    q_MD, position_M, first_position, last_position, k_cache, v_cache, table_row, top_M, sum_M, acc_ME,
     scale, softcap, k_page, k_slot, v_page, v_slot,
     D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr,
-    HAS_MAPPING: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
     """All keys the tile's queries can see: the window's ragged far end, what everybody sees, the causal diagonal.
@@ -99,19 +99,19 @@ def _attend_tile(
         inner_first = tl.cdiv(tl.maximum(last_position - WINDOW + 1, 0), BLOCK_J) * BLOCK_J
         inner_first = tl.minimum(inner_first, inner_last)
         top_M, sum_M, acc_ME = _attend_keys(
-            q_MD, position_M, k_cache, v_cache, table_row, mapping, far_end, inner_first, least, end,
+            q_MD, position_M, k_cache, v_cache, table_row, far_end, inner_first, least, end,
             top_M, sum_M, acc_ME, scale, softcap, k_page, k_slot, v_page, v_slot,
-            D, E, PAGE_SIZE, WINDOW, HAS_MAPPING, HAS_SOFTCAP, True, BLOCK_D, BLOCK_E, BLOCK_J,
+            D, E, PAGE_SIZE, WINDOW, HAS_SOFTCAP, True, BLOCK_D, BLOCK_E, BLOCK_J,
         )  # fmt: skip
     top_M, sum_M, acc_ME = _attend_keys(
-        q_MD, position_M, k_cache, v_cache, table_row, mapping, inner_first, inner_last, least, end,
+        q_MD, position_M, k_cache, v_cache, table_row, inner_first, inner_last, least, end,
         top_M, sum_M, acc_ME, scale, softcap, k_page, k_slot, v_page, v_slot,
-        D, E, PAGE_SIZE, WINDOW, HAS_MAPPING, HAS_SOFTCAP, False, BLOCK_D, BLOCK_E, BLOCK_J,
+        D, E, PAGE_SIZE, WINDOW, HAS_SOFTCAP, False, BLOCK_D, BLOCK_E, BLOCK_J,
     )  # fmt: skip
     return _attend_keys(
-        q_MD, position_M, k_cache, v_cache, table_row, mapping, inner_last, end, least, end,
+        q_MD, position_M, k_cache, v_cache, table_row, inner_last, end, least, end,
         top_M, sum_M, acc_ME, scale, softcap, k_page, k_slot, v_page, v_slot,
-        D, E, PAGE_SIZE, WINDOW, HAS_MAPPING, HAS_SOFTCAP, True, BLOCK_D, BLOCK_E, BLOCK_J,
+        D, E, PAGE_SIZE, WINDOW, HAS_SOFTCAP, True, BLOCK_D, BLOCK_E, BLOCK_J,
     )  # fmt: skip
 
 
@@ -131,10 +131,10 @@ def _num_tiles(query_starts, query_lens, num_requests, TOKENS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_requests"])  # it differs by step, and one binary must serve all of them
 def extend_kernel(
-    q, out, k_cache, v_cache, page_table, rows, seq_lens, query_starts, query_lens, mapping, sinks, scale, softcap,
+    q, out, k_cache, v_cache, page_table, rows, seq_lens, query_starts, query_lens, sinks, scale, softcap,
     num_requests, q_token, q_head, out_token, out_head, k_page, k_slot, k_head, v_page, v_slot, v_head, table_stride,
     G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr,
-    TOKENS: tl.constexpr, HAS_MAPPING: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+    TOKENS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
     kv_head = tl.program_id(1)
@@ -162,9 +162,9 @@ def extend_kernel(
             table_row = page_table + tl.load(rows + request).to(tl.int64) * table_stride
             top_M, sum_M, acc_ME = _attend_tile(
                 q_MD, first_position + token_M, first_position, first_position + num_tokens - 1,
-                k_cache + kv_head.to(tl.int64) * k_head, v_cache + kv_head.to(tl.int64) * v_head, table_row, mapping,
+                k_cache + kv_head.to(tl.int64) * k_head, v_cache + kv_head.to(tl.int64) * v_head, table_row,
                 top_M, sum_M, tl.zeros([BLOCK_M, BLOCK_E], tl.float32), scale, softcap, k_page, k_slot, v_page, v_slot,
-                D, E, PAGE_SIZE, WINDOW, HAS_MAPPING, HAS_SOFTCAP, BLOCK_D, BLOCK_E, BLOCK_J,
+                D, E, PAGE_SIZE, WINDOW, HAS_SOFTCAP, BLOCK_D, BLOCK_E, BLOCK_J,
             )  # fmt: skip
             out_ME = acc_ME / tl.where(live_M, sum_M, 1.0)[:, None]
             out_place = out + (row_M * out_token + head_M * out_head)[:, None] + dim_E[None, :]
@@ -239,7 +239,6 @@ def launch_extend(
     seq_lens_B: torch.Tensor,
     query_starts_B: torch.Tensor,
     query_lens_B: torch.Tensor,
-    mapping_L: torch.Tensor | None,
     sinks_H: torch.Tensor | None,
     scale: float,
     window: int | None,
@@ -256,11 +255,11 @@ def launch_extend(
     tokens_per_tile = block_m // group
     extend_kernel[(num_programs(num_tokens // tokens_per_tile, num_requests, num_kv_heads), num_kv_heads)](
         q_THD, out_THE, k_cache_NSKD, v_cache_NSKE, page_table_RP, rows_B, seq_lens_B, query_starts_B, query_lens_B,
-        mapping_L, sinks_H, scale, 0.0 if softcap is None else softcap, num_requests,
+        sinks_H, scale, 0.0 if softcap is None else softcap, num_requests,
         *q_THD.stride()[:2], *out_THE.stride()[:2],
         *k_cache_NSKD.stride()[:3], *v_cache_NSKE.stride()[:3], page_table_RP.stride(0),
         G=group, D=head_dim, E=v_head_dim, PAGE_SIZE=k_cache_NSKD.shape[1], WINDOW=window or 0,
-        TOKENS=tokens_per_tile, HAS_MAPPING=mapping_L is not None, HAS_SOFTCAP=softcap is not None,
+        TOKENS=tokens_per_tile, HAS_SOFTCAP=softcap is not None,
         HAS_SINKS=sinks_H is not None,
         BLOCK_M=block_m, BLOCK_D=block_d, BLOCK_E=block_e, BLOCK_J=tiles.block_j,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,

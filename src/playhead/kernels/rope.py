@@ -3,7 +3,7 @@
 Norm of q and k (or none), rotary embedding (or none), and the write of k and v into paged memory.
 
 Shapes: T tokens, H query heads, K kv heads, D head dim of q and k, E head dim of v, W = D or all heads' dims together,
-P positions, F rotated pairs (2F <= D), R = 2F, N pages of the layer's pool, S locations per page, L full locations.
+P positions, F rotated pairs (2F <= D), R = 2F, N pages of the layer's pool, S locations per page.
 """
 
 from __future__ import annotations
@@ -59,13 +59,6 @@ def turned_heads(
     return wide_THD.to(x_THD.dtype)
 
 
-def group_locs(full_locs: torch.Tensor, mapping_L: torch.Tensor | None) -> torch.Tensor:
-    """Full locations in a group's own space, as int64. A location of -1 becomes the sink."""
-    # Without the clamp, -1 would index from the end: somebody's token.
-    locs = full_locs.clamp_min(0).long()
-    return locs if mapping_L is None else mapping_L[locs].clamp_min(0).long()
-
-
 def qk_rope_write_reference(
     q_THD: torch.Tensor,
     k_TKD: torch.Tensor,
@@ -77,7 +70,6 @@ def qk_rope_write_reference(
     k_cache_NSKD: torch.Tensor,
     v_cache_NSKE: torch.Tensor,
     locs_T: torch.Tensor,
-    mapping_L: torch.Tensor | None,
     eps: float,
     unit_offset: bool,
     interleaved: bool,
@@ -86,16 +78,16 @@ def qk_rope_write_reference(
 
     Nothing is written to the sink: the tokens there are nobody's, and may be anything that is no number.
 
-    Weights and table are those of `turned_heads`. `locs_T` are full locations; `mapping_L` takes them to the layer's
-    group, None meaning they are that already. k itself is left alone: attention reads the cache. Everything between
-    the load and the store is float32, so q and k are rounded once.
+    Weights and table are those of `turned_heads`. `locs_T` are locations of the layer's own group; -1 is the sink, as 0
+    is. k itself is left alone: attention reads the cache. Everything between the load and the store is float32, so q
+    and k are rounded once.
     """
     turning = (table_PR, positions_T, eps, unit_offset, interleaved)
     if q_weight_W is not None or table_PR is not None:
         q_THD.copy_(turned_heads(q_THD, q_weight_W, *turning))
     page_size = k_cache_NSKD.shape[1]
-    locs = group_locs(locs_T, mapping_L)
-    live = locs.nonzero().view(-1)
+    locs = locs_T.long()
+    live = (locs > 0).nonzero().view(-1)
     page, slot = locs[live] // page_size, locs[live] % page_size
     k_cache_NSKD[page, slot] = turned_heads(k_TKD, k_weight_W, *turning)[live]
     v_cache_NSKE[page, slot] = v_TKE[live]
@@ -112,7 +104,6 @@ def bind_qk_rope_write(
     k_cache_NSKD: torch.Tensor,
     v_cache_NSKE: torch.Tensor,
     locs_T: torch.Tensor,
-    mapping_L: torch.Tensor | None,
     eps: float,
     unit_offset: bool,
     interleaved: bool,
@@ -131,7 +122,7 @@ def bind_qk_rope_write(
     )
     if not is_usual or not are_neighbours(q_THD, k_TKD):
         turning = (q_weight_W, k_weight_W, table_PR, positions_T)
-        memory = (k_cache_NSKD, v_cache_NSKE, locs_T, mapping_L)
+        memory = (k_cache_NSKD, v_cache_NSKE, locs_T)
         rest = (*turning, *memory, eps, unit_offset, interleaved)
         return partial(qk_rope_write_reference, q_THD, k_TKD, v_TKE, *rest)
     assert table_PR is not None, "the usual case rotates"
@@ -146,7 +137,7 @@ def bind_qk_rope_write(
     turn = bind_turn(qk, turned, table_PR, positions_T)
     q, v, q_turned, k_turned = (x.numpy() for x in (q_THD, v_TKE, turned[:, :num_heads], turned[:, num_heads:]))
     k_cache, v_cache = k_cache_NSKD.numpy(), v_cache_NSKE.numpy()
-    mapping, full_locs = None if mapping_L is None else mapping_L.numpy(), locs_T.numpy()
+    locs = locs_T.numpy()
 
     def work() -> None:
         if norm is not None:
@@ -154,10 +145,8 @@ def bind_qk_rope_write(
             norm()
         turn()
         np.copyto(q, q_turned)
-        locs = np.maximum(full_locs, 0)
-        if mapping is not None:
-            locs = np.maximum(mapping[locs], 0)
-        write_rows(locs, (k_cache, k_turned), (v_cache, v))
+        # Without the clamp, -1 would be the last offset of the last page: somebody's token.
+        write_rows(np.maximum(locs, 0), (k_cache, k_turned), (v_cache, v))
 
     return work
 

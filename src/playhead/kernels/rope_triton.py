@@ -5,7 +5,7 @@ A head is held in three pieces: `a` and `b`, the two halves of the rotated pairs
 through. Without rotation everything is `rest`; with full rotation there is none.
 
 Shapes: T tokens, H query heads, K kv heads, D head dim of q and k, E head dim of v, W = D or all heads' dims together,
-P positions, F rotated pairs (2F <= D), R = 2F, N pages of the layer's pool, S locations per page, L full locations.
+P positions, F rotated pairs (2F <= D), R = 2F, N pages of the layer's pool, S locations per page.
 """
 
 from __future__ import annotations
@@ -80,21 +80,12 @@ def _turn_heads(
 
 
 @triton.jit
-def _cache_loc(locs, mapping, token, HAS_MAPPING: tl.constexpr):
-    """A token's location in its layer's group. -1 is the sink, as 0 is."""
-    loc = tl.maximum(tl.load(locs + token), 0)
-    if HAS_MAPPING:
-        loc = tl.maximum(tl.load(mapping + loc), 0)
-    return loc
-
-
-@triton.jit
 def qk_rope_write_kernel(
-    q, k, v, q_weight, k_weight, table, positions, k_cache, v_cache, locs, mapping, eps,
+    q, k, v, q_weight, k_weight, table, positions, k_cache, v_cache, locs, eps,
     q_token, q_head, k_token, k_head, v_token, v_head, k_page, k_slot, k_cache_head, v_page, v_slot, v_cache_head,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr, STEP: tl.constexpr,
     PAGE_SIZE: tl.constexpr, NUM_Q_BLOCKS: tl.constexpr,
-    HAS_NORM: tl.constexpr, TOGETHER: tl.constexpr, UNIT_OFFSET: tl.constexpr, HAS_MAPPING: tl.constexpr,
+    HAS_NORM: tl.constexpr, TOGETHER: tl.constexpr, UNIT_OFFSET: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_F: tl.constexpr,
     BLOCK_REST: tl.constexpr,
 ):  # fmt: skip
@@ -111,7 +102,7 @@ def qk_rope_write_kernel(
             H, D, F, STEP, HAS_NORM, TOGETHER, UNIT_OFFSET, BLOCK_F, BLOCK_REST,
         )  # fmt: skip
     else:
-        loc = _cache_loc(locs, mapping, token, HAS_MAPPING)
+        loc = tl.maximum(tl.load(locs + token), 0)  # -1 is the sink, as 0 is
         writes = loc > 0  # a mask, not a branch: the loads below need not wait for it
         page, slot = (loc // PAGE_SIZE).to(tl.int64), (loc % PAGE_SIZE).to(tl.int64)
         head_K = tl.arange(0, BLOCK_K)
@@ -140,7 +131,6 @@ def launch_qk_rope_write(
     k_cache_NSKD: torch.Tensor,
     v_cache_NSKE: torch.Tensor,
     locs_T: torch.Tensor,
-    mapping_L: torch.Tensor | None,
     eps: float,
     unit_offset: bool,
     interleaved: bool,
@@ -158,12 +148,12 @@ def launch_qk_rope_write(
     num_q_blocks = triton.cdiv(num_heads, block_heads) if has_norm or num_pairs else 0
     qk_rope_write_kernel[(num_tokens, num_q_blocks + 1)](
         q_THD, k_TKD, v_TKE, q_weight_W, k_weight_W, table_PR, positions_T,
-        k_cache_NSKD, v_cache_NSKE, locs_T, mapping_L, eps,
+        k_cache_NSKD, v_cache_NSKE, locs_T, eps,
         *q_THD.stride()[:2], *k_TKD.stride()[:2], *v_TKE.stride()[:2],
         *k_cache_NSKD.stride()[:3], *v_cache_NSKE.stride()[:3],
         H=num_heads, K=num_kv_heads, D=head_dim, E=v_head_dim, F=num_pairs, STEP=2 if interleaved else 1,
         PAGE_SIZE=k_cache_NSKD.shape[1], NUM_Q_BLOCKS=num_q_blocks,
-        HAS_NORM=has_norm, TOGETHER=together, UNIT_OFFSET=unit_offset, HAS_MAPPING=mapping_L is not None,
+        HAS_NORM=has_norm, TOGETHER=together, UNIT_OFFSET=unit_offset,
         BLOCK_H=block_heads, BLOCK_K=triton.next_power_of_2(num_kv_heads), BLOCK_E=triton.next_power_of_2(v_head_dim),
         BLOCK_F=triton.next_power_of_2(max(num_pairs, 1)),
         BLOCK_REST=triton.next_power_of_2(max(head_dim - 2 * num_pairs, 1)),

@@ -27,13 +27,10 @@ def capped(x, cap):
 
 
 @triton.jit
-def key_locs(table_row, mapping, key_J, live_J, PAGE_SIZE: tl.constexpr, HAS_MAPPING: tl.constexpr):
+def key_locs(table_row, key_J, live_J, PAGE_SIZE: tl.constexpr):
     """Locations, in the layer's group, of keys by their position. Where not live, the sink."""
     page_J = tl.load(table_row + key_J // PAGE_SIZE, mask=live_J, other=0)
-    loc_J = page_J * PAGE_SIZE + key_J % PAGE_SIZE
-    if HAS_MAPPING:
-        loc_J = tl.load(mapping + loc_J, mask=live_J, other=0)
-    return loc_J
+    return page_J * PAGE_SIZE + key_J % PAGE_SIZE
 
 
 @triton.jit

@@ -112,6 +112,15 @@ class KVGeometry:
         return (self.full, *self.windows)
 
     @property
+    def layers_mapping(self) -> dict[int, tuple[int, int]]:
+        """For each layer its index in its group, and the group's index."""
+        return {
+            layer: (index, group_index)
+            for group_index, group in enumerate(self.groups)
+            for index, layer in enumerate(group.layer_ids)
+        }
+
+    @property
     def bytes_per_token(self) -> int:
         """Bytes of a token that every layer still keeps: what uniform paging pays for each one."""
         return sum(group.bytes_per_token for group in self.groups)

@@ -161,7 +161,7 @@ class HybridAllocator:
         """Hand the window pages under one full page, with their holders, to another that has none in that group."""
         for window in range(self.num_windows):
             if self.has_window(window, source) and not self.has_window(window, target):
-                self.mapping.set(window, [target], [self.mapping.clear(window, source)])
+                self.mapping.set(window, [target], [self.mapping.remove(window, source)])
 
     # Retaining: the prefix cache counts on a page, beside the sequences.
 
@@ -275,7 +275,7 @@ class HybridAllocator:
         )
 
     def _free_windows(self, window: int, full_pages: Sequence[int]) -> None:
-        pages = [self.mapping.clear(window, page) for page in full_pages]
+        pages = [self.mapping.remove(window, page) for page in full_pages]
         self.num_cached[window + 1] -= len(pages)
         self._free(window + 1, pages)
 

@@ -78,7 +78,7 @@ class WindowMapping:
             if window_of[full] or full_of[window] or not full or not window:
                 raise LedgerError(
                     f"window mapping: found full page {full} -> {window_of[full]} and window page {window} <- "
-                    f"{full_of[window]}; wanted both unmapped and neither the sink. Clear the old pair first"
+                    f"{full_of[window]}; wanted both unmapped and neither the sink. Remove the old pair first"
                 )
         unpublished = self._unpublished[group]
         for full, window in zip(full_pages, window_pages, strict=True):
@@ -88,12 +88,12 @@ class WindowMapping:
         self.version += 1
         self._last_set_version = self.version
 
-    def clear(self, group: int, full_page: int) -> int:
+    def remove(self, group: int, full_page: int) -> int:
         """Take the window page from under a full page and return it; it must have one."""
         window = self._window_of[group][full_page]
         if not window:
             raise LedgerError(
-                f"window mapping: full page {full_page} has no window page; wanted one to clear. Its window has expired"
+                f"window mapping: full page {full_page} has no window page to remove. Its window has expired"
             )
         self._window_of[group][full_page] = NO_PAGE
         self._full_of[group][window] = NO_PAGE
@@ -116,6 +116,13 @@ class WindowMapping:
             unpublished.update(enumerate(table))
         self.version += 1
         self._last_set_version = self.version
+
+    def clear(self) -> None:
+        """Forget every pair of every group."""
+        for window_of, full_of, unpublished in zip(self._window_of, self._full_of, self._unpublished, strict=True):
+            for full in np.flatnonzero(np.frombuffer(window_of, dtype=np.int32)).tolist():
+                full_of[window_of[full]] = window_of[full] = unpublished[full] = NO_PAGE
+        self.version += 1
 
     @property
     def must_publish(self) -> bool:

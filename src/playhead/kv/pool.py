@@ -3,11 +3,13 @@
 A layer's keys are `[page, offset in page, kv head, k head dim]`, strided through the arena: page `i` of a group
 starts at `i * page_stride_bytes`, so a kernel must compute offsets in 64 bits. The views are made once and their
 addresses never change.
+
+Shapes: T tokens of a forward, R rows of the page table, P pages per row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,29 +31,38 @@ TORCH_DTYPES: Mapping[KVDtype, torch.dtype] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PagedLocs:
-    """Locations of one group, split once for all its layers. Both are int32; a location of -1 writes to the sink."""
+class ForwardTokens:
+    """The tokens of one forward in full space, all int32: what a pool is given, and all it is given.
 
-    locs: torch.Tensor
-    page: torch.Tensor
-    offset: torch.Tensor
+    Token i stands at `positions_T[i]` of the request in row `rows_T[i]` of the page table, and is written to
+    `full_locs_T[i]`. The tokens of a request are next to each other; padding is row 0, position 0, location 0.
+    """
 
-    @classmethod
-    def split(cls, locs: torch.Tensor, page_size: int) -> PagedLocs:
-        """With page size 16, loc 50 is page 3, offset 2."""
-        # Without the clamp, -1 would be offset 15 of the last page: somebody's token.
-        writable = locs.clamp_min(0)
-        return cls(locs=locs, page=writable // page_size, offset=writable % page_size)
+    page_table_RP: torch.Tensor
+    full_locs_T: torch.Tensor
+    rows_T: torch.Tensor
+    positions_T: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GroupLocs:
+    """One group's own page table, by the rows of the full one, and the locations of the forward's new tokens in it.
+
+    A window group's table holds the pages that this forward's queries see. Its other entries are leftovers.
+    """
+
+    table_RP: torch.Tensor
+    new_locs_T: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ForwardLocs:
-    """The locations of one forward's new tokens in every group, translated once and handed to every layer.
+    """Where one forward's tokens are in every group, translated once and handed to every layer.
 
     It lives as long as the forward. `version` is the mapping's at that time; a pool refuses it after any change.
     """
 
-    groups: tuple[PagedLocs, ...]
+    groups: tuple[GroupLocs, ...]
     version: int
 
 
@@ -67,6 +78,7 @@ class GroupKVPool:
     """Keys and values of one group's layers, by the group's own locations."""
 
     def __init__(self, *, arena: torch.Tensor, layout: GroupLayout, num_pages: int, page_size: int) -> None:
+        self._page_size = page_size
         self._layers = tuple(
             (
                 _layer_view(arena, layer, layer.k_head_dim, offsets.k_bytes, layout, num_pages, page_size),
@@ -75,11 +87,17 @@ class GroupKVPool:
             for layer, offsets in zip(layout.group.layers, layout.layers, strict=True)
         )
 
-    def set_kv_buffer(self, index: int, locs: PagedLocs, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write one row of `k` and `v` per location into the group's layer `index`."""
+    def set_kv_buffer(self, index: int, locs_T: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Write one row of `k` and `v` per location into the group's layer `index`. -1 writes to the sink.
+
+        With page size 16, location 50 is page 3, offset 2.
+        """
         k_pages, v_pages = self._layers[index]
-        k_pages[locs.page, locs.offset] = k
-        v_pages[locs.page, locs.offset] = v
+        # Without the clamp, -1 would be offset 15 of the last page: somebody's token.
+        writable_T = locs_T.clamp_min(0)
+        page_T, offset_T = writable_T // self._page_size, writable_T % self._page_size
+        k_pages[page_T, offset_T] = k
+        v_pages[page_T, offset_T] = v
 
     def get_kv_buffer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """All pages of the group's layer `index`: keys and values."""
@@ -89,35 +107,48 @@ class GroupKVPool:
 class MHAKVPool:
     """KV of a model whose layers are all full. It answers `SWAKVPool`'s calls without translating anything."""
 
+    full_to_swa_index_mapping: None = None
+    device_mappings: tuple[torch.Tensor, ...] = ()
+    workspaces: tuple[torch.Tensor, ...] = ()
+
     def __init__(self, plan: KVPlan, *, device: torch.device) -> None:
-        arena = new_arena(plan, device)
-        self._page_size = plan.geometry.page_size
+        self.device = device
+        self.layers_mapping = plan.geometry.layers_mapping
         self._pool = GroupKVPool(
-            arena=arena, layout=plan.layout.groups[0], num_pages=plan.num_pages(0), page_size=self._page_size
+            arena=new_arena(plan, device),
+            layout=plan.layout.groups[0],
+            num_pages=plan.num_pages(0),
+            page_size=plan.geometry.page_size,
         )
 
-    def begin_forward(self, full_locs: torch.Tensor) -> ForwardLocs:
-        """The forward's locations, for every layer."""
-        return ForwardLocs(groups=(PagedLocs.split(full_locs, self._page_size),), version=0)
+    def forward_locs(self, page_table_RP: torch.Tensor, full_locs_T: torch.Tensor) -> ForwardLocs:
+        """The page table and the locations themselves."""
+        return ForwardLocs(groups=(GroupLocs(table_RP=page_table_RP, new_locs_T=full_locs_T),), version=0)
+
+    def begin_forward(self, tokens: ForwardTokens, *, is_launched: bool = False) -> ForwardLocs:
+        """The same: no work."""
+        return self.forward_locs(tokens.page_table_RP, tokens.full_locs_T)
 
     def set_kv_buffer(self, layer: int, locs: ForwardLocs | torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Write one row of `k` and `v` per new token into a layer."""
-        forward = locs if isinstance(locs, ForwardLocs) else self.begin_forward(locs)
-        self._pool.set_kv_buffer(layer, forward.groups[0], k, v)
+        self._pool.set_kv_buffer(layer, locs.groups[0].new_locs_T if isinstance(locs, ForwardLocs) else locs, k, v)
 
     def get_kv_buffer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """All pages of a layer: keys and values."""
         return self._pool.get_kv_buffer(layer)
 
-    def translate_loc_from_full_to_swa(self, full_locs: torch.Tensor) -> torch.Tensor:
+    def translate_loc_from_full_to_swa(self, full_locs: torch.Tensor, window: int = 0) -> torch.Tensor:
         """The same locations: there is no other space."""
         return full_locs
 
-    def window_mapping(self, layer: int) -> None:
-        """None: full locations are every layer's own."""
-
     def invalidate_loc_cache(self) -> None:
         """Nothing: no translation is kept."""
+
+    def set_full_to_swa_mapping(self, full_pages: Sequence[int], window_pages: Sequence[int], window: int = 0) -> None:
+        """Nothing: there is no mapping."""
+
+    def clear(self) -> None:
+        """Nothing, for the same reason."""
 
     def publish(self, mapping: WindowMapping) -> None:
         """Nothing reaches the device: a mapping without window groups never changes."""

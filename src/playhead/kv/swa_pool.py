@@ -1,29 +1,57 @@
 """`SWAKVPool`: KV of models with sliding windows. It owns the translation; callers hand it full locations only.
 
-Translation is one gather on a tensor whose address never changes, so a captured graph repeats it at every replay.
-Nothing is remembered between forwards: no memo can be stale, a warm-up run leaves nothing behind, and views of one
-storage cannot be taken for each other.
+Translation is one op per window group and forward, `playhead::translate`: from a mapping whose address never changes
+into workspaces whose addresses never change. A captured graph holds the op and repeats it at every replay. Nothing is
+remembered between forwards: no memo can be stale, a warm-up run leaves nothing behind, and views of one storage cannot
+be taken for each other.
+
+Shapes: T tokens of a forward, A entries of a workspace, R rows of the page table, P pages per row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from playhead.errors import ConfigError
+from playhead.kernels.translate import translate
 from playhead.kv.errors import StaleTranslation
+from playhead.kv.geometry import num_pages_for
 from playhead.kv.mapping import NO_PAGE, Int32Array, WindowMapping
 from playhead.kv.plan import KVPlan
-from playhead.kv.pool import DeviceWrite, ForwardLocs, GroupKVPool, MHAKVPool, PagedLocs, new_arena
+from playhead.kv.pool import (
+    DeviceWrite,
+    ForwardLocs,
+    ForwardTokens,
+    GroupKVPool,
+    GroupLocs,
+    MHAKVPool,
+    new_arena,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WindowSpace:
+    """One window group on the device, all int32: its mapping, and the workspaces that a forward's translation fills.
+
+    The mapping has an entry per full location. The table has the shape of the page table of full pages.
+    """
+
+    window: int
+    mapping_L: torch.Tensor
+    locs_A: torch.Tensor
+    table_RP: torch.Tensor
 
 
 class SWAKVPool:
     """One arena, a pool per group, and for each window group the mapping from full to window locations.
 
     `layers_mapping[layer]` is (index in its group, group index); group 0 is the full one. `mapping` is the host's
-    side, with the one writer; `publish` brings its changes to the device.
+    side, with the one writer; `publish` brings its changes to the device. `device_mappings` are what translation reads
+    and `workspaces` what it writes: two forwards must not run at the same time on them; those of one stream never do.
     """
 
     def __init__(self, plan: KVPlan, mapping: WindowMapping, *, device: torch.device) -> None:
@@ -32,46 +60,81 @@ class SWAKVPool:
                 "SWAKVPool: found a model without window layers; wanted at least one window group. Use create_kv_pool"
             )
         self.mapping = mapping
-        self.layers_mapping: dict[int, tuple[int, int]] = {
-            layer: (index, group_index)
-            for group_index, group in enumerate(plan.geometry.groups)
-            for index, layer in enumerate(group.layer_ids)
-        }
+        self.layers_mapping = plan.geometry.layers_mapping
         self._page_size = plan.geometry.page_size
-        self._device = device
+        self.device = device
         arena = new_arena(plan, device)
         self._pools = tuple(
             GroupKVPool(arena=arena, layout=layout, num_pages=plan.num_pages(index), page_size=self._page_size)
             for index, layout in enumerate(plan.layout.groups)
         )
-        self._device_mappings = tuple(
-            _device_mapping(mapping.table(window), self._page_size, device) for window in range(mapping.num_groups)
+        limits = plan.limits
+        # A step that mixes one chunk with decoding requests has a token of each of them besides.
+        self._max_tokens = limits.chunk_tokens + limits.max_running
+        table_shape = (1 + limits.max_running, num_pages_for(limits.max_context_tokens, self._page_size))
+        self._windows = tuple(
+            WindowSpace(
+                window=group.window or 0,
+                mapping_L=_device_mapping(mapping.table(index), self._page_size, device),
+                locs_A=torch.zeros(self._max_tokens, dtype=torch.int32, device=device),
+                table_RP=torch.zeros(table_shape, dtype=torch.int32, device=device),
+            )
+            for index, group in enumerate(plan.geometry.windows)
         )
+        self.device_mappings = tuple(space.mapping_L for space in self._windows)
+        self.workspaces = tuple(tensor for space in self._windows for tensor in (space.locs_A, space.table_RP))
         mapping.take_unpublished()
 
     @property
     def full_to_swa_index_mapping(self) -> torch.Tensor:
         """Window location of every full location in the first window group: int32, 0 -> 0, and -1 -> -1 at the end."""
-        return self._device_mappings[0]
+        return self.device_mappings[0]
 
     # Translation.
 
-    def begin_forward(self, full_locs: torch.Tensor) -> ForwardLocs:
-        """Where this forward's new tokens go in every group: one gather per window group, however many layers.
+    def begin_forward(self, tokens: ForwardTokens, *, is_launched: bool = False) -> ForwardLocs:
+        """Translate what this forward's window layers need: one op per window group, however many layers.
 
-        The result is for this forward only; inside a captured graph the gather is captured with it.
+        The result is for this forward only. Inside a captured graph the ops are captured, so a replay translates anew.
+        `is_launched` says that this is a launched step's: its launch has refused a mapping that was not published, and
+        what changed since, changed for later steps.
         """
-        self.mapping.require_published("begin_forward")
-        locs = [full_locs]
-        locs += [self.translate_loc_from_full_to_swa(full_locs, window) for window in range(len(self._device_mappings))]
-        return ForwardLocs(
-            groups=tuple(PagedLocs.split(group_locs, self._page_size) for group_locs in locs),
-            version=self.mapping.version,
-        )
+        if not is_launched:
+            self.mapping.require_published("begin_forward")
+        forward = self.forward_locs(tokens.page_table_RP, tokens.full_locs_T)
+        for space in self._windows:
+            translate(
+                space.locs_A,
+                space.table_RP,
+                space.mapping_L,
+                tokens.page_table_RP,
+                tokens.full_locs_T,
+                tokens.rows_T,
+                tokens.positions_T,
+                self._page_size,
+                space.window,
+            )
+        return forward
+
+    def forward_locs(self, page_table_RP: torch.Tensor, full_locs_T: torch.Tensor) -> ForwardLocs:
+        """Where `begin_forward` puts its results: fixed addresses, by which work between captured segments finds them.
+
+        Nothing is translated here.
+        """
+        num_tokens = full_locs_T.shape[0]
+        if num_tokens > self._max_tokens or page_table_RP.shape != self._windows[0].table_RP.shape:
+            raise ConfigError(
+                f"begin_forward: {num_tokens} tokens over a page table of {tuple(page_table_RP.shape)}; wanted at most "
+                f"{self._max_tokens} tokens and {tuple(self._windows[0].table_RP.shape)}, the limits of the plan"
+            )
+        groups = [GroupLocs(table_RP=page_table_RP, new_locs_T=full_locs_T)]
+        groups += [GroupLocs(table_RP=space.table_RP, new_locs_T=space.locs_A[:num_tokens]) for space in self._windows]
+        return ForwardLocs(groups=tuple(groups), version=self.mapping.version)
 
     def translate_loc_from_full_to_swa(self, full_locs: torch.Tensor, window: int = 0) -> torch.Tensor:
         """Window locations (int32) of full ones: a plain gather. -1 gives -1, an expired location the sink."""
-        return self._device_mappings[window][full_locs]
+        self.mapping.require_published("translate_loc_from_full_to_swa")
+        return self.device_mappings[window][full_locs]
 
     def invalidate_loc_cache(self) -> None:
         """Nothing: no translation outlives its forward."""
@@ -81,15 +144,19 @@ class SWAKVPool:
     def set_kv_buffer(self, layer: int, locs: ForwardLocs | torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Write one row of `k` and `v` per new token into a layer.
 
-        In a forward pass `begin_forward`'s result; plain full locations are translated for this call alone.
+        In a forward pass `begin_forward`'s result; plain full locations are translated for this call alone. The layers
+        of the engine write the same places by `playhead::qk_rope_write`, which also turns the keys.
         """
-        forward = locs if isinstance(locs, ForwardLocs) else self.begin_forward(locs)
-        if forward.version != self.mapping.version:
-            raise StaleTranslation(
-                "set_kv_buffer", forward.version, self.mapping.version, "Call begin_forward again after a change"
-            )
         index, group_index = self.layers_mapping[layer]
-        self._pools[group_index].set_kv_buffer(index, forward.groups[group_index], k, v)
+        if isinstance(locs, ForwardLocs):
+            if locs.version != self.mapping.version:
+                raise StaleTranslation(
+                    "set_kv_buffer", locs.version, self.mapping.version, "Call begin_forward again after a change"
+                )
+            locs_T = locs.groups[group_index].new_locs_T
+        else:
+            locs_T = self.translate_loc_from_full_to_swa(locs, group_index - 1) if group_index else locs
+        self._pools[group_index].set_kv_buffer(index, locs_T, k, v)
 
     def get_kv_buffer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """All pages of a layer, by its own group's page numbers: keys and values."""
@@ -98,23 +165,18 @@ class SWAKVPool:
 
     # The mapping.
 
-    def window_mapping(self, layer: int) -> torch.Tensor | None:
-        """What takes full locations to the layer's own, at an address that never changes; None for a full layer."""
-        _, group_index = self.layers_mapping[layer]
-        return self._device_mappings[group_index - 1] if group_index else None
-
     def publish(self, mapping: WindowMapping) -> None:
         """Bring the mapping's changes to the device, ordered before what is launched next on this stream."""
         for write in self.take_writes(mapping):
-            index = torch.from_numpy(write.places).to(self._device)
-            write.target.index_copy_(0, index, torch.from_numpy(write.values).to(self._device))
+            index = torch.from_numpy(write.places).to(self.device)
+            write.target.index_copy_(0, index, torch.from_numpy(write.values).to(self.device))
 
     def take_writes(self, mapping: WindowMapping) -> list[DeviceWrite]:
         """The changes since the last call, for a caller that brings them to the device itself; now published."""
         assert mapping is self.mapping, "a pool has one mapping for life: captured graphs read its tensor"
         return [
             self._expanded(device_mapping, changes)
-            for device_mapping, changes in zip(self._device_mappings, mapping.take_unpublished(), strict=True)
+            for device_mapping, changes in zip(self.device_mappings, mapping.take_unpublished(), strict=True)
             if len(changes)
         ]
 
@@ -125,6 +187,11 @@ class SWAKVPool:
         nothing, one-to-one, and a new version, like every other change of the mapping.
         """
         self.mapping.set(window, full_pages, window_pages)
+        self.publish(self.mapping)
+
+    def clear(self) -> None:
+        """Forget all pairs; on the device when this returns. The caller has given up every window page before."""
+        self.mapping.clear()
         self.publish(self.mapping)
 
     def _expanded(self, device_mapping: torch.Tensor, changes: Int32Array) -> DeviceWrite:

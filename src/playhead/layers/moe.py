@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from playhead.kernels.activation import gated_activation
+from playhead.kernels.experts import grouped_matmul
 from playhead.layers.spec import MoeSpec
 
 
@@ -45,9 +46,9 @@ class MoeMlp(nn.Module):
         experts_X = torch.arange(1, self.spec.num_experts + 1, device=h_TM.device)
         ends_X = torch.searchsorted(experts_P, experts_X, out_int32=True)
         x_PM = h_TM[order_P // top_k]
-        gate_up_PJ = F.grouped_mm(x_PM, self.gate_up_XIM.mT, offs=ends_X).add_(self.gate_up_bias_XI[experts_P])
+        gate_up_PJ = grouped_matmul(x_PM, self.gate_up_XIM.mT, ends_X).add_(self.gate_up_bias_XI[experts_P])
         hidden_PI = gated_activation(gate_up_PJ, "clamped_swiglu", self.spec.swiglu_alpha, self.spec.swiglu_limit)
-        out_PM = F.grouped_mm(hidden_PI, self.down_XMI.mT, offs=ends_X).add_(self.down_bias_XM[experts_P])
+        out_PM = grouped_matmul(hidden_PI, self.down_XMI.mT, ends_X).add_(self.down_bias_XM[experts_P])
 
         # Back in token order by a gather: a scatter-add would sum in an order that changes from run to run.
         place_P = torch.empty_like(order_P).scatter_(0, order_P, torch.arange(num_tokens * top_k, device=h_TM.device))

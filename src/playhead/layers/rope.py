@@ -62,6 +62,7 @@ def _yarn(inv_freq_F: torch.Tensor, spec: RopeSpec, scaling: YarnScaling) -> tor
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, spec.rotary_dim - 1)
-    high = high if high > low else low + 0.001  # a ramp of no width would divide by zero
+    # A ramp of no width would divide by zero. One that runs backwards stays: the reference has it so.
+    high = high + 0.001 if high == low else high
     stretched_F = ((torch.arange(len(inv_freq_F), dtype=torch.float32) - low) / (high - low)).clamp(0.0, 1.0)
     return inv_freq_F * (1.0 - stretched_F + stretched_F / scaling.factor)

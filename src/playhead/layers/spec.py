@@ -64,6 +64,9 @@ class YarnScaling:
     truncate: bool
 
 
+Scaling = LinearScaling | Llama3Scaling | YarnScaling
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeSpec:
     """A rotation of the first `rotary_dim` dims of every head.
@@ -74,7 +77,7 @@ class RopeSpec:
     theta: float
     rotary_dim: int
     interleaved: bool = False
-    scaling: LinearScaling | Llama3Scaling | YarnScaling | None = None
+    scaling: Scaling | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

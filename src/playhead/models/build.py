@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 
 from playhead.layers.spec import Activation, AttentionSpec, MlpSpec, MoeSpec, NormSpec
-from playhead.models.config import MAX_LAYERS, ConfigReader
+from playhead.models.config import ConfigReader
 from playhead.models.errors import UnsupportedModelError
 from playhead.models.families import FAMILIES
 from playhead.models.family import FULL_LAYER, WINDOW_LAYER, Family, RopeOn, Switch
@@ -14,41 +15,68 @@ from playhead.models.spec import LayerSpec, ModelSpec
 
 ACTIVATIONS = {
     "silu": Activation.SILU,
+    "swish": Activation.SILU,
     "gelu_pytorch_tanh": Activation.GELU_TANH,
+    "gelu_new": Activation.GELU_TANH,
 }
+
+# Options of every config that this decoder has one answer to.
+REQUIRED: Mapping[str, tuple[object, ...]] = {"is_causal": (True,), "per_layer_config": ({},)}
 
 
 def spec_from_config(config: Mapping[str, object]) -> ModelSpec:
     """The decoder a config.json describes. What is not supported is refused by the key that asks for it."""
-    family = family_named(config.get("model_type"))
-    architectures = ConfigReader(config).texts_or_none("architectures")
+    spec, problems = _read(config)
+    if problems:
+        first, others = problems[0], [error.key for error in problems[1:]]
+        raise first if not others else first.with_more(others)
+    assert spec is not None, "a config without problems has a spec"
+    return spec
+
+
+def config_problems(config: Mapping[str, object]) -> list[str]:
+    """Everything that stands between this config and a decoder, in the order it is read. Nothing is loaded."""
+    return [str(error) for error in _read(config)[1]]
+
+
+def _read(config: Mapping[str, object]) -> tuple[ModelSpec | None, list[UnsupportedModelError]]:
+    """The spec, which is good if there are no problems."""
+    try:
+        family = family_named(config.get("model_type"))
+    except UnsupportedModelError as error:
+        return None, [error]
+    problems: list[UnsupportedModelError] = []
+    outer = ConfigReader(config, problems)
+    architectures = outer.texts_or_none("architectures")
     if architectures and not set(architectures) & set(family.architectures):
-        raise UnsupportedModelError("architectures", list(architectures), family.architectures)
-    return _build(family, _text_config(family, config))
+        outer.refuse("architectures", list(architectures), family.architectures)
+    text: object = config
+    if family.text_key is not None:
+        text = config.get(family.text_key)
+        if not isinstance(text, Mapping):
+            outer.refuse(family.text_key, text, ["a table that describes the decoder"])
+            return None, problems
+    renamed = {family.aliases[alias]: text[alias] for alias in family.aliases if alias in text}
+    return _build(family, outer, ConfigReader({**text, **renamed}, problems, defaults=family.defaults)), problems
 
 
 def family_named(model_type: object) -> Family:
     by_type = {family.model_type: family for family in FAMILIES}
     if not isinstance(model_type, str) or model_type not in by_type:
-        raise UnsupportedModelError("model_type", model_type, sorted(by_type))
+        close = difflib.get_close_matches(model_type, by_type, n=1) if isinstance(model_type, str) else []
+        fix = f"The nearest is {close[0]!r}." if close else ""
+        raise UnsupportedModelError("model_type", model_type, sorted(by_type), fix)
     return by_type[model_type]
 
 
-def _text_config(family: Family, config: Mapping[str, object]) -> ConfigReader:
-    if family.text_key is None:
-        return ConfigReader(config, family.defaults)
-    text = config.get(family.text_key)
-    if not isinstance(text, Mapping):
-        raise UnsupportedModelError(family.text_key, text, ["a table that describes the decoder"])
-    return ConfigReader(text, family.defaults)
-
-
-def _build(family: Family, config: ConfigReader) -> ModelSpec:
-    for key, allowed in family.required.items():
+def _build(family: Family, outer: ConfigReader, config: ConfigReader) -> ModelSpec:
+    """The spec of a config's text part; `outer` is the whole config, which is the same for most families."""
+    for key, allowed in (REQUIRED | family.required).items():
         config.require(key, allowed)
-    quantization = config.table_or_none("quantization_config")
-    if quantization is not None:
-        quantization.require("quant_method", ("mxfp4",) if family.has_experts else ("none",))
+    for level in dict.fromkeys((outer, config)):
+        quantization = level.table_or_none("quantization_config")
+        if quantization is not None:
+            quantization.require("quant_method", ("mxfp4",) if family.has_experts else ("none",))
     hidden_size = config.size("hidden_size")
     return ModelSpec(
         family=family.model_type,
@@ -58,18 +86,29 @@ def _build(family: Family, config: ConfigReader) -> ModelSpec:
         layers=_layers(family, config),
         final_norm=_norm(family, config),
         embed_scale=hidden_size**0.5 if family.has_scaled_embedding else 1.0,
-        is_tied=config.flag("tie_word_embeddings"),
+        is_tied=_is_tied(family, outer, config),
         logit_scale=config.number("logit_scale") if family.has_logit_scale else 1.0,
-        final_softcap=config.number_or_none("final_logit_softcapping"),
+        final_softcap=_number_or_none(config, family.final_softcap_key),
     )
+
+
+def _is_tied(family: Family, outer: ConfigReader, config: ConfigReader) -> bool:
+    """Whether the head is the embedding. Of a config with a text part, the outer level says, and says so by default."""
+    if family.text_key is None:
+        return config.flag("tie_word_embeddings")
+    return outer.flag("tie_word_embeddings") if outer.has("tie_word_embeddings") else True
+
+
+def _number_or_none(config: ConfigReader, key: str | None) -> float | None:
+    return None if key is None else config.number_or_none(key)
 
 
 def _layers(family: Family, config: ConfigReader) -> tuple[LayerSpec, ...]:
     num_heads, hidden_size = config.size("num_attention_heads"), config.size("hidden_size")
     num_kv_heads = config.size_or("num_key_value_heads", num_heads)
-    head_dim = config.size_or("head_dim", hidden_size // num_heads)
-    if num_heads % num_kv_heads:
-        raise UnsupportedModelError("num_key_value_heads", num_kv_heads, [f"a divisor of {num_heads} heads"])
+    head_dim = config.size_or("head_dim", max(1, hidden_size // num_heads))
+    if config.is_sound and num_heads % num_kv_heads:
+        config.refuse("num_key_value_heads", num_kv_heads, [f"a divisor of {num_heads} heads"])
     windows = _windows(family, config)
     ropes = read_ropes(family, config, head_dim)
 
@@ -87,7 +126,7 @@ def _layers(family: Family, config: ConfigReader) -> tuple[LayerSpec, ...]:
             v_head_dim=head_dim,
             scale=(config.number(family.scale_key) if family.scale_key else head_dim) ** -0.5,
             rope=ropes[FULL_LAYER if window is None else WINDOW_LAYER] if rotates else None,
-            softcap=config.number_or_none("attn_logit_softcapping"),
+            softcap=_number_or_none(config, family.attention_softcap_key),
             has_sinks=family.has_sinks,
             qk_norm=family.qk_norm,
             has_qkv_bias=_switch(config, family.qkv_bias),
@@ -109,14 +148,16 @@ def _windows(family: Family, config: ConfigReader) -> list[int | None]:
     Configs count the same way: a layer with `sliding_window` W lets position q see k > q - W, which is W keys. Engines
     whose kernels count the keys *before* the query subtract one; nothing here does.
     """
-    num_layers = config.size("num_hidden_layers", at_most=MAX_LAYERS)
-    types = list(config.texts_or_none("layer_types") or family.layer_types(config, num_layers))
-    if len(types) != num_layers:
-        raise UnsupportedModelError("layer_types", f"{len(types)} entries", [f"{num_layers}, one per layer"])
+    num_layers = config.size("num_hidden_layers")
+    named = config.texts_or_none("layer_types") if family.reads_layer_types else None
+    types = list(named or family.layer_types(config, num_layers))
+    if config.is_sound and len(types) != num_layers:
+        config.refuse("layer_types", f"{len(types)} entries", [f"{num_layers}, one per layer"])
     if unknown := sorted(set(types) - {WINDOW_LAYER, FULL_LAYER}):
-        raise UnsupportedModelError("layer_types", unknown, [WINDOW_LAYER, FULL_LAYER])
+        config.refuse("layer_types", unknown, [WINDOW_LAYER, FULL_LAYER])
     # Qwen configs carry a window that is switched off.
-    if config.value("use_sliding_window") is False or WINDOW_LAYER not in types:
+    is_off = family.has_window_switch and not config.flag("use_sliding_window")
+    if is_off or WINDOW_LAYER not in types:
         return [None] * num_layers
     window = config.size("sliding_window")
     return [window if layer_type == WINDOW_LAYER else None for layer_type in types]
@@ -133,7 +174,8 @@ def _norm(family: Family, config: ConfigReader) -> NormSpec:
 def _mlp(family: Family, config: ConfigReader) -> MlpSpec:
     name = config.value(family.activation_key)
     if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise UnsupportedModelError(family.activation_key, name, sorted(ACTIVATIONS))
+        config.refuse(family.activation_key, name, sorted(ACTIVATIONS))
+        name = "silu"
     return MlpSpec(
         size=config.size("intermediate_size"),
         activation=ACTIVATIONS[name],
@@ -143,8 +185,8 @@ def _mlp(family: Family, config: ConfigReader) -> MlpSpec:
 
 def _experts(config: ConfigReader) -> MoeSpec:
     num_experts, top_k = config.size("num_local_experts"), config.size("num_experts_per_tok")
-    if top_k > num_experts:
-        raise UnsupportedModelError("num_experts_per_tok", top_k, [f"at most {num_experts}, the number of experts"])
+    if config.is_sound and top_k > num_experts:
+        config.refuse("num_experts_per_tok", top_k, [f"at most {num_experts}, the number of experts"])
     return MoeSpec(
         num_experts=num_experts,
         top_k=top_k,

@@ -51,16 +51,19 @@ class SafetensorsDirectory:
 
 
 def _shards(directory: Path) -> dict[str, set[str] | None]:
-    """File names in order, each with the tensors the index places in it; None where there is no index."""
-    if not (directory / INDEX_FILE).is_file():
-        if not (directory / SINGLE_FILE).is_file():
-            raise CheckpointError(
-                directory.name,
-                f"neither {SINGLE_FILE} nor {INDEX_FILE}",
-                "a checkpoint with weights in safetensors",
-                "Pickled weights (.bin, .pt) are never read; convert them to safetensors first.",
-            )
+    """File names in order, each with the tensors the index places in it; None where there is no index.
+
+    The single file comes first, as in transformers: an index beside it is a leftover of another export.
+    """
+    if (directory / SINGLE_FILE).is_file():
         return {SINGLE_FILE: None}
+    if not (directory / INDEX_FILE).is_file():
+        raise CheckpointError(
+            directory.name,
+            f"neither {SINGLE_FILE} nor {INDEX_FILE}",
+            "a checkpoint with weights in safetensors",
+            "Pickled weights (.bin, .pt) are never read; convert them to safetensors first.",
+        )
     weight_map = read_json(directory / INDEX_FILE).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(INDEX_FILE, "no weight_map", "tensor names with their files", "Download it again.")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from playhead.models.errors import CheckpointError, UnsupportedModelError
@@ -14,11 +16,103 @@ MAX_SIZE = 1 << 24
 MAX_LAYERS = 1024
 
 
-class ConfigReader:
-    """One level of a config: the file's own values over what its family assumes for absent keys."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """The numbers a key may have. `least` and `most` belong to it, except that `above` excludes `least`."""
 
-    def __init__(self, values: Mapping[str, object], defaults: Mapping[str, object] | None = None) -> None:
-        self._values = {**(defaults or {}), **values}
+    least: float
+    most: float
+    is_whole: bool = False
+    above: bool = False
+
+    def holds(self, value: object) -> bool:
+        """Whether this is such a number. NaN, infinities, booleans and texts never are."""
+        if isinstance(value, bool) or not isinstance(value, int if self.is_whole else int | float):
+            return False
+        return self.least <= value <= self.most and not (self.above and value == self.least)
+
+    def __str__(self) -> str:
+        kind = "a whole number" if self.is_whole else "a number"
+        start = f"above {self.least:g}" if self.above else f"from {self.least:.16g}"
+        return f"{kind} {start} {'and at most' if self.above else 'to'} {self.most:.16g}"
+
+
+def whole(least: int, most: int) -> Range:
+    return Range(least=least, most=most, is_whole=True)
+
+
+# Products of a few such numbers stay finite in float32.
+POSITIVE = Range(least=0, most=1e18, above=True)
+# A variance is divided by its root: zero divides by zero, and one is already far more than any model's.
+EPS = Range(least=0, most=1, above=True)
+# The base of a geometric series of wavelengths: at 1 they are all equal, and yarn divides by the logarithm.
+THETA = Range(least=1, most=1e18, above=True)
+
+RANGES: Mapping[str, Range] = {
+    "vocab_size": whole(1, MAX_SIZE),
+    "hidden_size": whole(1, MAX_SIZE),
+    "intermediate_size": whole(1, MAX_SIZE),
+    "num_hidden_layers": whole(1, MAX_LAYERS),
+    "num_attention_heads": whole(1, 1 << 16),
+    "num_key_value_heads": whole(1, 1 << 16),
+    "head_dim": whole(1, 1 << 16),
+    "max_position_embeddings": whole(1, MAX_SIZE),
+    "original_max_position_embeddings": whole(1, MAX_SIZE),
+    "sliding_window": whole(1, (1 << 31) - 1),
+    "sliding_window_pattern": whole(1, MAX_LAYERS),
+    "max_window_layers": whole(0, MAX_LAYERS),
+    "num_local_experts": whole(1, 1 << 16),
+    "num_experts_per_tok": whole(1, 1 << 16),
+    "rms_norm_eps": EPS,
+    "layer_norm_eps": EPS,
+    "query_pre_attn_scalar": POSITIVE,
+    "attn_logit_softcapping": POSITIVE,
+    "final_logit_softcapping": POSITIVE,
+    "logit_scale": POSITIVE,
+    "swiglu_alpha": POSITIVE,
+    "swiglu_limit": POSITIVE,
+    "rope_theta": THETA,
+    "rope_local_base_freq": THETA,
+    "partial_rotary_factor": Range(least=0, most=1, above=True),
+    "factor": POSITIVE,
+    "low_freq_factor": POSITIVE,
+    "high_freq_factor": POSITIVE,
+    "attention_factor": POSITIVE,
+    "beta_fast": POSITIVE,
+    "beta_slow": POSITIVE,
+    # Zero is how configs say that the logarithm is not weighed.
+    "mscale": Range(least=0, most=1e18),
+    "mscale_all_dim": Range(least=0, most=1e18),
+}
+
+
+class ConfigReader:
+    """One level of a config: the file's own values over what its family assumes for absent keys.
+
+    A value that cannot be used is reported to `problems`, and a usable one is given in its place: the reader goes on,
+    so that a config's problems are all found at once. Whatever was built from it must not be used if there are any.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, object],
+        problems: list[UnsupportedModelError],
+        *,
+        defaults: Mapping[str, object] | None = None,
+        path: str = "",
+    ) -> None:
+        self._defaults = dict(defaults or {})
+        self._values, self._problems, self._path = {**self._defaults, **values}, problems, path
+
+    def refuse(self, key: str, found: object, wanted: Iterable[object], fix: str = "") -> None:
+        """Report a value that this decoder has no use for, once: several layers may read the same key."""
+        if self._path + key not in [error.key for error in self._problems]:
+            self._problems.append(UnsupportedModelError(self._path + key, found, wanted, fix))
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether everything read so far could be used. Comparing stand-ins would report what nobody wrote."""
+        return not self._problems
 
     def has(self, key: str) -> bool:
         return self._values.get(key) is not None
@@ -26,21 +120,14 @@ class ConfigReader:
     def value(self, key: str) -> object:
         return self._values.get(key)
 
-    def size(self, key: str, at_most: int = MAX_SIZE) -> int:
-        value = self._values.get(key)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= at_most:
-            raise UnsupportedModelError(key, value, [f"an integer from 1 to {at_most}"])
-        return value
+    def size(self, key: str) -> int:
+        return int(self._in_range(key, self._values.get(key)))
 
     def size_or(self, key: str, fallback: int) -> int:
         return self.size(key) if self.has(key) else fallback
 
     def number(self, key: str) -> float:
-        value = self._values.get(key)
-        # JSON has no infinity, but Python reads one; a NaN theta would only show as NaN logits.
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < float("inf"):
-            raise UnsupportedModelError(key, value, ["a finite number"])
-        return float(value)
+        return float(self._in_range(key, self._values.get(key)))
 
     def number_or(self, key: str, fallback: float) -> float:
         return self.number(key) if self.has(key) else fallback
@@ -48,10 +135,22 @@ class ConfigReader:
     def number_or_none(self, key: str) -> float | None:
         return self.number(key) if self.has(key) else None
 
+    def _in_range(self, key: str, value: object) -> float:
+        """The value if its key's range has it; otherwise the family's default, or the least of the range."""
+        allowed = RANGES[key]
+        if isinstance(value, int | float) and allowed.holds(value):
+            return value
+        self.refuse(key, value, [allowed])
+        default = self._defaults.get(key)
+        if isinstance(default, int | float) and allowed.holds(default):
+            return default
+        return min(math.floor(allowed.least) + 1, allowed.most)
+
     def flag(self, key: str) -> bool:
         value = self._values.get(key) or False
         if not isinstance(value, bool):
-            raise UnsupportedModelError(key, value, ["true", "false"])
+            self.refuse(key, value, ["true", "false"])
+            return False
         return value
 
     def text_or(self, key: str, fallback: str) -> str:
@@ -59,7 +158,8 @@ class ConfigReader:
         if value is None:
             return fallback
         if not isinstance(value, str):
-            raise UnsupportedModelError(key, value, ["a string"])
+            self.refuse(key, value, ["a string"])
+            return fallback
         return value
 
     def texts_or_none(self, key: str) -> tuple[str, ...] | None:
@@ -67,7 +167,8 @@ class ConfigReader:
         if value is None:
             return None
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise UnsupportedModelError(key, value, ["a list of strings"])
+            self.refuse(key, value, ["a list of strings"])
+            return None
         return tuple(value)
 
     def table_or_none(self, key: str) -> ConfigReader | None:
@@ -75,8 +176,17 @@ class ConfigReader:
         if value is None:
             return None
         if not isinstance(value, Mapping):
-            raise UnsupportedModelError(key, value, ["a table"])
-        return ConfigReader(value)
+            self.refuse(key, value, ["a table"])
+            return None
+        return self.table(key, value)
+
+    def table(self, key: str, values: Mapping[str, object]) -> ConfigReader:
+        """A table that this config means without writing it; its problems are reported under `key`."""
+        return ConfigReader(values, self._problems, path=f"{self._path}{key}.")
+
+    def updated(self, other: ConfigReader) -> ConfigReader:
+        """This table with the other's values over its own."""
+        return ConfigReader({**self._values, **other._values}, self._problems, path=other._path)
 
     def keys(self) -> tuple[str, ...]:
         return tuple(key for key in self._values if self.has(key))
@@ -84,7 +194,7 @@ class ConfigReader:
     def require(self, key: str, allowed: tuple[object, ...]) -> None:
         """Refuse a value the decoder has no code for. An absent key is the family's own default and passes."""
         if self.has(key) and self._values[key] not in allowed:
-            raise UnsupportedModelError(key, self._values[key], allowed)
+            self.refuse(key, self._values[key], allowed or ["its absence"])
 
 
 def read_json(path: Path) -> dict[str, object]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from playhead.errors import PlayheadError
+from playhead.schedule.sampling_params import shown
 
 MAX_LISTED = 8
 
@@ -20,8 +21,15 @@ class UnsupportedModelError(PlayheadError):
 
     def __init__(self, key: str, found: object, supported: Iterable[object], fix: str = "") -> None:
         listed = ", ".join(str(value) for value in supported)
-        super().__init__(f"config key {key!r}: found {found!r}; supported: {listed}.{' ' + fix if fix else ''}")
+        value = f"{found!r:.200}" if isinstance(found, str) else shown(found)
+        super().__init__(f"config key {key!r}: found {value}; supported: {listed}.{' ' + fix if fix else ''}")
         self.key, self.found = key, found
+
+    def with_more(self, keys: Sequence[str]) -> UnsupportedModelError:
+        """The same error, with the names of further keys that are wrong too."""
+        error = UnsupportedModelError(self.key, self.found, ())
+        error.args = (f"{self} Also wrong: {some_of(keys)}.",)
+        return error
 
 
 class CheckpointError(PlayheadError):

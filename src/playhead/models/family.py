@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from playhead.layers.spec import NormKind, QKNorm
-from playhead.models.config import MAX_LAYERS, ConfigReader
-from playhead.models.errors import UnsupportedModelError
+from playhead.models.config import ConfigReader
 from playhead.models.spec import Placement
 
 WINDOW_LAYER, FULL_LAYER = "sliding_attention", "full_attention"
@@ -31,19 +30,27 @@ Switch = bool | str
 class Family:
     """A declarative mapping from one `model_type` to the decoder's words.
 
+    A family reads the keys it declares and no others: transformers ignores the rest, and so must we.
+
     `defaults` are the values the family's authors assume for keys a config leaves out; `required` are options the
-    decoder has one answer to. `text_key` names the part of the config that describes the decoder, and
-    `weight_prefixes` what its tensors' names may start with; tensors under `ignored_prefixes` belong to other parts.
+    decoder has one answer to. `aliases` are second names of keys; where a config has both, the alias wins. `text_key`
+    names the part of the config that describes the decoder. The decoder's tensors start with one of `weight_prefixes`,
+    and its head has one of `head_names`; tensors under `ignored_prefixes` belong to other parts.
     """
 
     model_type: str
     architectures: tuple[str, ...]
     layer_types: LayerTypes
+    reads_layer_types: bool = True
+    """Whether a config's `layer_types` come before the family's own pattern."""
+    has_window_switch: bool = False
+    """Whether `use_sliding_window` decides if there are windows at all."""
     defaults: Mapping[str, object] = field(default_factory=dict)
     required: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
     text_key: str | None = None
     weight_prefixes: tuple[str, ...] = ("model.",)
-    head_name: str = "lm_head.weight"
+    head_names: tuple[str, ...] = ("lm_head.weight",)
     ignored_prefixes: tuple[str, ...] = ()
 
     norm: NormKind = NormKind.RMS
@@ -59,13 +66,20 @@ class Family:
 
     scale_key: str | None = None
     """Attention is scaled by this key's value ** -0.5; None means the head dim's."""
+    attention_softcap_key: str | None = None
+    final_softcap_key: str | None = None
     has_scaled_embedding: bool = False
     has_logit_scale: bool = False
+    overflows_float16: bool = False
+    """Whether activations of the published checkpoints leave float16's range."""
 
     rope_theta: float = 10_000.0
+    default_rope: Mapping[str, object] = field(default_factory=dict)
+    """The rope parameters of a config that has none."""
+    has_rope_per_layer_type: bool = False
+    """Whether window and full layers have a rope table each. `rope_scaling` then concerns full layers alone."""
     window_rope_theta_key: str | None = None
-    window_rope_theta: float | None = None
-    scales_rope_on_full_only: bool = False
+    window_rope_theta: float = 10_000.0
     rope_on: RopeOn = RopeOn.ALL
     has_interleaved_rope: bool = False
 
@@ -83,30 +97,15 @@ def windowed_from_max_window_layers(config: ConfigReader, num_layers: int) -> li
     """Qwen: layers from `max_window_layers` on, if windows are switched on at all."""
     if not config.flag("use_sliding_window") or not config.has("sliding_window"):
         return [FULL_LAYER] * num_layers
-    first = config.value("max_window_layers")
-    if isinstance(first, bool) or not isinstance(first, int) or not 0 <= first <= MAX_LAYERS:
-        raise UnsupportedModelError("max_window_layers", first, [f"an integer from 0 to {MAX_LAYERS}"])
+    first = config.size("max_window_layers")
     return [WINDOW_LAYER if i >= first else FULL_LAYER for i in range(num_layers)]
 
 
-def full_every(period: int) -> LayerTypes:
-    """Every `period`-th layer is full; 6 gives SSSSSF. A config may name another period, or spell the pattern out."""
+def full_every(period: int, *, key: str | None = None) -> LayerTypes:
+    """Every `period`-th layer is full; 6 gives SSSSSF. A config may name another period by `key`."""
 
     def layer_types(config: ConfigReader, num_layers: int) -> list[str]:
-        if not config.has("sliding_window"):
-            return [FULL_LAYER] * num_layers
-        pattern = config.value("sliding_window_pattern")
-        if isinstance(pattern, str):
-            return _spelled_out(pattern, num_layers)
-        every = config.size_or("sliding_window_pattern", period)
+        every = period if key is None else config.size_or(key, period)
         return [WINDOW_LAYER if (i + 1) % every else FULL_LAYER for i in range(num_layers)]
 
     return layer_types
-
-
-def _spelled_out(pattern: str, num_layers: int) -> list[str]:
-    """'LLLG', repeated; the last layer is global whatever the pattern says."""
-    if not pattern or set(pattern) - {"L", "G"}:
-        raise UnsupportedModelError("sliding_window_pattern", pattern, ["an integer", "a string of L and G"])
-    kinds = {"L": WINDOW_LAYER, "G": FULL_LAYER}
-    return [kinds[pattern[i % len(pattern)]] for i in range(num_layers - 1)] + [FULL_LAYER]

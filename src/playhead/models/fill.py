@@ -5,8 +5,9 @@ Shapes: X experts, I rows of an expert's gate and up together; further dims foll
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,9 +16,11 @@ from playhead.models.decoder import Decoder
 from playhead.models.errors import CheckpointError, some_of
 from playhead.models.family import Family
 from playhead.models.mxfp4 import dequantise_mxfp4
-from playhead.models.pieces import Conversion, Piece, is_ignorable, pieces_of
+from playhead.models.pieces import Conversion, Piece, embedding_name, head_name, is_ignorable, pieces_of
 from playhead.models.sources import TensorSource
 from playhead.models.spec import ModelSpec
+
+LOG = logging.getLogger(__name__)
 
 MXFP4 = (Conversion.MXFP4_GATE_UP, Conversion.MXFP4_DOWN)
 
@@ -43,6 +46,7 @@ def load_decoder(
 ) -> Decoder:
     """A decoder with the source's weights, or a `CheckpointError` before any of its memory is taken."""
     family = family_named(spec.family)
+    spec = as_stored(spec, family, source)
     pieces = pieces_of(spec, family, source.tensors)
     _check(pieces, spec, family, source)
     decoder = Decoder(spec, dtype=dtype, device=device)
@@ -56,6 +60,20 @@ def load_decoder(
         if on_progress is not None:
             on_progress(LoadProgress(num_bytes=num_bytes, total_bytes=total_bytes))
     return decoder
+
+
+def as_stored(spec: ModelSpec, family: Family, source: TensorSource) -> ModelSpec:
+    """The spec, untied where the checkpoint has a head that differs from its embedding: as transformers, files win.
+
+    Old exports of tied models carry the embedding a second time, so the head's presence alone says nothing.
+    """
+    embedding, head = embedding_name(family, source.tensors), head_name(family, source.tensors)
+    if not spec.is_tied or not {embedding, head} <= source.tensors.keys():
+        return spec
+    if source.tensors[embedding] == source.tensors[head] and torch.equal(source.read(embedding), source.read(head)):
+        return spec
+    LOG.warning("%s: %s differs from %s although the config ties them; both are used", source.label, head, embedding)
+    return replace(spec, is_tied=False)
 
 
 def _check(pieces: list[Piece], spec: ModelSpec, family: Family, source: TensorSource) -> None:

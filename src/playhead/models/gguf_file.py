@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import struct
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,13 +45,19 @@ class GgufTensor:
 
 
 class GgufFile:
-    """Metadata and tensor table of one file; blocks are read when asked for."""
+    """Metadata and tensor table of one file; blocks are read when asked for.
+
+    The file is opened once and stays open: whatever takes its place later, tensors come from what was checked here.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path, self._quants = path, _quants(path)
-        if path.stat().st_size == 0:
+        # Unbuffered, and read by position: a map of a file that shrinks would end the process.
+        self._handle = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._handle)
+        if os.fstat(self._handle).st_size == 0:
             raise _damaged(path, "an empty file", "a GGUF header")
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with mmap.mmap(self._handle, 0, access=mmap.ACCESS_READ) as data:
             cursor = _Cursor(path, data)
             if cursor.take(4) != MAGIC:
                 raise _damaged(path, "another format", "a file that begins with 'GGUF'")
@@ -105,9 +113,14 @@ class GgufFile:
     def read(self, name: str) -> torch.Tensor:
         """The tensor as float32 numbers."""
         tensor = self.tensors[name]
-        packed = np.fromfile(self._path, dtype=np.uint8, count=tensor.num_bytes, offset=tensor.start)
-        if packed.size != tensor.num_bytes:
-            raise _damaged(self._path, f"the file ends inside tensor {name!r}", "the file as it was opened")
+        packed = np.empty(tensor.num_bytes, dtype=np.uint8)
+        done, into = 0, memoryview(packed)
+        while done < tensor.num_bytes:
+            # The system reads at most 2 GiB at once.
+            num_read = os.preadv(self._handle, [into[done:]], tensor.start + done)
+            if num_read == 0:
+                raise _damaged(self._path, f"the file ends inside tensor {name!r}", "the file as it was opened")
+            done += num_read
         rows = packed.reshape(*tensor.shape[:-1], -1)
         return torch.from_numpy(self._quants.dequantise(rows, tensor.type_id)).reshape(tensor.shape)
 

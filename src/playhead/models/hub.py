@@ -12,6 +12,8 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 # Only what is read. Pickled weights stay where they are, and so does code.
 PATTERNS = ("*.json", "*.safetensors", "*.jinja")
+# A pattern's * takes slashes too. Folders (original/, metal/, onnx/) and consolidated files repeat the same weights.
+IGNORED_PATTERNS = ("*/*", "consolidated*", "*.bin", "*.pth", "*.pt")
 
 
 def resolve_model(model: str, *, revision: str | None = None, config_only: bool = False) -> Path:
@@ -45,7 +47,8 @@ def _download(model: str, revision: str | None, *, config_only: bool) -> Path:
     try:
         if config_only:
             return Path(hf_hub_download(model, "config.json", revision=revision)).parent
-        return Path(snapshot_download(model, revision=revision, allow_patterns=list(PATTERNS)))
+        wanted, unwanted = list(PATTERNS), list(IGNORED_PATTERNS)
+        return Path(snapshot_download(model, revision=revision, allow_patterns=wanted, ignore_patterns=unwanted))
     except LocalEntryNotFoundError:
         raise CheckpointError(
             model,

@@ -30,18 +30,23 @@ class LoadFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDescription:
-    """What a checkpoint says it is. Cheap: no weight has been read, and memory can be planned from it."""
+    """What a checkpoint says it is. Cheap: no weight has been read, and memory can be planned from it.
+
+    `gguf` is the opened file where the checkpoint is one: weights and tokenizer come from it too.
+    """
 
     path: Path
     config: dict[str, object]
     spec: ModelSpec
+    gguf: GgufFile | None = None
 
 
 def describe_model(model: str, *, revision: str | None = None, config_only: bool = False) -> ModelDescription:
     """The model behind a directory, a .gguf file or a hub id, of which `config_only` fetches config.json alone."""
     path = resolve_model(model, revision=revision, config_only=config_only)
-    config = config_from_gguf(GgufFile(path)) if path.is_file() else read_json(path / "config.json")
-    return ModelDescription(path=path, config=config, spec=spec_from_config(config))
+    gguf = GgufFile(path) if path.is_file() else None
+    config = read_json(path / "config.json") if gguf is None else config_from_gguf(gguf)
+    return ModelDescription(path=path, config=config, spec=spec_from_config(config), gguf=gguf)
 
 
 def load_weights(
@@ -65,7 +70,6 @@ def load_weights(
 
 
 def _source(description: ModelDescription) -> TensorSource:
-    path = description.path
-    if path.is_dir():
-        return SafetensorsDirectory(path)
-    return GgufWeights(GgufFile(path), description.config, path.name)
+    if description.gguf is None:
+        return SafetensorsDirectory(description.path)
+    return GgufWeights(description.gguf, description.config, description.path.name)

@@ -45,21 +45,34 @@ class Piece:
 def weight_prefix(family: Family, names: Collection[str]) -> str:
     """What the decoder's tensor names start with in this checkpoint."""
     for prefix in family.weight_prefixes:
-        if f"{prefix}embed_tokens.weight" in names:
+        if f"{prefix}embed_tokens.weight" in names or f"{prefix}norm.weight" in names:
             return prefix
     return family.weight_prefixes[0]
+
+
+def embedding_name(family: Family, names: Collection[str]) -> str:
+    return f"{weight_prefix(family, names)}embed_tokens.weight"
+
+
+def head_name(family: Family, names: Collection[str]) -> str:
+    """What the head's tensor is called in this checkpoint."""
+    return next((name for name in family.head_names if name in names), family.head_names[0])
 
 
 def pieces_of(spec: ModelSpec, family: Family, names: Collection[str]) -> list[Piece]:
     """Everything the decoder needs. `names` decide only between forms a family is published in."""
     prefix = weight_prefix(family, names)
     vocab_shape = (spec.vocab_size, spec.hidden_size)
+    embedding = embedding_name(family, names)
+    if spec.is_tied and embedding not in names:
+        # A tied checkpoint may hold the one matrix under the head's name alone.
+        embedding = next((name for name in family.head_names if name in names), embedding)
     pieces = [
-        Piece(target="embedding_VM", sources=((f"{prefix}embed_tokens.weight", vocab_shape),)),
+        Piece(target="embedding_VM", sources=((embedding, vocab_shape),)),
         Piece(target="final_norm.weight", sources=((f"{prefix}norm.weight", (spec.hidden_size,)),)),
     ]
     if not spec.is_tied:
-        pieces.append(Piece(target="lm_head.weight", sources=((family.head_name, vocab_shape),)))
+        pieces.append(Piece(target="lm_head.weight", sources=((head_name(family, names), vocab_shape),)))
     for i, layer in enumerate(spec.layers):
         source, target = f"{prefix}layers.{i}", f"blocks.{i}"
         pieces += _attention_pieces(layer, spec.hidden_size, source, target)
@@ -78,7 +91,7 @@ def pieces_of(spec: ModelSpec, family: Family, names: Collection[str]) -> list[P
 def is_ignorable(name: str, spec: ModelSpec, family: Family) -> bool:
     """Tensors a checkpoint may carry and the decoder has no use for."""
     is_other_part = name.startswith(family.ignored_prefixes) if family.ignored_prefixes else False
-    is_tied_head = spec.is_tied and name.endswith("lm_head.weight")
+    is_tied_head = spec.is_tied and name in family.head_names  # the embedding once more; `as_stored` has compared them
     return is_other_part or is_tied_head or name.endswith("rotary_emb.inv_freq")
 
 

@@ -1,101 +1,147 @@
-"""Rope as configs write it, old and new, turned into one spec per layer type."""
+"""Rope as configs write it, old and new, turned into one spec per layer type.
+
+The rules are those of transformers 5, whose tests/parity compares us with: where a config has both, `rope_scaling`, the
+old name, wins over `rope_parameters`, the new one.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
-from playhead.layers.spec import LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
+from playhead.layers.spec import LinearScaling, Llama3Scaling, RopeSpec, Scaling, YarnScaling
 from playhead.models.config import ConfigReader
-from playhead.models.errors import UnsupportedModelError
 from playhead.models.family import FULL_LAYER, WINDOW_LAYER, Family
 
-SCALINGS = ("default", "linear", "llama3", "yarn")
+NEW, OLD = "rope_parameters", "rope_scaling"
+ORIGINAL_CONTEXT, PARTIAL = "original_max_position_embeddings", "partial_rotary_factor"
+UNSCALED = {"rope_type": "default"}
 
-COMMON_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
-KEYS_OF = {
-    # Absent values may be written out by whoever saved the config, so the unscaled kind allows what it ignores.
-    "default": COMMON_KEYS | {"factor", "original_max_position_embeddings"},
-    "linear": COMMON_KEYS | {"factor", "original_max_position_embeddings"},
-    "llama3": COMMON_KEYS | {"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"},
-    "yarn": COMMON_KEYS
-    | {"factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "truncate"}
-    | {"mscale", "mscale_all_dim"},
-}
+# "dynamic" changes its base when a sequence outgrows `max_position_embeddings`, and no sequence here does.
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+YARN_KEYS = ("attention_factor", "beta_fast", "beta_slow", "truncate", "mscale", "mscale_all_dim")
+KEYS = {"rope_type", "type", "rope_theta", PARTIAL, "factor", ORIGINAL_CONTEXT, "low_freq_factor", "high_freq_factor"}
+KEYS.update(YARN_KEYS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeTable:
+    """One rope as a config has it. `theta`, `truncate` and `original_context` are what holds outside the table."""
+
+    values: ConfigReader
+    theta: float
+    truncate: bool
+    original_context: int | None = None
 
 
 def read_ropes(family: Family, config: ConfigReader, head_dim: int) -> dict[str, RopeSpec]:
-    """The rope of window layers and of full layers.
-
-    New configs have `rope_parameters`, flat or one table per layer type; old ones have `rope_theta` and `rope_scaling`,
-    which for some families concerns full layers alone.
-    """
-    tables = config.table_or_none("rope_parameters")
-    nested = tables is not None and bool({WINDOW_LAYER, FULL_LAYER} & set(tables.keys()))
-    ropes = {}
-    for layer_type in (WINDOW_LAYER, FULL_LAYER):
-        theta = _default_theta(family, config, layer_type)
-        if tables is not None and nested:
-            table = tables.table_or_none(layer_type)
-        elif tables is not None:
-            table = tables
-        else:
-            table = config.table_or_none("rope_scaling")
-            if family.scales_rope_on_full_only and layer_type == WINDOW_LAYER:
-                table = None
-        ropes[layer_type] = _read_rope(family, config, table or ConfigReader({}), theta, head_dim)
-    return ropes
+    """The rope of window layers and of full layers."""
+    if family.has_rope_per_layer_type:
+        tables = {WINDOW_LAYER: _window_table(family, config), FULL_LAYER: _full_table(family, config)}
+    else:
+        tables = dict.fromkeys((WINDOW_LAYER, FULL_LAYER), _only_table(family, config))
+    ropes = {table: _read_rope(family, config, table, head_dim) for table in dict.fromkeys(tables.values())}
+    return {layer_type: ropes[table] for layer_type, table in tables.items()}
 
 
-def _default_theta(family: Family, config: ConfigReader, layer_type: str) -> float:
-    if layer_type == WINDOW_LAYER and family.window_rope_theta_key is not None:
-        return config.number_or(family.window_rope_theta_key, family.window_rope_theta or family.rope_theta)
-    return config.number_or("rope_theta", family.rope_theta)
+def _only_table(family: Family, config: ConfigReader) -> RopeTable:
+    """One table for all layers. `rope_scaling` replaces `rope_parameters` unless it is empty."""
+    new, old = config.table_or_none(NEW), config.table_or_none(OLD)
+    values = config.table(NEW, family.default_rope) if new is None else new
+    if old is not None and old.keys():
+        values = old
+    return RopeTable(
+        values=values,
+        theta=config.number_or("rope_theta", family.rope_theta),
+        truncate=_flag_or_true(values, "truncate"),
+        # Some models save the length they were trained for beside the table; it comes before the one inside.
+        original_context=config.size(ORIGINAL_CONTEXT) if config.has(ORIGINAL_CONTEXT) else None,
+    )
 
 
-def _read_rope(family: Family, config: ConfigReader, table: ConfigReader, theta: float, head_dim: int) -> RopeSpec:
-    kind = table.text_or("rope_type", table.text_or("type", "default"))
-    if kind not in SCALINGS:
-        raise UnsupportedModelError("rope_type", kind, SCALINGS)
-    if unknown := sorted(set(table.keys()) - KEYS_OF[kind]):
-        raise UnsupportedModelError(f"rope parameters of type {kind!r}", unknown, sorted(KEYS_OF[kind]))
-    theta = table.number_or("rope_theta", theta)
-    partial = table.number_or("partial_rotary_factor", config.number_or("partial_rotary_factor", 1.0))
-    rotary_dim = int(head_dim * partial)
-    if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
-        raise UnsupportedModelError("partial_rotary_factor", partial, [f"an even part of head_dim {head_dim}"])
-    if theta <= 0:
-        raise UnsupportedModelError("rope_theta", theta, ["a positive number"])
+def _window_table(family: Family, config: ConfigReader) -> RopeTable:
+    theta = family.window_rope_theta
+    if family.window_rope_theta_key is not None:
+        theta = config.number_or(family.window_rope_theta_key, theta)
+    return RopeTable(values=_nested(config, WINDOW_LAYER), theta=theta, truncate=_outer_truncate(config))
+
+
+def _full_table(family: Family, config: ConfigReader) -> RopeTable:
+    """The full layers' own table, with the values of `rope_scaling` over it."""
+    values, old = _nested(config, FULL_LAYER), config.table_or_none(OLD)
+    if old is not None:
+        new = config.table_or_none(NEW)
+        if new is not None and not new.has(FULL_LAYER):
+            config.refuse(OLD, list(old.keys()), [f"none where {NEW} has no {FULL_LAYER}"])
+        values = values.updated(old)
+    theta = config.number_or("rope_theta", family.rope_theta)
+    return RopeTable(values=values, theta=theta, truncate=_outer_truncate(config))
+
+
+def _nested(config: ConfigReader, layer_type: str) -> ConfigReader:
+    """A layer type's own table, or the unscaled one. Values beside these tables concern no layer."""
+    new = config.table_or_none(NEW)
+    nested = None if new is None else new.table_or_none(layer_type)
+    return config.table(NEW, UNSCALED) if nested is None else nested
+
+
+def _outer_truncate(config: ConfigReader) -> bool:
+    """Where every layer type has a table, the reference still looks for `truncate` beside those tables."""
+    new = config.table_or_none(NEW)
+    return True if new is None else _flag_or_true(new, "truncate")
+
+
+def _flag_or_true(table: ConfigReader, key: str) -> bool:
+    return table.flag(key) if table.has(key) else True
+
+
+def _read_rope(family: Family, config: ConfigReader, table: RopeTable, head_dim: int) -> RopeSpec:
+    values = table.values
+    kind = values.text_or("rope_type", values.text_or("type", "default"))
+    if kind not in ROPE_TYPES:
+        values.refuse("rope_type", kind, ROPE_TYPES)
+        kind = "default"
+    if unknown := sorted(set(values.keys()) - KEYS):
+        values.refuse(unknown[0], values.value(unknown[0]), [f"no such key; known are {', '.join(sorted(KEYS))}"])
+    if config.is_sound and head_dim % 2:
+        config.refuse("head_dim", head_dim, ["an even number: rope turns pairs"])
+    level = values if values.has(PARTIAL) else config
+    partial = level.number_or(PARTIAL, 1.0)
+    # The unscaled kind turns whole heads, whatever the factor says; the others have no code for a part of a head.
+    if kind != "default" and config.is_sound and int(head_dim * partial) != head_dim:
+        level.refuse(PARTIAL, partial, [f"1 with rope type {kind!r}"])
     return RopeSpec(
-        theta=theta,
-        rotary_dim=rotary_dim,
+        theta=values.number_or("rope_theta", table.theta),
+        rotary_dim=head_dim,
         interleaved=family.has_interleaved_rope,
         scaling=_read_scaling(kind, config, table),
     )
 
 
-def _read_scaling(
-    kind: str, config: ConfigReader, table: ConfigReader
-) -> LinearScaling | Llama3Scaling | YarnScaling | None:
+def _read_scaling(kind: str, config: ConfigReader, table: RopeTable) -> Scaling | None:
+    values = table.values
     if kind == "default":
         return None
-    if kind == "linear":
-        return LinearScaling(factor=table.number("factor"))
-    original = table.size_or("original_max_position_embeddings", config.size("max_position_embeddings"))
+    if kind in ("linear", "dynamic"):
+        factor = values.number("factor")
+        return LinearScaling(factor=factor) if kind == "linear" else None
+    context = config.size("max_position_embeddings")
+    original = table.original_context or values.size_or(ORIGINAL_CONTEXT, context)
     if kind == "llama3":
+        low, high = values.number("low_freq_factor"), values.number("high_freq_factor")
+        if config.is_sound and low >= high:
+            values.refuse("low_freq_factor", low, [f"less than high_freq_factor, {high}"])
         return Llama3Scaling(
-            factor=table.number("factor"),
-            low_freq_factor=table.number("low_freq_factor"),
-            high_freq_factor=table.number("high_freq_factor"),
-            original_context=original,
+            factor=values.number("factor"), low_freq_factor=low, high_freq_factor=high, original_context=original
         )
-    factor = table.number_or("factor", config.size("max_position_embeddings") / original)
+    factor = values.number_or("factor", context / original)
     return YarnScaling(
         factor=factor,
         original_context=original,
-        attention_factor=table.number_or("attention_factor", _yarn_attention_factor(table, factor)),
-        beta_fast=table.number_or("beta_fast", 32.0),
-        beta_slow=table.number_or("beta_slow", 1.0),
-        truncate=table.flag("truncate") if table.has("truncate") else True,
+        attention_factor=values.number_or("attention_factor", _yarn_attention_factor(values, factor)),
+        beta_fast=values.number_or("beta_fast", 32.0),
+        beta_slow=values.number_or("beta_slow", 1.0),
+        truncate=table.truncate,
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,8 +16,6 @@ import torch
 from playhead.graph.registry import CudaGraphBufferRegistry
 from playhead.graph.sharing import InputBufferPool
 from playhead.graph.slots import (
-    Batch,
-    FillContext,
     GraphSlot,
     IndexSpace,
     PaddingPolicy,
@@ -39,8 +36,10 @@ SHORTEST_LENGTH = 1  # with length 0 a softmax has no terms, and its NaN would r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFeatures:
-    """Inputs that only some models have. What a model lacks has no slot."""
+    """Inputs that only some models or backends read. What nobody reads has no slot."""
 
+    host_lengths: bool = False
+    """`seq_lens_cpu`, for a backend that plans on the host. A graph cannot advance it: such a step is filled anew."""
     encoder: bool = False
     mamba_tracking: bool = False
     mrope: bool = False
@@ -97,15 +96,6 @@ def usual_slots(advances: str | None = None) -> tuple[GraphSlot, ...]:
         host_vector("out_cache_loc", "tokens", FULL_LOCS.dtype, index=FULL_LOCS, graph_writes=advances),
         host_vector("req_pool_indices", "bs", ROWS.dtype, index=ROWS),
         host_vector("seq_lens", "bs", torch.int32, pad_value=SHORTEST_LENGTH, graph_writes=advances),
-        GraphSlot(
-            name="seq_lens_cpu",
-            shape_fn=lambda bs, tokens: (bs,),
-            dtype=torch.int32,
-            axis="bs",
-            device=torch.device("cpu"),
-            padding_policy=PaddingPolicy.FILL_SENTINEL,
-            pad_value=SHORTEST_LENGTH,
-        ),
         host_scalar("num_token_non_padded", lambda batch, ctx: np.array([ctx.raw_num_tokens], dtype=np.int32)),
     )
 
@@ -113,6 +103,18 @@ def usual_slots(advances: str | None = None) -> tuple[GraphSlot, ...]:
 def optional_slots(features: InputFeatures) -> list[GraphSlot]:
     """What the model's features add."""
     slots = []
+    if features.host_lengths:
+        slots.append(
+            GraphSlot(
+                name="seq_lens_cpu",
+                shape_fn=lambda bs, tokens: (bs,),
+                dtype=torch.int32,
+                axis="bs",
+                device=torch.device("cpu"),
+                padding_policy=PaddingPolicy.FILL_SENTINEL,
+                pad_value=SHORTEST_LENGTH,
+            )
+        )
     if features.encoder:
         slots.append(host_vector("encoder_lens", "bs", torch.int32, pad_value=SHORTEST_LENGTH, fill_once=True))
     if features.mamba_tracking:
@@ -150,16 +152,11 @@ def host_scalar(name: str, source_fn: SourceFn) -> GraphSlot:
 
 def proxy_slot(name: str, width: int, dtype: torch.dtype) -> GraphSlot:
     """Hidden states from the previous pipeline stage: on the device already, so copied there."""
-
-    def from_previous_stage(batch: Batch, ctx: FillContext) -> Any:
-        proxies = ctx.pp_proxy_tensors or {}
-        return proxies.get(name)  # None is refused by the registry, which names the slot
-
     return GraphSlot(
         name=f"pp_proxy.{name}",
         shape_fn=lambda bs, tokens: (tokens, width),
         dtype=dtype,
         axis="tokens",
         padding_policy=PaddingPolicy.ZERO,
-        source_fn=from_previous_stage,
+        proxy=name,
     )

@@ -1,7 +1,8 @@
 """A decoder over paged KV, as steps a runner can capture.
 
-Attention is the one break: it norms and turns queries and keys, writes this step's keys and values, and attends. What
-comes after the layer stack is in `sampled_step.py`.
+A forward begins with the pool's translation, which serves all layers. Attention is the one break: it norms and turns
+queries and keys, writes this step's keys and values, and attends. What comes after the layer stack is in
+`sampled_step.py`.
 
 Shapes: T tokens, M hidden, X = all heads of q, k and v, Y = all heads of the output, H heads, E head dim of v.
 """
@@ -10,24 +11,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 
-from playhead.attention.base import AttentionBackend, AttentionPlan, LayerAttention, Lookup, Phase, attend
+from playhead.attention.base import (
+    ROWS_SLOT,
+    AttentionBackend,
+    AttentionPlan,
+    LayerAttention,
+    Lookup,
+    Phase,
+    attend,
+)
 from playhead.graph.breaks import BreakOp, RunBreak, Scope, Tensors, TensorSpec
 from playhead.graph.capture import Inputs, StepFn
 from playhead.graph.runner import OwnedMemory, RunAxis, StepSpec
-from playhead.graph.slots import Batch, FillContext
+from playhead.graph.slots import Batch, FillContext, GraphSlot, host_vector
 from playhead.kernels.rope import qk_rope_write
 from playhead.kv.geometry import KVDtype, KVGeometry, LayerKV
-from playhead.kv.pool import MHAKVPool
+from playhead.kv.pool import ForwardLocs, ForwardTokens, MHAKVPool
 from playhead.kv.swa_pool import SWAKVPool
 from playhead.layers.attention import split_heads
 from playhead.layers.spec import AttentionSpec
 from playhead.models.decoder import Decoder
 from playhead.models.spec import ModelSpec
+from playhead.step.inputs import ROWS
 
 KVPool = MHAKVPool | SWAKVPool
+
+LOCS_SLOT = "out_cache_loc"
+POSITIONS_SLOT = "positions"
+TOKEN_ROWS_SLOT = "token_rows"
 
 
 def kv_geometry(spec: ModelSpec, *, page_size: int, dtype: torch.dtype) -> KVGeometry:
@@ -64,28 +79,44 @@ def layer_attentions(decoder: Decoder, pool: KVPool) -> tuple[LayerAttention, ..
                 window=spec.window,
                 softcap=spec.softcap,
                 sinks_H=decoder.sinks[index],
-                mapping_L=pool.window_mapping(index),
             )
         )
     return tuple(layers)
 
 
+def token_slots() -> tuple[GraphSlot, ...]:
+    """What a step over tokens needs beside a registry's usual slots: the row of each token's request."""
+    return (host_vector(TOKEN_ROWS_SLOT, "tokens", ROWS.dtype, index=ROWS),)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ModelPlan:
-    """What one forward's attention reads: the backend's plan, where the new tokens stand and where they go."""
+class GroupPlan:
+    """What one forward's layers of one KV group read: the backend's plan, and where the new tokens go."""
 
     attention: AttentionPlan
+    new_locs_T: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModelPlan:
+    """What one forward's attention reads: a plan per KV group, and where the new tokens stand. All at fixed addresses.
+
+    A window group's tables and locations are the pool's workspaces. The forward fills them before its first layer, so
+    the plan may be made before that.
+    """
+
+    groups: tuple[GroupPlan, ...]
     positions_T: torch.Tensor
-    locs_T: torch.Tensor
     num_tokens: int
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        return (*self.attention.tensors(), self.positions_T, self.locs_T)
+        by_group = ((*group.attention.tensors(), group.new_locs_T) for group in self.groups)
+        return (self.positions_T, *chain.from_iterable(by_group))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ScopedContext:
-    """The decoder's view of one forward: attention through the scope, all else having one for each layer."""
+    """The decoder's view of one forward. Each layer has its own spec, break op and look-up; all share `scope`."""
 
     scope: Scope
     specs: tuple[AttentionSpec, ...]
@@ -111,8 +142,8 @@ class ModelStep:
         self.decoder, self.pool, self.layers, self.backend = decoder, pool, layers, backend
         decoder.lay_out()
         self._as_rows = tuple(layer.as_rows() for layer in layers)
-        self._group_of = tuple(layer.group for layer in layers)
-        self._groups = dict(zip(self._group_of, layers, strict=True))
+        self._group_of = tuple(pool.layers_mapping[index][1] for index in range(len(layers)))
+        self._lookup_of = tuple(layer.group for layer in layers)
         self._specs, self._turns = tuple(layer.attention for layer in decoder.spec.layers), decoder.turns
         # The packed projection does not say how wide attention's output is, so every width has a break of its own.
         widths = dict.fromkeys(spec.output_size for spec in self._specs)
@@ -124,17 +155,24 @@ class ModelStep:
         """All memory a forward may touch besides its slots."""
         weights = (*self.decoder.parameters(), *self.decoder.buffers())
         kv = tuple(cache for layer in self.layers for cache in (layer.k_cache_NSKD, layer.v_cache_NSKE))
-        mappings = {layer.mapping_L.data_ptr(): layer.mapping_L for layer in self.layers if layer.mapping_L is not None}
         return (
             OwnedMemory(name="weights", tensors=weights),
             OwnedMemory(name="kv", tensors=kv, writable=True, sink_rows=1),
-            OwnedMemory(name="window mapping", tensors=tuple(mappings.values())),
+            OwnedMemory(name="window mapping", tensors=self.pool.device_mappings),
+            OwnedMemory(name="window locations", tensors=self.pool.workspaces, writable=True),
             *self.backend.owned(),
         )
 
     def hidden(self, inputs: Inputs, scope: Scope, phase: Phase) -> torch.Tensor:
-        """Embedding and layer stack: h_TM, as `head` wants it."""
-        lookups = self._look_up(inputs) if phase is Phase.DECODE else ((),) * len(self.layers)
+        """Embedding and layer stack: h_TM, as `head` wants it. Begins with the translation, for all layers."""
+        tokens = ForwardTokens(
+            page_table_RP=self.backend.page_table_RP,
+            full_locs_T=inputs[LOCS_SLOT],
+            rows_T=inputs[ROWS_SLOT if phase is Phase.DECODE else TOKEN_ROWS_SLOT],
+            positions_T=inputs[POSITIONS_SLOT],
+        )
+        forward = self.pool.begin_forward(tokens, is_launched=True)
+        lookups = self._look_up(forward, inputs) if phase is Phase.DECODE else ((),) * len(self.layers)
         context = ScopedContext(scope=scope, specs=self._specs, breaks=self._breaks, lookups=lookups)
         return self.decoder.layers(self.decoder.embed(inputs["input_ids"]), context)
 
@@ -150,12 +188,12 @@ class ModelStep:
             attention, num_tokens = self.backend.plan(batch, ctx, inputs), ctx.padded_num_tokens
             if has_breaks:
                 attention, num_tokens = replace(attention, spans={}), ctx.raw_num_tokens
-            return ModelPlan(
-                attention=attention,
-                positions_T=inputs["positions"],
-                locs_T=inputs["out_cache_loc"],
-                num_tokens=num_tokens,
+            forward = self.pool.forward_locs(attention.page_table_RP, inputs[LOCS_SLOT][:num_tokens])
+            groups = tuple(
+                GroupPlan(attention=replace(attention, page_table_RP=locs.table_RP), new_locs_T=locs.new_locs_T)
+                for locs in forward.groups
             )
+            return ModelPlan(groups=groups, positions_T=inputs[POSITIONS_SLOT][:num_tokens], num_tokens=num_tokens)
 
         return StepSpec(
             name="decode" if axis == "bs" else "prefill",
@@ -166,17 +204,21 @@ class ModelStep:
             owned=self.owned,
         )
 
-    def _look_up(self, inputs: Inputs) -> tuple[Tensors, ...]:
-        """Where each layer's keys are in a decode step, found once per group."""
-        found = {group: self.backend.lookup(layer, inputs) for group, layer in self._groups.items()}
-        lookups = (found[group] for group in self._group_of)
-        return tuple(() if at is None else (at.key_rows_BJ, at.bias_BJ, at.new_rows_B) for at in lookups)
+    def _look_up(self, forward: ForwardLocs, inputs: Inputs) -> tuple[Tensors, ...]:
+        """Where each layer's keys are in a decode step, found once for all layers with equal places."""
+        found: dict[tuple[object, ...], Tensors] = {}
+        for layer, place, group in zip(self.layers, self._lookup_of, self._group_of, strict=True):
+            if place not in found:
+                at = self.backend.lookup(layer, forward.groups[group], inputs)
+                found[place] = () if at is None else (at.key_rows_BJ, at.bias_BJ, at.new_rows_B)
+        return tuple(found[place] for place in self._lookup_of)
 
     def _attend(self, plan: ModelPlan, inputs: Tensors, outputs: Tensors, site: str) -> None:
         """Turn queries and keys, keep the new keys and values, attend. Rows after the step's tokens are left alone."""
         index, n = int(site), plan.num_tokens
         qkv_TX, *found = inputs
-        spec, turn, layer, locs_T = self._specs[index], self._turns[index], self.layers[index], plan.locs_T[:n]
+        spec, turn, layer, group = self._specs[index], self._turns[index], self.layers[index], self._group_of[index]
+        attention, locs_T = plan.groups[group].attention, plan.groups[group].new_locs_T
         lookup = None
         if found:
             lookup, as_rows = Lookup(key_rows_BJ=found[0], bias_BJ=found[1], new_rows_B=found[2]), self._as_rows[index]
@@ -190,17 +232,16 @@ class ModelStep:
             turn.q_weight_W,
             turn.k_weight_W,
             turn.table_PR,
-            plan.positions_T[:n],
+            plan.positions_T,
             layer.k_cache_NSKD,
             layer.v_cache_NSKE,
             locs_T,
-            layer.mapping_L,
             turn.eps,
             turn.unit_offset,
             turn.interleaved,
         )
         out_THE = outputs[0][:n].view(n, spec.num_heads, spec.v_head_dim)
-        attend(self.backend, plan.attention, layer, q_THD, out_THE, lookup)
+        attend(self.backend, attention, layer, q_THD, out_THE, lookup)
 
 
 def attention_break(run: RunBreak, width: int) -> BreakOp:

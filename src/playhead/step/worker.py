@@ -40,7 +40,7 @@ from playhead.models.decoder import Decoder
 from playhead.schedule.chunk import Chunk
 from playhead.step.inflight import Collected, InFlight, start_stopwatch
 from playhead.step.inputs import ADVANCES, InputFeatures, build_decode_registry, build_prefill_registry
-from playhead.step.model_step import ModelStep, kv_geometry, layer_attentions
+from playhead.step.model_step import TOKEN_ROWS_SLOT, ModelStep, kv_geometry, layer_attentions, token_slots
 from playhead.step.page_table import DevicePageTable
 from playhead.step.publish import Publisher
 from playhead.step.sampled_step import (
@@ -115,6 +115,7 @@ class Worker:
         self.pool = create_kv_pool(plan, self.kv.allocator.mapping, device=self.device)
         self.page_table = DevicePageTable(self.kv.rows, self.device)
         self._publisher = Publisher(self.device)
+        decoder.reach(config.limits.max_context_tokens)
         layers = layer_attentions(decoder, self.pool)
         self._attention = self._attention_backend(layers)
         self.model = ModelStep(decoder, self.pool, layers, self._attention)
@@ -124,9 +125,6 @@ class Worker:
         self._graphs: Backend = CudaBackend(self.device) if self.device.type == "cuda" else TapeBackend()
         features = InputFeatures(extra=(*self._attention.slots(Phase.DECODE), *sampler_slots(advances=ADVANCES)))
         self._decode_registry = build_decode_registry(max_bs=max_running, device=self.device, features=features)
-        host_lens = self._decode_registry.get_slot("seq_lens_cpu").buffer
-        assert host_lens is not None, "a frozen registry has buffers"
-        self._host_lens = host_lens.numpy()  # the one slot that a graph cannot advance
         self.decoders: dict[SamplerNeeds, GraphRunner] = {}
         self.decode = self.decoder_for(GREEDY)
         self.prefill = self._prefill_runner(self._attention)
@@ -238,7 +236,6 @@ class Worker:
             result = runner.run(batch, raw_bs=len(batch["seq_lens"]), raw_num_tokens=len(batch["seq_lens"]))
         else:
             result = runner.run_again()
-            self._host_lens[: len(result.output.tokens_N)] += 1
         return result.decision, result.output
 
     def _prefill(self, batch: dict[str, Any], needs: SamplerNeeds) -> tuple[Decision, StepOutput]:
@@ -281,7 +278,9 @@ class Worker:
         ids = np.fromiter(chain.from_iterable(chunk.tokens for chunk in chunks), dtype=np.int32, count=int(stops[-1]))
         # The token at index i of the step stands as far before its request's end as i before the request's last index.
         positions = np.arange(len(ids), dtype=np.int32) + np.repeat(ends - stops, lens)
-        return self._batch(requests, ids, np.repeat(rows, lens), positions) | {
+        token_rows = np.repeat(rows, lens)
+        return self._batch(requests, ids, token_rows, positions) | {
+            TOKEN_ROWS_SLOT: token_rows,
             "query_starts": stops - lens,
             "query_lens": lens,
             LAST_TOKEN_SLOT: stops - np.int32(1),
@@ -300,7 +299,6 @@ class Worker:
             "out_cache_loc": self.kv.full_locs(token_rows, positions),
             "req_pool_indices": rows,
             "seq_lens": ends,
-            "seq_lens_cpu": torch.from_numpy(ends),
             **self.sampler.batch(rows, num_generated),
         }
 
@@ -314,7 +312,8 @@ class Worker:
         limits = self.config.limits
         # A step that mixes one chunk with decoding requests has a token of each of them besides.
         most_tokens = limits.chunk_tokens + limits.max_running
-        features = InputFeatures(extra=(*backend.slots(Phase.EXTEND), *sampler_slots(), *token_step_slots()))
+        extra = (*backend.slots(Phase.EXTEND), *token_slots(), *sampler_slots(), *token_step_slots())
+        features = InputFeatures(extra=extra)
         registry = build_prefill_registry(
             max_bs=limits.max_running, max_num_tokens=most_tokens, device=self.device, features=features
         )
@@ -322,9 +321,8 @@ class Worker:
         def one_request(ctx: FillContext) -> Batch:
             """A null request of the bucket's tokens, all of it in the sink."""
             length = np.array([self._placeholder_tokens(ctx.raw_num_tokens)], dtype=np.int32)
-            lengths = {"seq_lens": length, "seq_lens_cpu": torch.from_numpy(length)}
             queries = {"query_starts": np.zeros(1, np.int32), "query_lens": length}
-            return registry.null_batch(ctx) | lengths | queries
+            return registry.null_batch(ctx) | {"seq_lens": length} | queries
 
         capture = self._token_capture(most_tokens)
         spec = self._sampled.token_spec(one_request, has_breaks=capture.mode is not Mode.FULL)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from functools import cache
-
-import numpy as np
+from weakref import WeakKeyDictionary
 
 from playhead.answers import Answer
 from playhead.engine import Engine, LaunchedStep
+from playhead.errors import PlayheadError
 from playhead.graph.runner import GraphRunner, LivePlan, StepResult
 from playhead.graph.shapes import Decision
 from playhead.graph.slots import FillContext
-from playhead.llm import LLM
 from playhead.outputs import Logprob
 from playhead.schedule.chunk import Chunk
 from playhead.schedule.request import Request
@@ -23,8 +21,8 @@ from playhead.step import worker
 from playhead.step.inflight import Collected, HostReadback, HostStopwatch, InFlight
 from playhead.step.sampler_rows import SamplerRows
 from playhead.step.sampling import SampledTokens, SamplerNeeds, SamplerRow
-from playhead.step.worker import Worker
-from playhead.testing.mutant import Checker, Mutant, swapped
+from playhead.step.worker import StepRequests, Worker
+from playhead.testing.mutant import Checker, Mutant, Oracle, swapped
 from playhead.testing.tiny_engine import (
     LEFTOVERS,
     LIMITS,
@@ -35,26 +33,31 @@ from playhead.testing.tiny_engine import (
     crowd,
     greedy,
     run_schedule,
+    small_llm,
     tiny_engine,
     tokens_alone,
 )
 from playhead.types import Row
 
 CROWD = crowd(seed=0)
+STOPPED_PROMPT = (1, 50, 60)
 FAILING_READ = 18  # in little memory, with others waiting for some
-FAILING_RUNS = (4, 20)  # of the schedule: one request decodes; several do
+FAILING_READS = (4, 20)  # of the schedule: one request decodes; several do
+FAILS_EVERY = 5  # runs of a graph
 
 
 def slots_told_by_row() -> AbstractContextManager[None]:
     """A request in the row of one that ended, as long as that one would be now, goes on with its token."""
 
-    def by_row(self: Worker, chunks: Sequence[Chunk], needs: SamplerNeeds) -> bool:
+    def by_row(self: Worker, requests: StepRequests, needs: SamplerNeeds) -> bool:
         last = self._advanced
-        if last is None or [seq.row for seq in last.seqs] != [chunk.seq.row for chunk in chunks]:
+        if last is None or last.needs != needs or last.num_fills != self._decode_registry.num_fills:
             return False
-        lens = np.array([chunk.end for chunk in chunks])
-        unread = all(chunk.tokens[0] < 0 for chunk in chunks)
-        return unread and bool((lens == last.seq_lens + 1).all() and (lens <= last.num_places).all())
+        if [seq.row for seq in last.seqs] != requests.rows.tolist():
+            return False
+        unread = all(chunk.tokens[0] < 0 for chunk in requests.chunks)
+        ends = requests.ends
+        return unread and bool((ends == last.seq_lens + 1).all() and (ends <= last.num_places).all())
 
     return swapped(Worker, "_goes_on", by_row)
 
@@ -62,11 +65,13 @@ def slots_told_by_row() -> AbstractContextManager[None]:
 def next_place_not_known() -> AbstractContextManager[None]:
     """A step goes on although its next page was not in the table when the last one looked there."""
 
-    def anyway(self: Worker, chunks: Sequence[Chunk], needs: SamplerNeeds) -> bool:
+    def anyway(self: Worker, requests: StepRequests, needs: SamplerNeeds) -> bool:
         last = self._advanced
-        if last is None or last.needs != needs or last.seqs != [chunk.seq for chunk in chunks]:
+        if last is None or last.needs != needs or last.num_fills != self._decode_registry.num_fills:
             return False
-        return last.num_fills == self._decode_registry.num_fills
+        return last.seqs == [chunk.seq for chunk in requests.chunks] and bool(
+            (requests.ends == last.seq_lens + 1).all()
+        )
 
     return swapped(Worker, "_goes_on", anyway)
 
@@ -74,11 +79,12 @@ def next_place_not_known() -> AbstractContextManager[None]:
 def sampler_row_kept() -> AbstractContextManager[None]:
     """A recycled row keeps the seed and the temperature of its former request."""
     original = SamplerRows.set
-    known: set[tuple[int, Row]] = set()
+    known: WeakKeyDictionary[SamplerRows, set[Row]] = WeakKeyDictionary()
 
     def only_once(self: SamplerRows, row: Row, request: SamplerRow) -> None:
-        if (id(self), row) not in known:
-            known.add((id(self), row))
+        rows = known.setdefault(self, set())
+        if row not in rows:
+            rows.add(row)
             original(self, row, request)
 
     return swapped(SamplerRows, "set", only_once)
@@ -163,77 +169,93 @@ def text_lost_at_the_end() -> AbstractContextManager[None]:
     return swapped(Answer, "take", skipping)
 
 
-@cache
-def wanted_tokens(asks: tuple[Ask, ...]) -> dict[str, tuple[int, ...]]:
-    return tokens_alone([ask for ask in asks if ask.goes is None])
+Tokens = dict[str, tuple[int, ...]]
 
 
-def check_schedule(engine: Engine, asks: tuple[Ask, ...] = SCHEDULE) -> list[str]:
+def alone(name: str, asks: tuple[Ask, ...]) -> Oracle:
+    """What each request of a schedule gets alone."""
+    return Oracle(name=name, compute=lambda: tokens_alone([ask for ask in asks if ask.goes is None]))
+
+
+SCHEDULE_ALONE = alone("schedule alone", SCHEDULE)
+LEFTOVERS_ALONE = alone("leftovers alone", LEFTOVERS)
+CROWD_ALONE = alone("crowd alone", CROWD)
+
+
+def check_schedule(engine: Engine, wanted: Tokens, asks: tuple[Ask, ...] = SCHEDULE) -> list[str]:
     found_tokens, found = run_schedule(engine, asks)
-    for name, wanted in wanted_tokens(asks).items():
-        if found_tokens.get(name) != wanted:
-            found.append(f"request {name!r}: {found_tokens.get(name)}; alone {wanted}")
+    for name, tokens in wanted.items():
+        if found_tokens.get(name) != tokens:
+            found.append(f"request {name!r}: {found_tokens.get(name)}; alone {tokens}")
     if engine.worker.kv.sequences:
         found.append(f"still held: {sorted(engine.worker.kv.sequences)}")
     return found
 
 
-def overlapped() -> list[str]:
+def overlapped(wanted: Tokens) -> list[str]:
     """Every token is the one the request gets alone, and late stops cost one row at most."""
     engine = tiny_engine(overlap=True)
-    found = check_schedule(engine)
+    found = check_schedule(engine, wanted)
     num_ends = len(SCHEDULE)
     if engine.stats.num_wasted_rows > num_ends:
         found.append(f"{engine.stats.num_wasted_rows} rows wasted by {num_ends} requests")
     return found
 
 
-def overlapped_in_little_memory() -> list[str]:
+def preemptions_one_by_one() -> int:
+    """How often the crowd takes memory from each other when no step is overlapped."""
+    engine = tiny_engine(overlap=False, kv_memory_bytes=LITTLE_BYTES)
+    run_schedule(engine, CROWD)
+    return engine.stats.num_preemptions
+
+
+CROWD_PREEMPTIONS = Oracle(name="crowd's preemptions", compute=preemptions_one_by_one)
+
+
+def overlapped_in_little_memory(wanted: Tokens, num_needed: int) -> list[str]:
     """The same for a crowd, with preemptions, each of which was needed."""
-    engine, one_by_one = (tiny_engine(overlap=overlap, kv_memory_bytes=LITTLE_BYTES) for overlap in (True, False))
-    found = check_schedule(engine, CROWD)
-    found += check_schedule(one_by_one, CROWD)
-    most = 2 * one_by_one.stats.num_preemptions
-    if not 0 < engine.stats.num_preemptions <= most:
-        found.append(f"{engine.stats.num_preemptions} preemptions; wanted some, and at most {most}")
+    engine = tiny_engine(overlap=True, kv_memory_bytes=LITTLE_BYTES)
+    found = check_schedule(engine, wanted, CROWD)
+    if not 0 < engine.stats.num_preemptions <= 2 * num_needed:
+        found.append(f"{engine.stats.num_preemptions} preemptions; wanted some, and at most {2 * num_needed}")
     return found
 
 
-def failed_launch() -> list[str]:
+def failed_launch(wanted: Tokens) -> list[str]:
     """A launch that fails while a step is in flight: that one is read, everybody is computed anew."""
     engine, original, num_runs = tiny_engine(overlap=True), GraphRunner._run_filled, itertools.count()
 
-    def fails_twice(self: GraphRunner, decision: Decision, ctx: FillContext, live: LivePlan | None) -> StepResult:
-        if next(num_runs) in FAILING_RUNS:
+    def often_fails(self: GraphRunner, decision: Decision, ctx: FillContext, live: LivePlan | None) -> StepResult:
+        if next(num_runs) % FAILS_EVERY == FAILS_EVERY - 1:
             raise MemoryError("as a late capture may")
         return original(self, decision, ctx, live)
 
-    with swapped(GraphRunner, "_run_filled", fails_twice):
-        return check_schedule(engine)
+    with swapped(GraphRunner, "_run_filled", often_fails):
+        return check_schedule(engine, wanted)
 
 
-def leftovers() -> list[str]:
+def leftovers(wanted: Tokens) -> list[str]:
     """Nothing of a request is left in its row; a prompt's tokens are no output, however it is cut."""
     found = []
     for limits in (LIMITS, ONE_BY_ONE):
-        found += check_schedule(tiny_engine(overlap=True, limits=limits), LEFTOVERS)
+        found += check_schedule(tiny_engine(overlap=True, limits=limits), wanted, LEFTOVERS)
     return found
 
 
-def interrupted_read() -> list[str]:
+def interrupted_read(wanted: Tokens) -> list[str]:
     """Ctrl-C while a step is waited for: whoever steps on gets every token."""
     engine, original, num_reads = tiny_engine(overlap=True), Worker.collect, itertools.count()
 
     def interrupted(self: Worker, launched: InFlight) -> Collected:
-        if next(num_reads) in FAILING_RUNS:
+        if next(num_reads) in FAILING_READS:
             raise MemoryError("stands for an interrupt")
         return original(self, launched)
 
     with swapped(Worker, "collect", interrupted):
-        return check_schedule(engine)
+        return check_schedule(engine, wanted)
 
 
-def no_way_back() -> list[str]:
+def no_way_back(wanted: Tokens) -> list[str]:
     """The results' way to the host fails after the launch, in so little memory that nothing may stay behind."""
     engine, num_reads = tiny_engine(overlap=True, kv_memory_bytes=LITTLE_BYTES), itertools.count()
     original = HostStopwatch.read_back
@@ -244,45 +266,105 @@ def no_way_back() -> list[str]:
         return original(self, results)
 
     with swapped(HostStopwatch, "read_back", fails):
-        return check_schedule(engine)
+        return check_schedule(engine, wanted)
 
 
-def text_of_a_stopped_request() -> list[str]:
+def stopped_text() -> tuple[int, str]:
+    """The last of twelve tokens, and the text of those before it."""
+    llm = small_llm()
+    *before, last = llm.generate(STOPPED_PROMPT, greedy(12))[0].outputs[0].token_ids
+    assert last not in before, "it would end the text earlier"
+    return last, llm.generate(STOPPED_PROMPT, greedy(len(before)))[0].outputs[0].text
+
+
+STOPPED_TEXT = Oracle(name="text of a stopped request", compute=stopped_text)
+
+
+def text_of_a_stopped_request(wanted: tuple[int, str]) -> list[str]:
     """The text up to the token that ended it, whether it was streamed or not."""
-    llm = LLM("embedded", max_model_len=64, max_num_seqs=2)
-    tokens = llm.generate([1, 50, 60], greedy(12))[0].outputs[0].token_ids
-    params = greedy(12, stop_token_ids=[tokens[-1]])
-    whole, *_, streamed = (*llm.generate([1, 50, 60], params), *llm.stream([1, 50, 60], params))
+    stop_token, text = wanted
+    llm, params = small_llm(), greedy(12, stop_token_ids=[stop_token])
+    whole, *_, streamed = (*llm.generate(STOPPED_PROMPT, params), *llm.stream(STOPPED_PROMPT, params))
     texts = [output.outputs[0].text for output in (whole, streamed)]
-    return [] if texts[0] == texts[1] != "" else [f"texts {texts}"]
+    return [] if texts == [text, text] else [f"texts {texts}; wanted {text!r}"]
 
 
 ENGINE_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
-        name="slots told by row", source="found here: a row used again, at the same length", apply=slots_told_by_row
-    ),
-    Mutant(name="next place not known", source="a graph that advances past its pages", apply=next_place_not_known),
-    Mutant(name="sampler row kept", source="per-request state in a recycled row", apply=sampler_row_kept),
-    Mutant(name="newest token of any row", source="a preempted request comes back", apply=newest_token_of_any_row),
-    Mutant(name="bias kept in a row", source="found in review: wide tables, sparse writes", apply=table_row_kept),
-    Mutant(
-        name="counts kept in a row", source="found here by the fuzz: rows counted unasked", apply=counts_kept_in_a_row
+        name="slots told by row",
+        source="found here: a row used again, at the same length",
+        apply=slots_told_by_row,
+        killed_by=("overlapped schedule",),
     ),
     Mutant(
-        name="prompt counted as output", source="found in review: chunks of one token", apply=prompts_counted_as_output
+        name="next place not known",
+        source="a graph that advances past its pages",
+        apply=next_place_not_known,
+        killed_by=("crowd in little memory",),
     ),
-    Mutant(name="interrupted read", source="found in review: Ctrl-C during a wait", apply=forgotten_when_interrupted),
-    Mutant(name="failed step in flight", source="found in review: no pinned memory", apply=failed_step_in_flight),
-    Mutant(name="text lost at the end", source="found in review: text read late", apply=text_lost_at_the_end),
-    Mutant(name="preempted for nothing", source="deferred frees and preemption", apply=preempted_for_nothing),
+    Mutant(
+        name="sampler row kept",
+        source="per-request state in a recycled row",
+        apply=sampler_row_kept,
+        killed_by=("overlapped schedule",),
+    ),
+    Mutant(
+        name="newest token of any row",
+        source="a preempted request comes back",
+        apply=newest_token_of_any_row,
+        killed_by=("failed launch",),
+    ),
+    Mutant(
+        name="bias kept in a row",
+        source="found in review: wide tables, sparse writes",
+        apply=table_row_kept,
+        killed_by=("leftovers",),
+    ),
+    Mutant(
+        name="counts kept in a row",
+        source="found here by the fuzz: rows counted unasked",
+        apply=counts_kept_in_a_row,
+        killed_by=("leftovers",),
+    ),
+    Mutant(
+        name="prompt counted as output",
+        source="found in review: chunks of one token",
+        apply=prompts_counted_as_output,
+        killed_by=("leftovers",),
+    ),
+    Mutant(
+        name="interrupted read",
+        source="found in review: Ctrl-C during a wait",
+        apply=forgotten_when_interrupted,
+        killed_by=("interrupted read",),
+    ),
+    Mutant(
+        name="failed step in flight",
+        source="found in review: no pinned memory",
+        apply=failed_step_in_flight,
+        killed_by=("no way back",),
+    ),
+    Mutant(
+        name="text lost at the end",
+        source="found in review: text read late",
+        apply=text_lost_at_the_end,
+        killed_by=("text of a stopped request",),
+    ),
+    Mutant(
+        name="preempted for nothing",
+        source="deferred frees and preemption",
+        apply=preempted_for_nothing,
+        killed_by=("crowd in little memory",),
+    ),
 )
 
+# An engine that lost a step's memory says so itself: no memory although nothing runs.
 ENGINE_CHECKERS: tuple[Checker, ...] = (
-    Checker(name="overlapped schedule", run=overlapped),
-    Checker(name="failed launch", run=failed_launch),
-    Checker(name="leftovers", run=leftovers),
-    Checker(name="interrupted read", run=interrupted_read),
-    Checker(name="no way back", run=no_way_back),
-    Checker(name="text of a stopped request", run=text_of_a_stopped_request),
-    Checker(name="crowd in little memory", run=overlapped_in_little_memory),
+    Checker(name="overlapped schedule", run=overlapped, oracles=(SCHEDULE_ALONE,)),
+    Checker(name="failed launch", run=failed_launch, oracles=(SCHEDULE_ALONE,)),
+    Checker(name="leftovers", run=leftovers, oracles=(LEFTOVERS_ALONE,)),
+    Checker(name="interrupted read", run=interrupted_read, oracles=(SCHEDULE_ALONE,), raises=(PlayheadError,)),
+    Checker(name="no way back", run=no_way_back, oracles=(SCHEDULE_ALONE,), raises=(PlayheadError,)),
+    Checker(name="text of a stopped request", run=text_of_a_stopped_request, oracles=(STOPPED_TEXT,)),
+    Checker(name="crowd in little memory", run=overlapped_in_little_memory, oracles=(CROWD_ALONE, CROWD_PREEMPTIONS)),
 )

@@ -52,6 +52,7 @@ def policy_slots() -> list[GraphSlot]:
         slot("out_cache_loc", PaddingPolicy.ZERO, axis="tokens", index=KV_LOCS, staged=True),
         slot("positions", PaddingPolicy.ZERO, axis="tokens", dtype=torch.int64, index=POSITIONS, staged=True),
         slot("req_pool_indices", PaddingPolicy.ZERO, index=ROWS, staged=True),
+        slot("locs_on_device", PaddingPolicy.ZERO, axis="tokens", index=KV_LOCS),
     ]
 
 

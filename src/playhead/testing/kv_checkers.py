@@ -7,13 +7,13 @@ import torch
 from playhead.graph.backends.base import record
 from playhead.graph.backends.tape import TapeBackend
 from playhead.kv.cache import HybridKVCache
-from playhead.kv.errors import StaleTranslation
+from playhead.kv.errors import LedgerError, StaleTranslation
 from playhead.kv.hybrid import HybridAllocator
 from playhead.kv.plan import KVPlan
 from playhead.kv.swa_pool import SWAKVPool
 from playhead.kv.violations import ViolationLog
-from playhead.testing.kv_pools import ReferenceKVPool
-from playhead.testing.kv_rules import KVRules, run_random_rules, small_layer, small_plan
+from playhead.testing.kv_pools import OwnershipError, ReferenceKVPool, one_request
+from playhead.testing.kv_rules import KVRules, RuleBroken, run_random_rules, small_layer, small_plan
 from playhead.testing.mutant import Checker
 from playhead.types import FullLoc
 
@@ -69,29 +69,29 @@ def check_replayed_translation() -> list[str]:
 
 
 def check_one_gather_per_forward() -> list[str]:
-    """However many window layers, the tape holds one gather."""
+    """However many window layers, the tape holds one translation."""
     pool, allocator = new_pool(hybrid_plan())
-    slot = locs_of(allocator.allocate(1))
+    tokens = one_request(allocator.plan, allocator.allocate(1), range(PAGE_SIZE))
     pool.publish(allocator.mapping)
-    kv = torch.ones(len(slot), 1, 8)
+    kv = torch.ones(PAGE_SIZE, 1, 8)
 
     def forward() -> None:
-        locs = pool.begin_forward(slot)
+        locs = pool.begin_forward(tokens)
         for layer in range(NUM_WINDOW_LAYERS + 1):
             pool.set_kv_buffer(layer, locs, kv, kv)
 
     recording, _ = record(TapeBackend(), forward)
-    num_gathers = recording.log.count("aten::index")
+    num_gathers = recording.log.count("aten::index") + recording.log.count("playhead::translate")
     return [] if num_gathers == 1 else [f"{num_gathers} gathers in one forward"]
 
 
 def check_publication() -> list[str]:
     """A device mapping that is behind stops a forward and a launch."""
     pool, allocator = new_pool(hybrid_plan())
-    slot = locs_of(allocator.allocate(1))
+    tokens = one_request(allocator.plan, allocator.allocate(1), range(PAGE_SIZE))
     found = []
     try:
-        pool.begin_forward(slot)
+        pool.begin_forward(tokens)
         found.append("a forward began on an unpublished mapping")
     except StaleTranslation:
         pass
@@ -118,7 +118,9 @@ def check_sink_writes() -> list[str]:
     plan = hybrid_plan()
     pool, _ = new_pool(plan)
     kv = torch.ones(2, 1, 8)
-    forward = pool.begin_forward(torch.tensor([0, -1], dtype=torch.int32))
+    tokens = one_request(plan, [0], [0, 0])
+    tokens.full_locs_T.copy_(torch.tensor([0, -1]))
+    forward = pool.begin_forward(tokens)
     found = []
     for layer in range(NUM_WINDOW_LAYERS + 1):
         pool.set_kv_buffer(layer, forward, kv, kv)
@@ -157,6 +159,6 @@ KV_CHECKERS: tuple[Checker, ...] = (
     Checker(name="publication", run=check_publication),
     Checker(name="device mapping", run=check_device_mapping),
     Checker(name="sink writes", run=check_sink_writes),
-    Checker(name="reference pool (K5, K8)", run=check_reference_pool),
-    Checker(name="rules (K6)", run=check_rules),
+    Checker(name="reference pool (K5, K8)", run=check_reference_pool, raises=(OwnershipError, LedgerError)),
+    Checker(name="rules (K6)", run=check_rules, raises=(RuleBroken, LedgerError)),
 )

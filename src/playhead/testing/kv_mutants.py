@@ -15,7 +15,7 @@ from playhead.kv.cache import HybridKVCache, SequenceKV
 from playhead.kv.geometry import next_slide, window_frontier
 from playhead.kv.hybrid import FULL, HybridAllocator
 from playhead.kv.mapping import Int32Array, WindowMapping
-from playhead.kv.pool import ForwardLocs, PagedLocs
+from playhead.kv.pool import ForwardLocs, GroupKVPool
 from playhead.kv.prefix import PrefixCache, PrefixHit
 from playhead.kv.rows import RowTables
 from playhead.kv.swa_pool import SWAKVPool
@@ -56,7 +56,7 @@ def translation_per_layer() -> AbstractContextManager[None]:
     write = SWAKVPool.set_kv_buffer
 
     def again(self: SWAKVPool, layer: int, locs: ForwardLocs | torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        write(self, layer, locs.groups[FULL].locs if isinstance(locs, ForwardLocs) else locs, k, v)
+        write(self, layer, locs.groups[FULL].new_locs_T if isinstance(locs, ForwardLocs) else locs, k, v)
 
     return swapped(SWAKVPool, "set_kv_buffer", again)
 
@@ -165,11 +165,14 @@ def recycled_row() -> AbstractContextManager[None]:
 
 
 def dtype_wraps() -> AbstractContextManager[None]:
-    """Page numbers pass through 16 bits on their way to the device."""
+    """Window pages pass through 16 bits on their way to the device."""
     take = WindowMapping.take_unpublished
 
     def wrapping(self: WindowMapping) -> tuple[Int32Array, ...]:
-        return tuple(changes.astype("int16").astype("int32") for changes in take(self))
+        changes = take(self)
+        for pairs in changes:
+            pairs[:, 1] = pairs[:, 1].astype("int16")
+        return changes
 
     return swapped(WindowMapping, "take_unpublished", wrapping)
 
@@ -217,30 +220,126 @@ def sink_handed_out() -> AbstractContextManager[None]:
 def minus_one_wraps() -> AbstractContextManager[None]:
     """A location of -1 is written at the end of the last page."""
 
-    def unclamped(locs: torch.Tensor, page_size: int) -> PagedLocs:
-        return PagedLocs(locs=locs, page=locs // page_size, offset=locs % page_size)
+    def unclamped(self: GroupKVPool, index: int, locs_T: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        for cache, rows in zip(self.get_kv_buffer(index), (k, v), strict=True):
+            cache[locs_T // cache.shape[1], locs_T % cache.shape[1]] = rows
 
-    return swapped(PagedLocs, "split", unclamped)
+    return swapped(GroupKVPool, "set_kv_buffer", unclamped)
 
 
 KV_MUTANTS: tuple[Mutant, ...] = (
-    Mutant(name="memo not invalidated", source="S3.7: SGLang #25824", apply=memo_not_invalidated),
-    Mutant(name="memo keyed by the storage's base", source="S3.3: SGLang #25824", apply=memo_by_storage),
-    Mutant(name="translation in every layer", source="S0.1: before SGLang #23552", apply=translation_per_layer),
-    Mutant(name="mapping used before it is published", source="S3.4", apply=unpublished_mapping_used),
-    Mutant(name="double free of window pages", source="K10", apply=double_free_of_windows),
-    Mutant(name="leak on abort", source="K10", apply=leak_on_abort),
-    Mutant(name="free while in flight", source="K10: overlapped scheduling", apply=free_while_in_flight),
-    Mutant(name="two-pool allocation without roll-back", source="K10", apply=no_roll_back),
-    Mutant(name="window frontier a page ahead", source="K10", apply=frontier_one_page_ahead),
-    Mutant(name="window frontier pages behind", source="issue: window + chunk + page", apply=frontier_one_page_behind),
-    Mutant(name="window slides late", source="a shortcut around pages that cannot move yet", apply=slides_late),
-    Mutant(name="prefix hit with expired window", source="K10", apply=hit_with_expired_window),
-    Mutant(name="recycled row", source="K10", apply=recycled_row),
-    Mutant(name="page numbers wrap at 16 bits", source="K10: dtype wrap", apply=dtype_wraps),
-    Mutant(name="uncomputed tokens cached", source="found while building", apply=placed_counts_as_computed),
-    Mutant(name="prefixes shared across salts", source="K9: cache salt A vs B", apply=salts_share),
-    Mutant(name="windows moved from a shared page", source="found by our own state machine", apply=shared_page_stolen),
-    Mutant(name="sink handed out", source="S2.1", apply=sink_handed_out),
-    Mutant(name="location -1 written into the last page", source="S3.6", apply=minus_one_wraps),
+    Mutant(
+        name="memo not invalidated",
+        source="S3.7: SGLang #25824",
+        apply=memo_not_invalidated,
+        killed_by=("translation in a replay",),
+    ),
+    Mutant(
+        name="memo keyed by the storage's base",
+        source="S3.3: SGLang #25824",
+        apply=memo_by_storage,
+        killed_by=("translation in a replay",),
+    ),
+    Mutant(
+        name="translation in every layer",
+        source="S0.1: before SGLang #23552",
+        apply=translation_per_layer,
+        killed_by=("one gather per forward",),
+    ),
+    Mutant(
+        name="mapping used before it is published",
+        source="S3.4",
+        apply=unpublished_mapping_used,
+        killed_by=("publication",),
+    ),
+    Mutant(
+        name="double free of window pages",
+        source="K10",
+        apply=double_free_of_windows,
+        killed_by=("reference pool (K5, K8)",),
+    ),
+    Mutant(
+        name="leak on abort",
+        source="K10",
+        apply=leak_on_abort,
+        killed_by=("rules (K6)",),
+    ),
+    Mutant(
+        name="free while in flight",
+        source="K10: overlapped scheduling",
+        apply=free_while_in_flight,
+        killed_by=("rules (K6)",),
+    ),
+    Mutant(
+        name="two-pool allocation without roll-back",
+        source="K10",
+        apply=no_roll_back,
+        killed_by=("rules (K6)",),
+    ),
+    Mutant(
+        name="window frontier a page ahead",
+        source="K10",
+        apply=frontier_one_page_ahead,
+        killed_by=("reference pool (K5, K8)",),
+    ),
+    Mutant(
+        name="window frontier pages behind",
+        source="issue: window + chunk + page",
+        apply=frontier_one_page_behind,
+        killed_by=("rules (K6)",),
+    ),
+    Mutant(
+        name="window slides late",
+        source="a shortcut around pages that cannot move yet",
+        apply=slides_late,
+        killed_by=("rules (K6)",),
+    ),
+    Mutant(
+        name="prefix hit with expired window",
+        source="K10",
+        apply=hit_with_expired_window,
+        killed_by=("rules (K6)",),
+    ),
+    Mutant(
+        name="recycled row",
+        source="K10",
+        apply=recycled_row,
+        killed_by=("rules (K6)",),
+    ),
+    Mutant(
+        name="page numbers wrap at 16 bits",
+        source="K10: dtype wrap",
+        apply=dtype_wraps,
+        killed_by=("device mapping",),
+    ),
+    Mutant(
+        name="uncomputed tokens cached",
+        source="found while building",
+        apply=placed_counts_as_computed,
+        killed_by=("rules (K6)",),
+    ),
+    Mutant(
+        name="prefixes shared across salts",
+        source="K9: cache salt A vs B",
+        apply=salts_share,
+        killed_by=("rules (K6)",),
+    ),
+    Mutant(
+        name="windows moved from a shared page",
+        source="found by our own state machine",
+        apply=shared_page_stolen,
+        killed_by=("rules (K6)",),
+    ),
+    Mutant(
+        name="sink handed out",
+        source="S2.1",
+        apply=sink_handed_out,
+        killed_by=("rules (K6)",),
+    ),
+    Mutant(
+        name="location -1 written into the last page",
+        source="S3.6",
+        apply=minus_one_wraps,
+        killed_by=("sink writes",),
+    ),
 )

@@ -12,9 +12,31 @@ from dataclasses import dataclass
 import torch
 
 from playhead.kv.cache import HybridKVCache, SequenceKV
+from playhead.kv.geometry import num_pages_for
 from playhead.kv.hybrid import FULL
-from playhead.kv.pool import MHAKVPool
+from playhead.kv.plan import KVPlan
+from playhead.kv.pool import ForwardTokens, MHAKVPool
 from playhead.kv.swa_pool import SWAKVPool, create_kv_pool
+
+
+def one_request(
+    plan: KVPlan, pages: Sequence[int], positions: Sequence[int], *, device: torch.device | str = "cpu"
+) -> ForwardTokens:
+    """The tokens of a forward over these positions of one request, which has these pages, in row 1 of the table."""
+    page_size, limits = plan.geometry.page_size, plan.limits
+    table_RP = torch.zeros(1 + limits.max_running, num_pages_for(limits.max_context_tokens, page_size))
+    table_RP[1, : len(pages)] = torch.tensor(pages)
+    locs = [pages[position // page_size] * page_size + position % page_size for position in positions]
+
+    def int32(values: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    return ForwardTokens(
+        page_table_RP=table_RP.to(device, torch.int32),
+        full_locs_T=int32(locs),
+        rows_T=int32([1] * len(positions)),
+        positions_T=int32(positions),
+    )
 
 
 class OwnershipError(AssertionError):
@@ -50,7 +72,6 @@ class ReferenceKVPool:
     def __init__(self, cache: HybridKVCache, *, device: str = "cpu") -> None:
         self.pool = create_kv_pool(cache.plan, cache.allocator.mapping, device=torch.device(device))
         self._cache = cache
-        self._device = device
         self._poison = NaNOnReclaim(cache, self.pool)
         self._stamps: tuple[dict[int, Stamp], ...] = tuple({} for _ in cache.plan.geometry.groups)
         self._generations: tuple[dict[int, int], ...] = tuple({} for _ in cache.plan.geometry.groups)
@@ -65,9 +86,8 @@ class ReferenceKVPool:
         """Write tokens from `first` on, for each layer its keys and values, as one forward would."""
         num_tokens = next(iter(kv.values()))[0].shape[0]
         self.pool.publish(self._cache.allocator.mapping)
-        locs = [self._cache.full_loc(seq, position) for position in range(first, first + num_tokens)]
-        full_locs = torch.tensor(locs, dtype=torch.int32, device=self._device)
-        forward = self.pool.begin_forward(full_locs)
+        tokens = one_request(self._cache.plan, seq.pages, range(first, first + num_tokens), device=self.pool.device)
+        forward = self.pool.begin_forward(tokens)
         for position in range(first, first + num_tokens):
             for group_index in range(len(self._stamps)):
                 self._stamp(seq, group_index, position)

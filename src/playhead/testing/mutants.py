@@ -1,11 +1,19 @@
-"""Put every known bug back and require that a checker notices: `python -m playhead.testing.mutants`."""
+"""Put every known bug back and require that the right checker notices: `python -m playhead.testing.mutants`.
+
+Mutants and clean runs of all checkers are shuffled together, so that whatever a mutant leaves behind shows as a false
+alarm. `--seed` repeats an order, `-j` shares the work among processes.
+"""
 
 from __future__ import annotations
 
+import argparse
+import random
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 
 from rich.console import Console
 from rich.table import Table
@@ -16,72 +24,136 @@ from playhead.testing.graph_checkers import GRAPH_CHECKERS
 from playhead.testing.graph_mutants import GRAPH_MUTANTS
 from playhead.testing.kv_checkers import KV_CHECKERS
 from playhead.testing.kv_mutants import KV_MUTANTS
-from playhead.testing.mutant import Checker, Mutant
+from playhead.testing.mutant import Answer, MutantError, Oracles, Outcome, Package, hunt, last_line
 from playhead.testing.step_mutants import STEP_CHECKERS, STEP_MUTANTS
 
 TABLE_COLUMNS = 150
+MAX_SEED = 2**31
 
-# Each package's mutants are hunted by its own checkers.
-PACKAGES: tuple[tuple[str, tuple[Mutant, ...], tuple[Checker, ...]], ...] = (
-    ("graph", GRAPH_MUTANTS, GRAPH_CHECKERS),
-    ("kv", KV_MUTANTS, KV_CHECKERS),
-    ("step", STEP_MUTANTS, STEP_CHECKERS),
-    ("engine", ENGINE_MUTANTS, ENGINE_CHECKERS),
-    ("front", FRONT_MUTANTS, FRONT_CHECKERS),
+PACKAGES: tuple[Package, ...] = (
+    Package(name="graph", mutants=GRAPH_MUTANTS, checkers=GRAPH_CHECKERS),
+    Package(name="kv", mutants=KV_MUTANTS, checkers=KV_CHECKERS),
+    Package(name="step", mutants=STEP_MUTANTS, checkers=STEP_CHECKERS),
+    Package(name="engine", mutants=ENGINE_MUTANTS, checkers=ENGINE_CHECKERS),
+    Package(name="front", mutants=FRONT_MUTANTS, checkers=FRONT_CHECKERS),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One run: a mutant of a package, or a checker on the code as it is. Indices, because patches cannot be sent."""
+
+    package: int
+    mutant: int | None = None
+    checker: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What became of one mutant: the first checker that fired, and what it said."""
+    """A job's answer and what it cost."""
 
-    mutant: Mutant
-    checker: str | None
-    said: str
+    job: Job
+    answer: Answer
+    seconds: float
+
+    @property
+    def is_right(self) -> bool:
+        wanted = Outcome.SILENT if self.job.mutant is None else Outcome.FIRED
+        return self.answer.outcome is wanted
+
+    @property
+    def has_crashed(self) -> bool:
+        return self.answer.outcome is Outcome.CRASHED
 
 
-def violations(checker: Checker) -> list[str]:
-    """What the checker says. An error it does not expect is a violation too: broken code may well raise."""
+def all_jobs(packages: Sequence[Package]) -> list[Job]:
+    jobs = []
+    for index, package in enumerate(packages):
+        jobs += [Job(package=index, checker=i) for i in range(len(package.checkers))]
+        jobs += [Job(package=index, mutant=i) for i in range(len(package.mutants))]
+    return jobs
+
+
+def run_job(job: Job, oracles: Oracles) -> Verdict:
+    started, package = time.perf_counter(), PACKAGES[job.package]
     try:
-        return checker.run()
-    except Exception as error:  # noqa: BLE001 - any failure of mutated code is a kill, and is shown
-        return [f"{type(error).__name__}: {error}"]
+        if job.checker is not None:
+            answer = oracles.ask(package.checkers[job.checker])
+        else:
+            assert job.mutant is not None, "a job is one or the other"
+            mutant = package.mutants[job.mutant]
+            answer = hunt(mutant, package.checkers_of(mutant), oracles)
+    except MutantError as error:
+        answer = Answer(checker="none", outcome=Outcome.CRASHED, said=last_line(error))
+    return Verdict(job=job, answer=answer, seconds=time.perf_counter() - started)
 
 
-def false_alarms(checkers: Sequence[Checker]) -> list[str]:
-    """What the checkers say on the code as it is. Must be nothing."""
-    return [f"{checker.name}: {said}" for checker in checkers for said in violations(checker)]
+def run_jobs(jobs: Sequence[Job]) -> list[Verdict]:
+    oracles = Oracles()
+    return [run_job(job, oracles) for job in jobs]
 
 
-def hunt(mutant: Mutant, checkers: Sequence[Checker]) -> Verdict:
-    """Apply the mutant and ask the checkers in turn."""
-    with mutant.apply():
-        for checker in checkers:
-            said = violations(checker)
-            if said:
-                return Verdict(mutant=mutant, checker=checker.name, said=said[0])
-    return Verdict(mutant=mutant, checker=None, said="")
+def run_in_processes(jobs: Sequence[Job], num_processes: int) -> list[Verdict]:
+    """Every process gets an equal share of the shuffled jobs."""
+    if num_processes == 1:
+        return run_jobs(jobs)
+    shares = [jobs[i::num_processes] for i in range(num_processes)]
+    with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
+        return [verdict for verdicts in pool.map(run_jobs, shares) for verdict in verdicts]
 
 
-def main() -> int:
-    """Print the table. The exit status is 0 only if all were killed and clean code was silent."""
-    console, started = Console(width=TABLE_COLUMNS), time.perf_counter()
+def table_of(verdicts: Sequence[Verdict]) -> Table:
+    """A row per mutant, in the order of the packages."""
     table = Table("package", "mutant", "source of the bug", "checker that fired")
-    alarms: list[str] = []
-    num_killed = num_mutants = 0
-    for package, mutants, checkers in PACKAGES:
-        alarms += false_alarms(checkers)
-        for mutant in mutants:
-            verdict = hunt(mutant, checkers)
-            num_mutants += 1
-            num_killed += verdict.checker is not None
-            table.add_row(package, mutant.name, mutant.source, verdict.checker or "[bold red]survived")
-    console.print(table)
-    for alarm in alarms:
-        console.print(f"false alarm on clean code: {alarm}", style="red")
-    console.print(f"{time.perf_counter() - started:.0f} s, {len(alarms)} false alarms")
-    console.print(f"{num_killed} of {num_mutants} killed", highlight=False)
-    return 0 if num_killed == num_mutants and not alarms else 1
+    for verdict in sorted(verdicts, key=lambda v: (v.job.package, v.job.mutant or 0)):
+        package, index = PACKAGES[verdict.job.package], verdict.job.mutant
+        if index is not None:
+            mutant, fired = package.mutants[index], verdict.answer.checker
+            shown = fired if verdict.is_right else "[bold red]crashed" if verdict.has_crashed else "[bold red]survived"
+            table.add_row(package.name, mutant.name, mutant.source, shown)
+    return table
+
+
+def complaint(verdict: Verdict) -> str:
+    """What is wrong, in a line."""
+    package, answer = PACKAGES[verdict.job.package], verdict.answer
+    if verdict.job.mutant is None:
+        what = "crash" if verdict.has_crashed else "false alarm"
+        return f"{what} on clean code: {package.name}: {answer.checker}: {answer.said}"
+    mutant = package.mutants[verdict.job.mutant]
+    if verdict.has_crashed:
+        return f"crashed: {package.name}: {mutant.name}, under checker {answer.checker!r}: {answer.said}"
+    return f"survived: {package.name}: {mutant.name}; silent: {', '.join(mutant.killed_by)}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table. The exit status is 0 only if all were killed by their checkers and clean code was silent."""
+    parser = argparse.ArgumentParser(prog="python -m playhead.testing.mutants", description=__doc__)
+    parser.add_argument("--seed", type=int, default=random.randrange(MAX_SEED), help="repeat this order")
+    parser.add_argument("-j", type=int, default=1, metavar="N", help="processes")
+    parser.add_argument("--package", choices=[package.name for package in PACKAGES], help="this one alone")
+    parser.add_argument("--times", action="store_true", help="print what each job took")
+    options = parser.parse_args(arguments)
+    console, started = Console(width=TABLE_COLUMNS), time.perf_counter()
+    jobs = [job for job in all_jobs(PACKAGES) if options.package in (None, PACKAGES[job.package].name)]
+    random.Random(options.seed).shuffle(jobs)
+    verdicts = run_in_processes(jobs, options.j)
+    console.print(table_of(verdicts))
+    if options.times:
+        for verdict in sorted(verdicts, key=lambda v: -v.seconds):
+            console.print(f"{verdict.seconds:6.2f} s  {verdict.job}  {verdict.answer.checker}", highlight=False)
+    for verdict in verdicts:
+        if not verdict.is_right:
+            console.print(complaint(verdict), style="red", markup=False, soft_wrap=True)
+    hunted = [verdict for verdict in verdicts if verdict.job.mutant is not None]
+    num_crashes = sum(verdict.has_crashed for verdict in verdicts)
+    num_alarms = sum(not v.is_right and not v.has_crashed for v in verdicts if v.job.mutant is None)
+    seconds = time.perf_counter() - started
+    console.print(
+        f"{seconds:.0f} s, {num_alarms} false alarms, {num_crashes} crashes, order seed {options.seed}", highlight=False
+    )
+    console.print(f"{sum(verdict.is_right for verdict in hunted)} of {len(hunted)} killed", highlight=False)
+    return 0 if all(verdict.is_right for verdict in verdicts) else 1
 
 
 if __name__ == "__main__":

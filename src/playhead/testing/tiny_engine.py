@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from playhead.engine import Engine, Wishes
 from playhead.kv.ledger import Ledger
 from playhead.kv.plan import KVLimits
+from playhead.llm import LLM
 from playhead.models.text.ids_only import IdsOnlyTokenizer
 from playhead.schedule.sampling_params import SamplingParams
 from playhead.testing.tiny_worker import tiny_worker
@@ -46,8 +47,8 @@ def drawn(num_tokens: int, seed: int, **more: object) -> SamplingParams:
 
 SCHEDULE: tuple[Ask, ...] = (
     Ask(name="first", prompt=(7, 8, 9, 10, 11), params=greedy(3)),
-    # Alone in the row of the one before; when it decodes it is as long as that one would be by now.
-    Ask(name="same row", prompt=(3, 4, 5, 6, 7, 8, 9), params=drawn(6, seed=1), comes=7),
+    # Alone in the row of "first", by the same graph. When it decodes it is as long as "first" would be by now.
+    Ask(name="same row", prompt=(3, 4, 5, 6, 7, 8, 9), params=greedy(6), comes=7),
     Ask(name="long", prompt=tuple(range(20, 34)), params=drawn(14, seed=2, top_k=8), comes=14),
     Ask(name="prefix", prompt=(*range(20, 32), 1), params=greedy(12), comes=15),
     Ask(name="late", prompt=(40, 41, 42), params=greedy(20, repetition_penalty=1.3), comes=16),
@@ -96,6 +97,11 @@ def tiny_engine(
         page_size=PAGE_SIZE, limits=limits, kv_memory_bytes=kv_memory_bytes, prefix_caching=prefix_caching
     )
     return Engine(worker, IdsOnlyTokenizer(), overlap=overlap)
+
+
+def small_llm() -> LLM:
+    """The embedded model in little memory, without graphs."""
+    return LLM("embedded", max_model_len=96, max_num_seqs=2, kv_memory_bytes=1 << 23, graph_mode="eager")
 
 
 def run_schedule(engine: Engine, asks: Sequence[Ask] = SCHEDULE) -> tuple[dict[str, tuple[int, ...]], list[str]]:

@@ -29,7 +29,8 @@ class SceneSpec:
     window: int | None = None
     softcap: float | None = None
     has_sinks: bool = False
-    has_mapping: bool = False
+    has_own_pool: bool = False
+    """Keys and values lie in a smaller pool, which holds the pages that queries see and no others."""
 
     @property
     def num_heads(self) -> int:
@@ -64,7 +65,7 @@ class Scene:
 
 def make_scene(spec: SceneSpec, seed: int, *, dtype=torch.float32, device="cpu") -> Scene:
     rng = torch.Generator().manual_seed(seed)
-    table, mapping, num_pages = make_tables(spec, rng)
+    table, num_pages = make_table(spec, rng)
     k_cache, v_cache = make_caches(spec, num_pages, dtype, device)
     keys, values = [], []
     for row, (seq_len, num_queries) in enumerate(zip(spec.seq_lens, spec.queries, strict=True), start=1):
@@ -72,10 +73,9 @@ def make_scene(spec: SceneSpec, seed: int, *, dtype=torch.float32, device="cpu")
         v = torch.randn(seq_len, spec.num_kv_heads, spec.v_head_dim, generator=rng).to(dtype)
         first = first_seen_key(spec, seq_len, num_queries)
         position = torch.arange(first, seq_len)
-        loc = table[row, position // spec.page_size].long() * spec.page_size + position % spec.page_size
-        loc = loc if mapping is None else mapping[loc].long()
-        k_cache[loc // spec.page_size, loc % spec.page_size] = k[first:].to(device)
-        v_cache[loc // spec.page_size, loc % spec.page_size] = v[first:].to(device)
+        page, slot = table[row, position // spec.page_size], position % spec.page_size
+        k_cache[page, slot] = k[first:].to(device)
+        v_cache[page, slot] = v[first:].to(device)
         keys.append(k)
         values.append(v)
     layer = LayerAttention(
@@ -89,7 +89,6 @@ def make_scene(spec: SceneSpec, seed: int, *, dtype=torch.float32, device="cpu")
         window=spec.window,
         softcap=spec.softcap,
         sinks_H=torch.randn(spec.num_heads, generator=rng).to(device) if spec.has_sinks else None,
-        mapping_L=None if mapping is None else mapping.to(device),
     )
     plan = make_plan(spec, table, device)
     num_rows = sum(spec.queries) + spec.num_null
@@ -101,26 +100,19 @@ def first_seen_key(spec: SceneSpec, seq_len: int, num_queries: int) -> int:
     return 0 if spec.window is None else max(0, seq_len - num_queries - spec.window + 1)
 
 
-def make_tables(spec: SceneSpec, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor | None, int]:
-    """A page table with shuffled pages, the mapping to a smaller pool (or None), and that pool's number of pages."""
-    pages_per_row = [math.ceil(length / spec.page_size) for length in spec.seq_lens]
-    num_full = 1 + sum(pages_per_row)
-    ids = (torch.randperm(num_full - 1, generator=rng) + 1).to(torch.int32).split(pages_per_row)
-    table = torch.zeros(1 + len(spec.seq_lens), max(pages_per_row) + 1, dtype=torch.int32)
-    for row, pages in enumerate(ids, start=1):
-        table[row, : len(pages)] = pages
-    if not spec.has_mapping:
-        return table, None, num_full
-    seen = [
-        pages[first_seen_key(spec, length, num_queries) // spec.page_size :]
-        for pages, length, num_queries in zip(ids, spec.seq_lens, spec.queries, strict=True)
+def make_table(spec: SceneSpec, rng: torch.Generator) -> tuple[torch.Tensor, int]:
+    """A page table with shuffled pages, and the number of the pool's pages. What has no page shows the sink's."""
+    end_pages = [math.ceil(length / spec.page_size) for length in spec.seq_lens]
+    first_pages = [
+        first_seen_key(spec, length, num_queries) // spec.page_size if spec.has_own_pool else 0
+        for length, num_queries in zip(spec.seq_lens, spec.queries, strict=True)
     ]
-    window_pages = torch.randperm(sum(map(len, seen)), generator=rng).to(torch.int32) + 1
-    page_of = torch.zeros(num_full, dtype=torch.int32)
-    page_of[torch.cat(seen).long()] = window_pages
-    offsets = torch.arange(spec.page_size, dtype=torch.int32)
-    mapping = torch.where(page_of[:, None] > 0, page_of[:, None] * spec.page_size + offsets, 0)
-    return table, mapping.flatten(), 1 + len(window_pages)
+    num_pages = 1 + sum(end_pages) - sum(first_pages)
+    ids = (torch.randperm(num_pages - 1, generator=rng) + 1).to(torch.int32)
+    table = torch.zeros(1 + len(spec.seq_lens), max(end_pages) + 1, dtype=torch.int32)
+    for row, (first, end) in enumerate(zip(first_pages, end_pages, strict=True), start=1):
+        table[row, first:end], ids = ids[: end - first], ids[end - first :]
+    return table, num_pages
 
 
 def make_caches(spec: SceneSpec, num_pages: int, dtype, device) -> tuple[torch.Tensor, torch.Tensor]:

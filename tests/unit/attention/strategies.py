@@ -26,5 +26,5 @@ def scene_specs(draw, *, extend: bool) -> SceneSpec:
         window=window,
         softcap=draw(st.sampled_from((None, 2.0))),
         has_sinks=draw(st.booleans()),
-        has_mapping=window is not None and draw(st.booleans()),
+        has_own_pool=window is not None and draw(st.booleans()),
     )

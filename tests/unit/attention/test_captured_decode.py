@@ -39,7 +39,6 @@ class DecodeRig:
         pages = torch.arange(1, NUM_PAGES, dtype=torch.int32).flip(0).view(BUCKET, PAGES_PER_ROW)
         self.table = torch.cat((torch.zeros(1, PAGES_PER_ROW, dtype=torch.int32), pages))
         self.caches = [torch.randn(NUM_PAGES, PAGE_SIZE, 1, HEAD_DIM, generator=rng) for _ in "kv"]
-        self.mapping = torch.arange(NUM_PAGES * PAGE_SIZE, dtype=torch.int32)
         self.layer = LayerAttention(
             num_heads=NUM_HEADS,
             num_kv_heads=1,
@@ -49,7 +48,6 @@ class DecodeRig:
             k_cache_NSKD=self.caches[0],
             v_cache_NSKE=self.caches[1],
             window=WINDOW,
-            mapping_L=self.mapping,
         )
         self.backend: AttentionBackend = (
             ReferenceBackend(page_table_RP=self.table)
@@ -60,7 +58,7 @@ class DecodeRig:
         features = InputFeatures(extra=self.backend.slots(Phase.DECODE))
         self.registry = build_decode_registry(max_bs=BUCKET, device="cpu", features=features)
         memory = (
-            OwnedMemory(name="weights", tensors=(self.qkv, self.mapping)),
+            OwnedMemory(name="weights", tensors=(self.qkv,)),
             OwnedMemory(name="kv", tensors=tuple(self.caches), writable=True, sink_rows=1),
         )
         step = StepSpec(
@@ -94,7 +92,7 @@ class DecodeRig:
             )
             q = q.contiguous()
             as_they_are = (None, None, None, inputs["positions"])
-            qk_rope_write(q, k, v, *as_they_are, *self.caches, inputs["out_cache_loc"], self.mapping, 0.0, False, False)
+            qk_rope_write(q, k, v, *as_they_are, *self.caches, inputs["out_cache_loc"], 0.0, False, False)
             return scope.call(attention, q, site="layer 0")[0]
 
         return step
@@ -112,7 +110,6 @@ class DecodeRig:
             "out_cache_loc": locs,
             "req_pool_indices": rows,
             "seq_lens": lengths,
-            "seq_lens_cpu": torch.from_numpy(lengths),
         }
         return SampledStep(batch=batch, raw_bs=raw, raw_num_tokens=raw)
 

@@ -13,7 +13,7 @@ from tests.unit.attention.scenes import SceneSpec, dense_attention, make_scene
 from tests.unit.attention.strategies import scene_specs
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(spec=scene_specs(extend=False), seed=st.integers(0, 2**31))
 def test_decode_agrees_with_dense_attention(spec, seed):
     scene = make_scene(spec, seed)
@@ -22,7 +22,7 @@ def test_decode_agrees_with_dense_attention(spec, seed):
     torch.testing.assert_close(out[: scene.num_live].double(), dense_attention(scene), atol=1e-5, rtol=1e-5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(spec=scene_specs(extend=True).filter(lambda spec: sum(spec.queries) > 0), seed=st.integers(0, 2**31))
 def test_extend_agrees_with_dense_attention(spec, seed):
     scene = make_scene(spec, seed)
@@ -34,7 +34,7 @@ def test_extend_agrees_with_dense_attention(spec, seed):
 
 def test_decode_on_a_tape_follows_lengths_that_change():
     """Lengths are data: a replay must look at the keys there are now, not at those of the capture."""
-    spec = SceneSpec(seq_lens=(21, 6), window=5, has_mapping=True, has_sinks=True)
+    spec = SceneSpec(seq_lens=(21, 6), window=5, has_own_pool=True, has_sinks=True)
     scene = make_scene(spec, seed=3)
     wanted = dense_attention(scene)
     backend = ReferenceBackend(page_table_RP=scene.plan.page_table_RP)

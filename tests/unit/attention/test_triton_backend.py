@@ -12,7 +12,7 @@ from playhead.graph.backends.tape import TapeBackend
 from playhead.kernels.splits import num_parts
 from tests.unit.attention.scenes import Scene, SceneSpec, dense_attention, make_scene
 
-DECODE = SceneSpec(seq_lens=(21, 6), num_null=1, group_size=2, window=5, has_mapping=True, softcap=5.0)
+DECODE = SceneSpec(seq_lens=(21, 6), num_null=1, group_size=2, window=5, has_own_pool=True, softcap=5.0)
 EXTEND = SceneSpec(seq_lens=(21, 6), query_lens=(4, 6), num_null=1, group_size=2, has_sinks=True)
 
 

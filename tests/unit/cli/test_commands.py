@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 from playhead.cli import audit as audit_command
 from playhead.cli.doctor import Machine, default_rows, traps
 from playhead.cli.generate import GenerateJob, how_it_ran, run_generate, show, tokens_per_s
+from playhead.cli.loading import asked_for, sampling_of
 from playhead.cli.main import app
 from playhead.cli.options import EngineFlags, GraphMode, engine_config, parse_size, show_size
 from playhead.cli.plan import num_weight_bytes
@@ -63,6 +64,13 @@ def test_generate_gives_a_pipe_the_text_alone():
     assert result.stdout == wanted + "\n"
 
 
+def test_flags_change_single_values_of_the_models_own_sampling():
+    with LLM() as llm:
+        assert llm.get_default_sampling_params() == SamplingParams(temperature=0.8)
+        assert sampling_of(llm, asked_for({"top_p": 0.5, "top_k": None})) == SamplingParams(temperature=0.8, top_p=0.5)
+        assert sampling_of(llm, asked_for({"temperature": 0.0})) == SamplingParams(temperature=0)
+
+
 def test_generate_repeats_itself_for_a_seed():
     first, again, other = (run(*FEW, "--seed", seed).stdout for seed in ("7", "7", "8"))
     assert first == again != other
@@ -70,7 +78,7 @@ def test_generate_repeats_itself_for_a_seed():
 
 def test_generate_shows_a_terminal_the_figures():
     screen = io.StringIO()
-    job = GenerateJob(prompt="The whale", params=SamplingParams(max_tokens=3, seed=1))
+    job = GenerateJob(prompt="The whale", asked={"max_tokens": 3, "seed": 1})
     run_generate(Console(file=screen, force_terminal=True, width=200, color_system=None), job)
     last = screen.getvalue().splitlines()[-1]
     assert screen.getvalue().startswith("The whale")
@@ -311,7 +319,7 @@ def test_interrupting_leaves_with_130_and_no_traceback(command, tmp_path):
     assert process.stdout is not None
     assert process.stdout.readline() == "at work\n"
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate()
     assert process.returncode == 130
     assert "Traceback" not in stderr
 

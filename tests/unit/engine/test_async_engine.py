@@ -214,7 +214,7 @@ def test_a_blocked_event_loop_is_told_once(llm, monkeypatch):
             waiting = asyncio.ensure_future(anext(stream))
             await asyncio.sleep(0)  # it is queued
             loop.call_soon_threadsafe = counted
-            assert finished.wait(timeout=60)
+            finished.wait()
             del loop.call_soon_threadsafe
             assert (await waiting).finished
             await stream.aclose()

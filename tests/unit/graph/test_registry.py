@@ -8,11 +8,14 @@ import torch
 
 from playhead.errors import SlotError
 from playhead.graph import CudaGraphBufferRegistry, FillContext, GraphSlot, IndexSpace, PaddingPolicy
+from playhead.graph.oplog import OpObserver
+from playhead.graph.registry import NUM_STAGES
 from playhead.testing.graph_checkers import policy_batch, policy_registry, square
 
 
-def vector(name: str, policy: PaddingPolicy = PaddingPolicy.ZERO, **changes) -> GraphSlot:
-    settings = {"shape_fn": lambda bs, tokens: (bs,), "dtype": torch.int32, "axis": "bs", "padding_policy": policy}
+def vector(name: str, padding_policy: PaddingPolicy = PaddingPolicy.ZERO, **changes) -> GraphSlot:
+    changes["padding_policy"] = padding_policy
+    settings = {"shape_fn": lambda bs, tokens: (bs,), "dtype": torch.int32, "axis": "bs"}
     return GraphSlot(name=name, **{**settings, **changes})
 
 
@@ -32,22 +35,30 @@ def ints(*values: int) -> torch.Tensor:
 class TestPolicies:
     """One worked example per policy: three rows after eight, in a bucket of five."""
 
-    def after(self, policy: PaddingPolicy, **changes) -> list[int]:
-        for staged in (False, True):
-            registry = registry_of(vector("x", policy, staged=staged, **changes))
-            registry.poison()
+    def after(self, policy: PaddingPolicy, *, staged: bool, **changes) -> list[int]:
+        registry = registry_of(vector("x", policy, staged=staged, **changes))
+        registry.poison()
+        for _ in range(NUM_STAGES):  # every stage of the ring has held eight rows
             registry.fill_from({"x": torch.arange(10, 18, dtype=torch.int32)}, square(8, 8))
-            registry.fill_from({"x": ints(1, 2, 3)}, square(3, 5))
+        registry.fill_from({"x": ints(1, 2, 3)}, square(3, 5))
         return registry.get_slot("x").slice_for(5, 5).tolist()
 
-    def test_zero_writes_zero(self):
-        assert self.after(PaddingPolicy.ZERO) == [1, 2, 3, 0, 0]
+    @pytest.mark.parametrize("staged", [False, True])
+    def test_zero_writes_zero(self, staged):
+        assert self.after(PaddingPolicy.ZERO, staged=staged) == [1, 2, 3, 0, 0]
 
-    def test_fill_sentinel_writes_the_pad_value(self):
-        assert self.after(PaddingPolicy.FILL_SENTINEL, pad_value=-1) == [1, 2, 3, -1, -1]
+    @pytest.mark.parametrize("staged", [False, True])
+    def test_zero_writes_the_sink_of_an_index_slot(self, staged):
+        rows = IndexSpace(name="rows", dtype=torch.int32)
+        assert self.after(PaddingPolicy.ZERO, staged=staged, index=rows) == [1, 2, 3, 0, 0]
 
-    def test_fill_once_writes_where_a_larger_fill_left_values(self):
-        assert self.after(PaddingPolicy.FILL_ONCE, pad_value=9) == [1, 2, 3, 9, 9]
+    @pytest.mark.parametrize("staged", [False, True])
+    def test_fill_sentinel_writes_the_pad_value(self, staged):
+        assert self.after(PaddingPolicy.FILL_SENTINEL, staged=staged, pad_value=-1) == [1, 2, 3, -1, -1]
+
+    @pytest.mark.parametrize("staged", [False, True])
+    def test_fill_once_writes_where_a_larger_fill_left_values(self, staged):
+        assert self.after(PaddingPolicy.FILL_ONCE, staged=staged, pad_value=9) == [1, 2, 3, 9, 9]
 
     def test_fill_once_writes_at_registration(self):
         registry = registry_of(vector("x", PaddingPolicy.FILL_ONCE, pad_value=9))
@@ -99,10 +110,64 @@ class TestRefusals:
         with pytest.raises(SlotError, match="bind of"):
             registry_of(freeze=False).register_slot(vector("x"), bind=bind)
 
+    @pytest.mark.parametrize(
+        ("bind", "says"),
+        [
+            (torch.zeros(1, dtype=torch.int32).expand(8), "strides"),
+            (torch.zeros(16, dtype=torch.int32)[::2], "strides"),
+        ],
+    )
+    def test_bind_of_rows_that_share_or_skip_memory(self, bind, says):
+        with pytest.raises(SlotError, match=says):
+            registry_of(freeze=False).register_slot(vector("x"), bind=bind)
+
+    @pytest.mark.parametrize("start", [0, 7])
+    def test_bind_of_memory_that_another_slot_has(self, start):
+        memory, registry = torch.zeros(16, dtype=torch.int32), registry_of(freeze=False)
+        registry.register_slot(vector("x"), bind=memory[:8])
+        registry.register_slot(vector("y"), bind=memory[8:])
+        with pytest.raises(SlotError, match="that slot 'x' has"):
+            registry.register_slot(vector("z"), bind=memory[start : start + 8])
+
+    def test_bind_of_memory_that_a_slot_got_from_the_registry(self):
+        registry = registry_of(freeze=False)
+        own = registry.register_slot(vector("x")).buffer
+        with pytest.raises(SlotError, match="that slot 'x' has"):
+            registry.register_slot(vector("y"), bind=own)
+
+    @pytest.mark.parametrize(
+        ("changes", "says"),
+        [
+            ({"staged": True}, "staged=True"),
+            ({"padding_policy": PaddingPolicy.FILL_ONCE}, "bind with FILL_ONCE"),
+            ({"buffer": torch.zeros(8, dtype=torch.int32)}, "a buffer and another tensor"),
+        ],
+    )
+    def test_bind_of_a_slot_whose_memory_or_padding_comes_from_elsewhere(self, changes, says):
+        with pytest.raises(SlotError, match=says):
+            registry_of(freeze=False).register_slot(vector("x", **changes), bind=torch.zeros(8, dtype=torch.int32))
+
     def test_missing_and_unknown_sources_name_both_lists(self):
         registry = registry_of(vector("x"), vector("y"))
         with pytest.raises(SlotError, match=r"missing sources \['y'\], unknown sources \['z'\]"):
             registry.fill_from({"x": ints(1), "z": ints(1)}, square(1, 1))
+
+    @pytest.mark.parametrize("staged", [False, True])
+    def test_a_missing_source_alone(self, staged):
+        """Nothing else is wrong with the batch, and the last step's value is there to be read again."""
+        registry = registry_of(vector("x", staged=staged), vector("y", staged=staged))
+        registry.fill_from({"x": ints(1), "y": ints(2)}, square(1, 1))
+        with pytest.raises(SlotError, match=r"missing sources \['y'\], unknown sources \[\]"):
+            registry.fill_from({"x": ints(1)}, square(1, 1))
+
+    def test_an_unknown_source_alone(self):
+        with pytest.raises(SlotError, match=r"missing sources \[\], unknown sources \['z'\]"):
+            registry_of(vector("x")).fill_from({"x": ints(1), "z": ints(1)}, square(1, 1))
+
+    def test_a_missing_source_that_only_a_hook_reads(self):
+        hook = {"copy_from_fb": False, "post_fill": lambda buffer, batch, ctx: None, "reads": ("lens",)}
+        with pytest.raises(SlotError, match=r"missing sources \['lens'\]"):
+            registry_of(vector("x", **hook)).fill_from({}, square(1, 1))
 
     def test_a_source_that_is_none_is_missing_too(self):
         registry = registry_of(vector("x"))
@@ -170,6 +235,34 @@ class TestRefusals:
             assert registry.get_slot("positions").rows(2, 6).eq(0).all()
 
 
+def ops_of(registry: CudaGraphBufferRegistry, batch, ctx: FillContext) -> list[str]:
+    """What a fill dispatches, without views."""
+    with OpObserver(keep_calls=False).watching() as observer:
+        registry.fill_from(batch, ctx)
+    return [op.name.split(".")[0] for op in observer.log.ops if not op.is_view]
+
+
+class TestOps:
+    """What a fill costs on the device, and in which order."""
+
+    def test_a_fill_copies_all_device_sources_in_one_launch_per_dtype_pair(self):
+        dtypes = dict.fromkeys("abc", torch.int32) | dict.fromkeys("de", torch.int64)
+        slots = [vector(name, dtype=dtype) for name, dtype in dtypes.items()]
+        registry = registry_of(*slots)
+        batch = {slot.name: torch.ones(8, dtype=slot.dtype) for slot in slots}
+        assert ops_of(registry, batch, square(8, 8)) == ["aten::_foreach_copy_"] * 2
+
+    def test_a_fill_sends_all_host_sources_in_one_copy(self):
+        slots = [vector(name, staged=True) for name in "abcde"]
+        batch = {slot.name: np.ones(8, np.int32) for slot in slots}
+        assert ops_of(registry_of(*slots), batch, square(8, 8)) == ["aten::copy_"]
+
+    def test_padding_goes_first_then_copies_then_hooks(self):
+        registry = registry_of(vector("a", post_fill=lambda buffer, batch, ctx: buffer.neg_()), vector("b"))
+        ops = ops_of(registry, {"a": ints(1, 2), "b": ints(3, 4)}, square(2, 4))
+        assert ops == ["aten::fill_", "aten::fill_", "aten::_foreach_copy_", "aten::neg_"]
+
+
 class TestHooksAndSources:
     def test_order_is_padding_then_copies_then_hooks(self):
         seen = []
@@ -228,11 +321,28 @@ class TestHooksAndSources:
 
 
 class TestBuffers:
-    def test_bind_adopts_the_tensor(self):
+    @pytest.mark.parametrize("way", ["bind", "buffer"])
+    def test_an_adopted_tensor_keeps_its_contents_until_the_first_fill(self, way):
         memory = torch.full((8,), 5, dtype=torch.int32)
         registry = registry_of(freeze=False)
-        bound = registry.register_slot(vector("x"), bind=memory)
-        assert bound.buffer.data_ptr() == memory.data_ptr()
+        if way == "bind":
+            registry.register_slot(vector("x"), bind=memory)
+        else:
+            registry.register_slot(vector("x", buffer=memory))
+        registry.freeze()
+        assert registry.get_slot("x").buffer.data_ptr() == memory.data_ptr()
+        assert memory.tolist() == [5] * 8
+        registry.fill_from({"x": ints(1, 2)}, square(2, 4))
+        assert memory.tolist() == [1, 2, 0, 0, 5, 5, 5, 5]
+
+    def test_an_adopted_tensor_without_rows_is_copied_into(self):
+        scalar = vector("n", PaddingPolicy.KEEP_PAD, axis="none", shape_fn=lambda bs, tokens: (2,))
+        memory, registry = ints(7, 8), registry_of(freeze=False)
+        registry.register_slot(scalar, bind=memory)
+        registry.freeze()
+        assert memory.tolist() == [7, 8]
+        registry.fill_from({"n": ints(4, 5)}, square(1, 4))
+        assert memory.tolist() == [4, 5]
 
     def test_extract_buffer_gives_the_padded_views(self):
         registry = registry_of(

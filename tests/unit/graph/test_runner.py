@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from playhead.errors import ConfigError
 from playhead.graph import CudaGraphBufferRegistry, Dispatcher, FullCapture, GraphRunner, Mode, StepSpec, TapeBackend
 from playhead.graph.audit import SampledStep, audit
 from playhead.graph.slots import host_vector
+from playhead.testing.toy_runners import toy_rig
 
 MAX_REQUESTS = 3
 
@@ -58,3 +60,29 @@ def test_it_is_clean_under_the_audit(runner):
 
     report = audit(runner, sample)
     assert report.ok, report.text()
+
+
+@pytest.mark.parametrize("mode", [Mode.FULL, Mode.PIECEWISE])
+def test_a_dispatcher_of_another_mode_than_the_capture_is_refused(mode):
+    """Its decisions would name graphs that nobody made."""
+    rig = toy_rig("breakable")
+    with pytest.raises(ConfigError, match=f"'{mode.value}' graphs and the capture makes 'breakable' ones"):
+        GraphRunner(
+            rig.runner.step,
+            registry=rig.runner.registry,
+            capture=rig.runner.capture,
+            backend=TapeBackend(),
+            dispatcher=Dispatcher(mode, (2, 8)),
+        )
+
+
+def test_a_dispatcher_that_runs_everything_eagerly_goes_with_any_capture():
+    rig = toy_rig("breakable")
+    dispatcher = Dispatcher(Mode.EAGER, ())
+    GraphRunner(
+        rig.runner.step,
+        registry=rig.runner.registry,
+        capture=rig.runner.capture,
+        backend=TapeBackend(),
+        dispatcher=dispatcher,
+    )

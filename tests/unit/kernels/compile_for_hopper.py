@@ -25,6 +25,7 @@ from playhead.kernels import (
     extend_triton,
     norm_triton,
     rope_triton,
+    translate_triton,
 )
 
 POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64"}
@@ -84,7 +85,7 @@ def usage(binary) -> tuple[int, int]:
 def decode(num_heads, num_kv_heads, head_dim, page_size, window):
     scratch = (meta(64, dtype=torch.float32), meta(64, dtype=torch.float32), indices(64))
     caches = [meta(64, page_size, num_kv_heads, head_dim) for _ in "kv"]
-    tables = (indices(33, 512), indices(32), indices(32), None if window is None else indices(1024), None)
+    tables = (indices(33, 512), indices(32), indices(32), None)
     q, out = meta(32, num_heads, head_dim), meta(32, num_heads, head_dim)
     return compiled(
         decode_triton.decode_kernel,
@@ -95,7 +96,7 @@ def decode(num_heads, num_kv_heads, head_dim, page_size, window):
 def extend(num_heads, num_kv_heads, head_dims, num_tokens, window, softcap):
     k_dim, v_dim = head_dims
     caches = [meta(64, 16, num_kv_heads, dim) for dim in head_dims]
-    tables = (indices(33, 512), *(indices(16) for _ in range(4)), None if window is None else indices(1024))
+    tables = (indices(33, 512), *(indices(16) for _ in range(4)))
     sinks = meta(num_heads)
     q, out = meta(num_tokens, num_heads, k_dim), meta(num_tokens, num_heads, v_dim)
     return compiled(
@@ -112,8 +113,17 @@ def rope(num_heads=4, num_kv_heads=1, head_dim=256, *, together=False):
     return compiled(
         rope_triton.qk_rope_write_kernel,
         lambda: rope_triton.launch_qk_rope_write(
-            *tokens, *weights, table, indices(8), *caches, indices(8), indices(1024), 1e-6, True, False
+            *tokens, *weights, table, indices(8), *caches, indices(8), 1e-6, True, False
         ),
+    )
+
+
+def translate(num_tokens, page_size, window):
+    tables, per_token = [indices(33, 512) for _ in range(2)], [indices(num_tokens) for _ in range(3)]
+    workspaces, mapping = (indices(2048), tables[0]), indices(65537)
+    return compiled(
+        translate_triton.translate_kernel,
+        lambda: translate_triton.launch_translate(*workspaces, mapping, tables[1], *per_token, page_size, window),
     )
 
 
@@ -137,6 +147,8 @@ KERNELS = {
     "extend 192/128 window": lambda: extend(64, 8, (192, 128), 8192, 128, None),
     "extend 64": lambda: extend(32, 8, (64, 64), 8192, None, None),
     "rope": rope,
+    "translate page 16": lambda: translate(128, 16, 1024),
+    "translate page 1": lambda: translate(1, 1, 512),
     "choose greedy bf16": lambda: choose(torch.bfloat16, False),
     "choose greedy fp32": lambda: choose(torch.float32, False),
     "choose draw bf16": lambda: choose(torch.bfloat16, True),

@@ -56,7 +56,7 @@ def random_logits(num_rows, vocab_size, seed=0, dtype=torch.float32):
     return (3 * torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed))).to(dtype)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     temperatures=st.lists(st.sampled_from([0.0, 9e-6, 1e-5, 0.3, 1.0, 2.5, 1e6]), min_size=1, max_size=3),
     vocab_size=st.integers(1, 3 * IDS_PER_BLOCK),

@@ -20,6 +20,7 @@ from playhead.kernels.decode_rows import (
     key_rows_into_reference,
     row_view,
 )
+from playhead.kv.pool import GroupLocs
 from tests.unit.attention.scenes import Scene, SceneSpec, make_scene
 from tests.unit.attention.strategies import scene_specs
 
@@ -36,11 +37,15 @@ def in_whole_rows(scene: Scene) -> Scene:
     return replace(scene, layer=replace(scene.layer, **caches))
 
 
+def locs_of(scene: Scene) -> GroupLocs:
+    return GroupLocs(table_RP=scene.plan.page_table_RP, new_locs_T=torch.zeros_like(scene.plan.rows_B))
+
+
 def both(scene: Scene) -> tuple[torch.Tensor, torch.Tensor]:
     """The outputs with and without a lookup."""
     backend = ReferenceBackend(page_table_RP=scene.plan.page_table_RP)
     slots = {ROWS_SLOT: scene.plan.rows_B, LENGTHS_SLOT: scene.plan.seq_lens_B}
-    lookup = backend.lookup(scene.layer, {**slots, "out_cache_loc": torch.zeros_like(scene.plan.rows_B)})
+    lookup = backend.lookup(scene.layer, locs_of(scene), slots)
     as_rows = scene.layer.as_rows()
     assert lookup is not None
     assert as_rows is not None
@@ -50,7 +55,7 @@ def both(scene: Scene) -> tuple[torch.Tensor, torch.Tensor]:
     return found[: scene.num_live], wanted[: scene.num_live]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(spec=scene_specs(extend=False), seed=st.integers(0, 2**31))
 def test_rows_give_what_the_oracle_gives(spec, seed):
     scene = in_whole_rows(make_scene(replace(spec, v_head_dim=spec.k_head_dim), seed))
@@ -86,35 +91,33 @@ def test_memory_is_rows_where_pages_are_whole_rows_apart(page_stride, fits):
 
 
 def test_new_tokens_go_to_the_rows_of_their_locations():
-    """Locations 9 and -1 of pages of 4, mapped to 6 and the sink; pages are 10 rows apart."""
+    """Location 6 of pages of 4, and nobody's, which is the sink; pages are 10 rows apart."""
     table, ints = torch.zeros(1, 2, dtype=torch.int32), {"dtype": torch.int32}
-    mapping = torch.zeros(12, **ints)
-    mapping[9] = 6
-    rows, lengths, locs = torch.zeros(2, **ints), torch.ones(2, **ints), torch.tensor([9, -1], **ints)
-    found = key_rows(table, rows, lengths, locs, mapping, page_size=4, rows_per_page=10, num_keys=8)
+    rows, lengths, locs = torch.zeros(2, **ints), torch.ones(2, **ints), torch.tensor([6, -1], **ints)
+    found = key_rows(table, rows, lengths, locs, page_size=4, rows_per_page=10, num_keys=8)
     assert found[2].tolist() == [12, 0]
 
 
-@settings(max_examples=40, deadline=None)
-@given(lengths=st.lists(st.integers(1, 24), min_size=1, max_size=5), window=st.integers(1, 24), mapped=st.booleans())
-def test_key_rows_are_those_of_the_reference(lengths, window, mapped):
-    """Pages of 4 locations and 10 rows, six for each request; a mapping has locations that are nobody's."""
+@settings(max_examples=40)
+@given(lengths=st.lists(st.integers(1, 24), min_size=1, max_size=5), window=st.integers(1, 24))
+def test_key_rows_are_those_of_the_reference(lengths, window):
+    """Pages of 4 locations and 10 rows, six for each request; the first new location is nobody's."""
     num_requests = len(lengths)
     table = torch.randperm(6 * num_requests).int().view(num_requests, 6)
-    mapping = torch.randint(-1, 99, (24 * num_requests,)).int() if mapped else None
-    lookup = (table, torch.randperm(num_requests).int(), torch.tensor(lengths).int(), torch.arange(num_requests).int())
+    new_locs = torch.arange(-1, num_requests - 1).int()
+    lookup = (table, torch.randperm(num_requests).int(), torch.tensor(lengths).int(), new_locs)
 
     def run(op):
         shape = (num_requests, window)
         made = (torch.zeros(shape, dtype=torch.int64), torch.zeros(shape), torch.zeros(num_requests, dtype=torch.int64))
-        op(*made, *lookup, mapping, 4, 10)
+        op(*made, *lookup, 4, 10)
         return made
 
     for found, wanted in zip(run(key_rows_into), run(key_rows_into_reference), strict=True):
         assert torch.equal(found, wanted)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     spec=scene_specs(extend=False), seed=st.integers(0, 2**31), dtype=st.sampled_from((torch.float32, torch.bfloat16))
 )
@@ -122,7 +125,7 @@ def test_what_the_cpu_runs_is_the_reference(spec, seed, dtype):
     scene = in_whole_rows(make_scene(replace(spec, v_head_dim=spec.k_head_dim), seed))
     backend, layer = ReferenceBackend(page_table_RP=scene.plan.page_table_RP), scene.layer.as_rows()
     slots = {ROWS_SLOT: scene.plan.rows_B, LENGTHS_SLOT: scene.plan.seq_lens_B}
-    lookup = backend.lookup(scene.layer, {**slots, "out_cache_loc": torch.zeros_like(scene.plan.rows_B)})
+    lookup = backend.lookup(scene.layer, locs_of(scene), slots)
     q, k_rows, v_rows = (x.to(dtype) for x in (scene.q, layer.k_cache_NSKD, layer.v_cache_NSKE))
     rest = (lookup.key_rows_BJ, lookup.bias_BJ, scene.plan.seq_lens_B, layer.sinks_H, layer.scale, layer.softcap)
     found, wanted = torch.zeros_like(q), torch.zeros_like(q)

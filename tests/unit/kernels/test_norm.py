@@ -27,14 +27,14 @@ def rows(num_rows: int, width: int, seed: int) -> torch.Tensor:
 KINDS = st.sampled_from(({"unit_offset": False}, {"unit_offset": True}, {"unit_offset": False, "centred": True}))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(num_rows=st.integers(1, 3), width=WIDTHS, kind=KINDS, seed=st.integers(0, 2**31))
 def test_rms_norm_agrees_with_reference(num_rows, width, kind, seed):
     x, weight = rows(num_rows, width, seed), rows(1, width, seed + 1)[0].contiguous()
     torch.testing.assert_close(launch_rms_norm(x, weight, 1e-6, **kind), rms_norm_reference(x, weight, 1e-6, **kind))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(num_rows=st.integers(1, 3), width=WIDTHS, kind=KINDS, norm_x=st.booleans(), seed=st.integers(0, 2**31))
 def test_add_rms_norm_agrees_with_reference(num_rows, width, kind, norm_x, seed):
     x, residual, weights = rows(num_rows, width, seed), rows(num_rows, width, seed + 1), rows(2, width, seed + 2)
@@ -46,7 +46,7 @@ def test_add_rms_norm_agrees_with_reference(num_rows, width, kind, norm_x, seed)
     torch.testing.assert_close(residual, expected_residual)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(num_rows=st.integers(1, 3), width=WIDTHS, kind=KINDS, seed=st.integers(0, 2**31))
 def test_norm_add_agrees_with_reference(num_rows, width, kind, seed):
     x, residual, weight = rows(num_rows, width, seed), rows(num_rows, width, seed + 1), rows(1, width, seed + 2)[0]
@@ -56,7 +56,7 @@ def test_norm_add_agrees_with_reference(num_rows, width, kind, seed):
     torch.testing.assert_close(residual, expected)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     width=WIDTHS,
     kind=KINDS,
@@ -78,7 +78,7 @@ def test_what_the_cpu_runs_agrees_with_reference(width, kind, norm_x, dtype, see
     torch.testing.assert_close(residual, expected_residual)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(num_rows=st.integers(1, 40), width=st.sampled_from((1, 7, 64, 256, 300)), seed=st.integers(0, 2**31))
 def test_a_row_is_normed_to_the_same_bits_in_any_batch(num_rows, width, seed):
     x, residual, weights = rows(num_rows, width, seed), rows(num_rows, width, seed + 1), rows(2, width, seed + 2)

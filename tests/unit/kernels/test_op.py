@@ -16,8 +16,10 @@ from playhead.kernels.embedding import embed, softcap_
 from playhead.kernels.extend import extend
 from playhead.kernels.norm import add_rms_norm, add_rms_norm_into, norm_add_, rms_norm, rms_norm_into
 from playhead.kernels.rope import qk_rope_write
+from playhead.kernels.translate import translate
 from tests.unit.attention.scenes import SceneSpec, make_scene
 from tests.unit.kernels.test_rope import random_call
+from tests.unit.kernels.test_translate import random_call as translate_call
 
 
 def decode_call():
@@ -25,14 +27,14 @@ def decode_call():
     layer, plan = scene.layer, scene.plan
     scratch = (torch.zeros(8), torch.zeros(2), torch.zeros(1, dtype=torch.int32))
     memory = (layer.k_cache_NSKD, layer.v_cache_NSKE, plan.page_table_RP, plan.rows_B, plan.seq_lens_B)
-    return scene.q, torch.zeros(1, 1, 8), *memory, None, None, *scratch, 0.1, None, None, 1
+    return scene.q, torch.zeros(1, 1, 8), *memory, None, *scratch, 0.1, None, None, 1
 
 
 def extend_call():
     scene = make_scene(SceneSpec(seq_lens=(3,), query_lens=(2,)), seed=0)
     layer, plan = scene.layer, scene.plan
     memory = (layer.k_cache_NSKD, layer.v_cache_NSKE, plan.page_table_RP, plan.rows_B, plan.seq_lens_B)
-    return scene.q, torch.zeros(2, 1, 8), *memory, plan.query_starts_B, plan.query_lens_B, None, None, 0.1, None, None
+    return scene.q, torch.zeros(2, 1, 8), *memory, plan.query_starts_B, plan.query_lens_B, None, 0.1, None, None
 
 
 def choose_call():
@@ -44,7 +46,7 @@ def key_rows_call():
     table, rows = torch.tensor([[0, 0], [1, 2]], dtype=torch.int32), torch.tensor([1], dtype=torch.int32)
     lookup = (table, rows, torch.tensor([8], dtype=torch.int32), torch.tensor([11], dtype=torch.int32))
     found = (torch.zeros((1, 8), dtype=torch.int64), torch.zeros(1, 8), torch.zeros(1, dtype=torch.int64))
-    return *found, *lookup, None, 4, 8
+    return *found, *lookup, 4, 8
 
 
 def decode_rows_call():
@@ -72,11 +74,12 @@ CALLS = {
     gated_activation: lambda: (torch.randn(2, 8), "silu", 1.702, 7.0),
     embed: lambda: (torch.tensor([1, 0]), torch.randn(4, 8), 2.0),
     softcap_: lambda: (torch.randn(2, 8), 30.0),
-    qk_rope_write: lambda: tuple(random_call((2, 1), (8, 8, 4), seed=0, norm="head", mapping=True)),
+    qk_rope_write: lambda: tuple(random_call((2, 1), (8, 8, 4), seed=0, norm="head")),
     choose_tokens: choose_call,
     decode: decode_call,
     extend: extend_call,
     key_rows_into: key_rows_call,
+    translate: lambda: tuple(translate_call([(3, 2), (9, 1)], page_size=4, window=6)),
     decode_rows: decode_rows_call,
 }
 

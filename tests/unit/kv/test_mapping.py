@@ -29,7 +29,7 @@ def test_every_change_moves_the_version():
     versions = [mapping.version]
     mapping.set(0, [3, 4], [5, 6])
     versions.append(mapping.version)
-    mapping.clear(0, 3)
+    mapping.remove(0, 3)
     versions.append(mapping.version)
     assert versions == sorted(set(versions))
 
@@ -37,7 +37,7 @@ def test_every_change_moves_the_version():
 def test_only_the_latest_value_of_a_page_is_published():
     mapping = new_mapping()
     mapping.set(0, [3], [5])
-    mapping.clear(0, 3)
+    mapping.remove(0, 3)
     mapping.set(0, [3], [6])
     (changes,) = mapping.take_unpublished()
     assert changes.tolist() == [[3, 6]]
@@ -59,7 +59,7 @@ def test_a_pair_that_was_taken_away_may_wait_for_a_step_but_not_for_a_translatio
     mapping = new_mapping()
     mapping.set(0, [3], [5])
     mapping.take_unpublished()
-    mapping.clear(0, 3)
+    mapping.remove(0, 3)
     mapping.require_published("launch", pairs_only=True)
     assert not mapping.must_publish
     with pytest.raises(StaleTranslation):
@@ -86,17 +86,32 @@ def test_a_change_that_is_not_one_to_one_changes_nothing(full, window):
 
 def test_clearing_an_unmapped_page_is_refused():
     with pytest.raises(LedgerError, match="no window page"):
-        new_mapping().clear(0, 3)
+        new_mapping().remove(0, 3)
 
 
 def test_the_way_back_leads_to_the_full_page():
     mapping = new_mapping()
     mapping.set(0, [3], [5])
     assert mapping.full_page(0, 5) == 3
-    mapping.clear(0, 3)
+    mapping.remove(0, 3)
     assert mapping.full_page(0, 5) == NO_PAGE
 
 
 def test_the_table_cannot_be_written():
     with pytest.raises(ValueError, match="read-only"):
         new_mapping().table(0)[1] = 1
+
+
+def test_clearing_takes_all_pairs_in_one_version():
+    mapping = WindowMapping(num_full_pages=10, num_window_pages=[8, 8], page_size=16)
+    mapping.set(0, [3, 4], [5, 6])
+    mapping.set(1, [3], [2])
+    mapping.take_unpublished()
+    version = mapping.version
+    mapping.clear()
+    assert mapping.version == version + 1
+    assert not mapping.table(0).any()
+    assert not mapping.table(1).any()
+    assert [mapping.full_page(0, page) for page in (5, 6)] == [NO_PAGE] * 2
+    assert [changes.tolist() for changes in mapping.take_unpublished()] == [[[3, 0], [4, 0]], [[3, 0]]]
+    mapping.set(0, [3], [5])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 
@@ -9,17 +11,20 @@ from playhead.graph.backends.base import record
 from playhead.graph.backends.tape import TapeBackend
 from playhead.kv.geometry import KVDtype, LayerKV
 from playhead.kv.hybrid import HybridAllocator
-from playhead.kv.pool import MHAKVPool, PagedLocs
+from playhead.kv.pool import MHAKVPool
+from playhead.kv.swa_pool import SWAKVPool, create_kv_pool
 from playhead.kv.violations import ViolationLog
+from playhead.testing.kv_pools import one_request
 from playhead.testing.kv_rules import small_layer, small_plan
 
 CPU = torch.device("cpu")
 
 
 def test_loc_50_is_page_3_offset_2_at_page_size_16():
-    split = PagedLocs.split(torch.tensor([50], dtype=torch.int32), 16)
-    assert (split.page.item(), split.offset.item()) == (3, 2)
-    assert split.page.dtype == split.offset.dtype == torch.int32
+    pool = MHAKVPool(small_plan([small_layer(None)], page_size=16, num_slabs=30), device=CPU)
+    ones = torch.ones(1, 1, 8)
+    pool.set_kv_buffer(0, torch.tensor([50], dtype=torch.int32), ones, ones)
+    assert pool.get_kv_buffer(0)[0][..., 0, 0].nonzero().tolist() == [[3, 2]]
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
@@ -33,11 +38,10 @@ def test_layers_of_any_shape_keep_what_was_written(dtype, page_size):
     plan = small_plan(layers, page_size=page_size, num_slabs=100)
     pool = MHAKVPool(plan, device=CPU)
     locs = torch.tensor([page_size, page_size + page_size // 2, 3 * page_size - 1], dtype=torch.int32).unique()
-    forward = pool.begin_forward(locs)
     written = {}
     for layer, (heads, k_dim, v_dim) in enumerate(shapes):
         k, v = (torch.randn(len(locs), heads, dim).to(pool.get_kv_buffer(layer)[0].dtype) for dim in (k_dim, v_dim))
-        pool.set_kv_buffer(layer, forward, k, v)
+        pool.set_kv_buffer(layer, locs, k, v)
         written[layer] = (k, v)
     for layer, tensors in written.items():
         for buffer, tensor in zip(pool.get_kv_buffer(layer), tensors, strict=True):
@@ -52,13 +56,45 @@ def test_a_pool_without_windows_answers_the_same_calls_and_translates_nothing():
     allocator.allocate(1)
     pool.publish(allocator.mapping)
     allocator.launch()
-    locs = torch.tensor([5, 0, -1], dtype=torch.int32)
-    assert pool.translate_loc_from_full_to_swa(locs) is locs
+    tokens = one_request(plan, [1, 2], [3, 4, 5])
+    locs = tokens.full_locs_T
+    assert pool.translate_loc_from_full_to_swa(locs, 0) is locs
+    assert pool.full_to_swa_index_mapping is None
+    assert pool.device_mappings == pool.workspaces == ()
+    pool.set_full_to_swa_mapping([1], [1])
+    pool.clear()
     pool.invalidate_loc_cache()
     kv = torch.ones(3, 1, 8)
-    pool.set_kv_buffer(0, locs, kv, kv)
-    recording, _ = record(TapeBackend(), lambda: pool.begin_forward(locs).groups[0].page)
-    assert recording.log.count("aten::index") == 0
+    pool.set_kv_buffer(0, pool.begin_forward(tokens), kv, kv)
+    (group,) = pool.begin_forward(tokens).groups
+    assert (group.table_RP, group.new_locs_T) == (tokens.page_table_RP, locs)
+    recording, _ = record(TapeBackend(), lambda: pool.begin_forward(tokens).groups[0].new_locs_T)
+    assert recording.log.ops == ()
+
+
+def test_both_pools_answer_the_same_calls():
+    """Names, parameters and defaults: a caller need not know which of the two it has."""
+
+    def calls(pool: type) -> dict[str, inspect.Signature]:
+        methods = inspect.getmembers(pool, inspect.isfunction)
+        return {name: inspect.signature(call) for name, call in methods if not name.startswith("_")}
+
+    def parameters(pool: type) -> dict[str, list[tuple[str, object]]]:
+        return {
+            name: [(p.name, p.default) for p in signature.parameters.values()]
+            for name, signature in calls(pool).items()
+        }
+
+    assert parameters(MHAKVPool) == parameters(SWAKVPool)
+    mha, swa = (
+        create_kv_pool(plan, HybridAllocator(plan, ViolationLog(strict=True)).mapping, device=CPU)
+        for plan in (
+            small_plan([small_layer(None)], page_size=4, num_slabs=30),
+            small_plan([small_layer(8)], page_size=4, num_slabs=30),
+        )
+    )
+    public = [{name for name in dir(pool) if not name.startswith("_")} - {"mapping"} for pool in (mha, swa)]
+    assert public[0] == public[1]
 
 
 def test_addresses_of_layers_never_change():

@@ -1,6 +1,11 @@
-"""`SWAKVPool` on the tape: translation once per forward, never stale, captured with the graph."""
+"""`SWAKVPool` on the tape: translation once per forward, never stale, captured with the graph.
+
+That the engine's own graphs hold one translation per forward is in `unit/step/test_translation.py`.
+"""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +18,7 @@ from playhead.kv.hybrid import HybridAllocator
 from playhead.kv.pool import MHAKVPool
 from playhead.kv.swa_pool import SWAKVPool, create_kv_pool
 from playhead.kv.violations import ViolationLog
+from playhead.testing.kv_pools import one_request
 from playhead.testing.kv_rules import small_layer, small_plan
 
 CPU = torch.device("cpu")
@@ -57,8 +63,8 @@ def test_each_layer_is_written_where_its_own_group_has_the_token(page_size):
     allocator.allocate(1)  # so that groups do not number their pages alike
     pages = allocator.allocate(2)
     pool.publish(allocator.mapping)
-    full_locs = locs_of(pages, page_size)
-    forward = pool.begin_forward(full_locs)
+    full_locs = locs_of(pages, page_size)[-16:]
+    forward = pool.begin_forward(one_request(allocator.plan, pages, range(2 * page_size)[-16:]))
     for layer in range(4):
         pool.set_kv_buffer(layer, forward, kv_rows(len(full_locs), 10.0 * layer), kv_rows(len(full_locs)))
     group_locs = {0: full_locs, 1: pool.translate_loc_from_full_to_swa(full_locs, 0)}
@@ -84,7 +90,11 @@ def test_padded_rows_and_minus_1_write_to_the_sink():
     pages = allocator.allocate(1)
     pool.publish(allocator.mapping)
     before = [tensor.clone() for layer in (0, 1) for tensor in pool.get_kv_buffer(layer)]
-    forward = pool.begin_forward(torch.tensor([0, -1], dtype=torch.int32))
+    tokens = one_request(allocator.plan, [0], [0, 0])
+    tokens.rows_T.zero_()
+    tokens.full_locs_T.copy_(torch.tensor([0, -1]))
+    forward = pool.begin_forward(tokens)
+    assert [locs.new_locs_T.tolist() for locs in forward.groups] == [[0, -1], [0, -1]]
     for layer in (0, 1):
         pool.set_kv_buffer(layer, forward, kv_rows(2), kv_rows(2))
     after = [tensor for layer in (0, 1) for tensor in pool.get_kv_buffer(layer)]
@@ -94,39 +104,51 @@ def test_padded_rows_and_minus_1_write_to_the_sink():
 
 
 @pytest.mark.parametrize("num_window_layers", [1, 5, 22])
-def test_the_tape_holds_one_gather_however_many_window_layers(num_window_layers):
+def test_the_tape_holds_one_translation_however_many_window_layers(num_window_layers):
     pool, allocator = new_pool(*[8] * num_window_layers, None)
-    pages = allocator.allocate(1)
+    tokens = one_request(allocator.plan, allocator.allocate(1), range(4))
     pool.publish(allocator.mapping)
-    full_locs = locs_of(pages, 4)
 
     def forward() -> None:
-        locs = pool.begin_forward(full_locs)
+        locs = pool.begin_forward(tokens)
         for layer in range(num_window_layers + 1):
             pool.set_kv_buffer(layer, locs, kv, kv)
 
     kv = kv_rows(4)
     recording, _ = record(TapeBackend(), forward)
-    assert recording.log.count("aten::index") == 1
+    assert recording.log.count("playhead::translate") == 1
+    assert recording.log.count("aten::index") == 0
 
 
-def test_two_window_groups_take_one_gather_each():
+def test_two_window_groups_take_one_translation_each():
     pool, allocator = new_pool(4, 4, 8, 8, None)
-    full_locs = locs_of(allocator.allocate(1), 4)
+    tokens = one_request(allocator.plan, allocator.allocate(1), range(4))
     pool.publish(allocator.mapping)
-    recording, _ = record(TapeBackend(), lambda: pool.begin_forward(full_locs).groups[1].locs)
-    assert recording.log.count("aten::index") == 2
+    recording, _ = record(TapeBackend(), lambda: pool.begin_forward(tokens).groups[1].new_locs_T)
+    assert recording.log.count("playhead::translate") == 2
 
 
-def test_a_replay_translates_what_the_slot_and_the_mapping_hold_now():
-    """The slot is refilled in place and the mapping changes in place: same addresses, new contents."""
+def test_the_table_of_a_window_group_holds_the_pages_its_queries_see():
+    """Window 8, pages of 4, queries at 13 and 14: keys 6 to 14, pages 1 to 3. Page 0 is behind the window."""
+    pool, allocator = new_pool(8, None)
+    pages = allocator.allocate(4)
+    allocator.drop_windows(0, pages[:1])
+    pool.publish(allocator.mapping)
+    table = pool.begin_forward(one_request(allocator.plan, pages, [13, 14])).groups[1].table_RP
+    assert table[1, :5].tolist() == [0, *(allocator.mapping.window_page(0, page) for page in pages[1:]), 0]
+
+
+def test_a_replay_translates_what_the_slots_and_the_mapping_hold_now():
+    """The slots are refilled in place and the mapping changes in place: same addresses, new contents."""
     pool, allocator = new_pool(8, None)
     first, second = allocator.allocate(1), allocator.allocate(1)
     pool.publish(allocator.mapping)
-    slot, kv = locs_of(first, 4), kv_rows(4)
-    recording, _ = record(TapeBackend(), lambda: pool.set_kv_buffer(0, pool.begin_forward(slot), kv, kv))
+    tokens, kv = one_request(allocator.plan, first, range(4)), kv_rows(4)
+    recording, _ = record(TapeBackend(), lambda: pool.set_kv_buffer(0, pool.begin_forward(tokens), kv, kv))
 
-    slot.copy_(locs_of(second, 4))
+    refilled = one_request(allocator.plan, second, range(4))
+    tokens.full_locs_T.copy_(refilled.full_locs_T)
+    tokens.page_table_RP.copy_(refilled.page_table_RP)
     allocator.drop_windows(0, second)
     allocator.drop_windows(0, first)
     allocator.attach_windows(0, second)
@@ -134,18 +156,32 @@ def test_a_replay_translates_what_the_slot_and_the_mapping_hold_now():
     kv.copy_(kv_rows(4, 50.0))
     recording.replay()
 
-    assert read(pool, 0, pool.translate_loc_from_full_to_swa(slot), 4) == [50, 51, 52, 53]
+    assert read(pool, 0, pool.translate_loc_from_full_to_swa(tokens.full_locs_T), 4) == [50, 51, 52, 53]
+    table = pool.forward_locs(tokens.page_table_RP, tokens.full_locs_T).groups[1].table_RP
+    assert table[1, 0].item() == allocator.mapping.window_page(0, second[0])
 
 
 def test_a_warm_up_leaves_nothing_that_capture_could_skip():
     pool, allocator = new_pool(8, None)
-    slot = locs_of(allocator.allocate(1), 4)
+    tokens = one_request(allocator.plan, allocator.allocate(1), range(4))
     pool.publish(allocator.mapping)
     for _ in range(3):
-        pool.begin_forward(slot)
+        pool.begin_forward(tokens)
         pool.invalidate_loc_cache()
-    recording, _ = record(TapeBackend(), lambda: pool.translate_loc_from_full_to_swa(slot))
-    assert recording.log.count("aten::index") == 1
+    recording, _ = record(TapeBackend(), lambda: pool.begin_forward(tokens).groups[1].new_locs_T)
+    assert recording.log.count("playhead::translate") == 1
+
+
+def test_a_forward_beyond_the_plan_s_limits_is_refused():
+    pool, allocator = new_pool(8, None)
+    tokens = one_request(allocator.plan, allocator.allocate(5), range(18))
+    pool.publish(allocator.mapping)
+    with pytest.raises(ConfigError, match="18 tokens"):
+        pool.begin_forward(tokens)
+    with pytest.raises(ConfigError, match="page table"):
+        pool.begin_forward(
+            replace(tokens, page_table_RP=tokens.page_table_RP[:, 1:], full_locs_T=tokens.full_locs_T[:4])
+        )
 
 
 def test_views_of_one_storage_are_different_inputs():
@@ -176,12 +212,18 @@ def change_in_bulk(pool, allocator, pages):
     pool.set_full_to_swa_mapping(pages, [5, 6])
 
 
-@pytest.mark.parametrize("change", [change_by_alloc, change_by_window_free, change_by_attach, change_in_bulk])
+def change_by_clear(pool, allocator, pages):
+    pool.clear()
+
+
+@pytest.mark.parametrize(
+    "change", [change_by_alloc, change_by_window_free, change_by_attach, change_in_bulk, change_by_clear]
+)
 def test_whatever_changes_the_mapping_makes_an_earlier_translation_unusable(change):
     pool, allocator = new_pool(8, None)
     pages = allocator.allocate(2)
     pool.publish(allocator.mapping)
-    forward = pool.begin_forward(locs_of(pages, 4))
+    forward = pool.begin_forward(one_request(allocator.plan, pages, range(8)))
     change(pool, allocator, pages)
     pool.publish(allocator.mapping)
     with pytest.raises(StaleTranslation, match="set_kv_buffer"):
@@ -192,7 +234,33 @@ def test_a_forward_on_an_unpublished_mapping_is_refused():
     pool, allocator = new_pool(8, None)
     pages = allocator.allocate(1)
     with pytest.raises(StaleTranslation, match="publish"):
-        pool.begin_forward(locs_of(pages, 4))
+        pool.begin_forward(one_request(allocator.plan, pages, range(4)))
+
+
+@pytest.mark.parametrize("change", [change_by_alloc, change_by_window_free])
+def test_a_translation_from_an_unpublished_mapping_is_refused(change):
+    pool, allocator = new_pool(8, None)
+    pages = allocator.allocate(2)
+    pool.publish(allocator.mapping)
+    change(pool, allocator, pages)
+    for ask in (
+        lambda: pool.translate_loc_from_full_to_swa(locs_of(pages, 4)),
+        lambda: pool.set_kv_buffer(0, locs_of(pages, 4), kv_rows(8), kv_rows(8)),
+    ):
+        with pytest.raises(StaleTranslation, match="translate_loc_from_full_to_swa"):
+            ask()
+
+
+def test_a_cleared_pool_translates_everything_to_the_sink():
+    pool, allocator = new_pool(8, 4, None)
+    pages = allocator.allocate(2)
+    pool.publish(allocator.mapping)
+    version = allocator.mapping.version
+    pool.clear()
+    assert allocator.mapping.version > version
+    for window in range(2):
+        assert pool.translate_loc_from_full_to_swa(locs_of(pages, 4), window).tolist() == [0] * 8
+        assert not pool.device_mappings[window][:-1].any()
 
 
 def test_a_bulk_change_is_on_the_device_when_it_returns():
@@ -232,9 +300,10 @@ def test_an_expired_location_translates_to_the_sink():
 
 def test_an_all_window_model_has_no_full_layers():
     pool, allocator = new_pool(8, 8)
-    full_locs = locs_of(allocator.allocate(1), 4)
+    tokens = one_request(allocator.plan, allocator.allocate(1), range(4))
+    full_locs = tokens.full_locs_T
     pool.publish(allocator.mapping)
-    pool.set_kv_buffer(1, pool.begin_forward(full_locs), kv_rows(4), kv_rows(4))
+    pool.set_kv_buffer(1, pool.begin_forward(tokens), kv_rows(4), kv_rows(4))
     assert read(pool, 1, pool.translate_loc_from_full_to_swa(full_locs), 4) == [1, 2, 3, 4]
     assert {group for _, group in pool.layers_mapping.values()} == {1}
 

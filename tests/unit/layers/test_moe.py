@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from playhead.kernels.experts import every_expert_over_every_row, grouped_matmul
 from playhead.layers.moe import MoeMlp
 from playhead.layers.spec import MoeSpec
 
@@ -36,7 +37,7 @@ def one_token(moe, h_M):
     return total
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(num_tokens=st.integers(1, 9), num_experts=st.integers(1, 6), data=st.data())
 def test_every_token_gets_its_experts(num_tokens, num_experts, data):
     top_k = data.draw(st.integers(1, num_experts))
@@ -59,3 +60,12 @@ def test_a_token_gets_the_same_whoever_is_beside_it():
     moe = block(4, 2)
     h_TM = torch.randn(6, HIDDEN, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(moe(h_TM)[2:3], moe(h_TM[2:3]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("ends", [[0, 3, 3, 7], [7, 7, 7, 7], [1, 2, 3, 7]])
+def test_every_expert_over_every_row_gives_each_row_its_own(ends):
+    generator = torch.Generator().manual_seed(0)
+    rows_PI, weights_XIO = torch.randn(7, 8, generator=generator), torch.randn(4, 8, 16, generator=generator)
+    ends_X = torch.tensor(ends, dtype=torch.int32)
+    found = every_expert_over_every_row(rows_PI, weights_XIO, ends_X)
+    torch.testing.assert_close(found, grouped_matmul(rows_PI, weights_XIO, ends_X), rtol=1e-5, atol=1e-6)

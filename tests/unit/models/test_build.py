@@ -31,7 +31,10 @@ def test_an_architecture_that_is_no_causal_decoder_is_refused():
     [
         ({"model_type": "llama", "hidden_act": "relu2"}, "hidden_act"),
         ({"model_type": "llama", "rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_type"),
-        ({"model_type": "llama", "rope_scaling": {"type": "yarn", "factor": 2.0, "surprise": 1}}, "rope parameters"),
+        (
+            {"model_type": "llama", "rope_scaling": {"type": "yarn", "factor": 2.0, "surprise": 1}},
+            "rope_scaling.surprise",
+        ),
         ({"model_type": "llama", "num_hidden_layers": 10**9}, "num_hidden_layers"),
         ({"model_type": "llama", "hidden_size": True}, "hidden_size"),
         ({"model_type": "llama", "hidden_size": -1}, "hidden_size"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import struct
 
 import gguf
@@ -11,9 +13,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from playhead.engine_config import EngineConfig
+from playhead.layers.spec import LinearScaling
+from playhead.llm import load_tokenizer
 from playhead.models.build import spec_from_config
 from playhead.models.errors import CheckpointError, UnsupportedModelError
 from playhead.models.gguf_file import GgufFile
+from playhead.models.gguf_keys import HARMLESS, READ, check_keys
 from playhead.models.gguf_model import config_from_gguf, hub_name, neighbours_to_halves
 from playhead.models.load import describe_model, load_weights
 from tests.unit.models.tiny import random_tensors
@@ -45,9 +51,12 @@ def halves_to_neighbours(rows, num_heads):
     return rows[order]
 
 
-def write_gguf(path, tensors, quantised=None):
-    """The tensors as a converter would have written them, under llama.cpp's names."""
+def write_gguf(path, tensors, quantised=None, **more):
+    """The tensors as a converter would have written them, under llama.cpp's names. `more` is further metadata."""
     writer = gguf.GGUFWriter(path, "llama")
+    for key, value in more.items():
+        kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        kinds[type(value)](key, value)
     writer.add_embedding_length(64)
     writer.add_feed_forward_length(96)
     writer.add_block_count(2)
@@ -128,13 +137,153 @@ def test_an_unknown_architecture_is_refused_with_the_supported_ones(tmp_path):
         describe_model(str(path))
 
 
-def test_scaled_rope_is_refused(tmp_path):
-    entries = [
-        text("general.architecture") + struct.pack("<I", 8) + text("llama"),
-        text("llama.rope.scaling.type") + struct.pack("<I", 8) + text("yarn"),
+def config_with(tmp_path, **more):
+    """What a file with this further metadata of its architecture becomes."""
+    more = {f"llama.{key.replace('__', '.')}": value for key, value in more.items()}
+    return config_from_gguf(GgufFile(write_gguf(tmp_path / "m.gguf", random_tensors(LLAMA), **more)))
+
+
+def rope_with(tmp_path, **more):
+    return spec_from_config(config_with(tmp_path, **more)).layers[0].attention.rope
+
+
+def test_linear_rope_scaling_is_obeyed_with_and_without_its_type(tmp_path):
+    """llama.cpp takes a factor for a linear one if no type says otherwise, and knows an older key for it."""
+    linear = LinearScaling(factor=4.0)
+    assert rope_with(tmp_path, rope__scaling__factor=4.0).scaling == linear
+    assert rope_with(tmp_path, rope__scaling__factor=4.0, rope__scaling__type="linear").scaling == linear
+    assert rope_with(tmp_path, rope__scale_linear=4.0).scaling == linear
+    assert rope_with(tmp_path, rope__scaling__factor=4.0, rope__scaling__type="none").scaling is None
+    assert rope_with(tmp_path, rope__scaling__factor=1.0).scaling is None
+
+
+def test_yarn_is_obeyed(tmp_path):
+    yarn = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0, "rope__scaling__original_context_length": 16}
+    hub = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+    wanted = spec_from_config({**LLAMA, "rope_scaling": hub}).layers[0].attention.rope
+    assert rope_with(tmp_path, **yarn) == wanted
+    assert rope_with(tmp_path, **yarn, rope__scaling__yarn_beta_fast=8.0).scaling.beta_fast == 8.0
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rope__scaling__type", "longrope"),
+        ("rope__scaling__type", "surprise"),
+        ("rope__scaling__attn_factor", 2.0),
+        ("rope__scaling__yarn_log_multiplier", 0.1),
+        ("rope__dimension_count", 8),
+        ("rope__dimension_sections", 3),
+        ("attention__sliding_window", 16),
+        ("attention__value_length", 32),
+        ("attention__causal", False),
+        ("attention__scale", 0.5),
+        ("attention__clamp_kqv", 8.0),
+        ("logit_scale", 0.5),
+        ("residual_scale", 0.25),
+        ("embedding_scale", 12.0),
+        ("expert_count", 8),
+        ("expert_used_count", 2),
+        ("final_logit_softcapping", 30.0),
+        ("attn_logit_softcapping", 50.0),
+        ("vocab_size", 41),
+        ("use_parallel_residual", True),
+        ("a_key_of_tomorrow", 1),
+    ],
+)
+def test_a_key_that_cannot_be_obeyed_is_refused_by_name(tmp_path, key, value):
+    with pytest.raises(UnsupportedModelError, match="llama." + key.replace("__", ".")):
+        config_with(tmp_path, **{key: value})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rope__dimension_count", 16),
+        ("attention__key_length", 16),
+        ("attention__value_length", 16),
+        ("attention__sliding_window", 0),
+        ("attention__sliding_window", 64),
+        ("attention__causal", True),
+        ("expert_count", 0),
+        ("logit_scale", 1.0),
+        ("vocab_size", 40),
+        ("tensor_data_layout", "Meta AI original pth"),
+    ],
+)
+def test_a_key_that_asks_for_nothing_changes_nothing(tmp_path, key, value):
+    assert spec_from_config(config_with(tmp_path, **{key: value})) == spec_from_config(LLAMA)
+
+
+def test_every_key_the_format_names_for_a_model_is_obeyed_harmless_or_refused(tmp_path):
+    """Whatever the gguf package can write under an architecture's name: none of it passes unseen."""
+    names = [
+        value.removeprefix("{arch}.")
+        for group in (gguf.Keys.LLM, gguf.Keys.Attention, gguf.Keys.Rope, gguf.Keys.SSM)
+        for name, value in vars(group).items()
+        if isinstance(value, str) and value.startswith("{arch}.") and not name.startswith("_")
     ]
-    with pytest.raises(UnsupportedModelError, match="yarn"):
-        describe_model(str(write_metadata(tmp_path / "m.gguf", entries)))
+    assert len(names) > 60
+    for name in names:
+        if name in READ | HARMLESS:
+            continue
+        with pytest.raises(UnsupportedModelError, match=f"llama.{re.escape(name)}"):
+            check_keys({f"llama.{name}": 77}, "llama")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("general.type", "adapter"), ("split.count", 3), ("adapter.lora.alpha", 1.0)]
+)
+def test_a_file_that_is_no_whole_model_is_refused(tmp_path, key, value):
+    path = write_gguf(tmp_path / "m.gguf", random_tensors(LLAMA), **{key: value})
+    with pytest.raises(UnsupportedModelError, match=key):
+        describe_model(str(path))
+
+
+def test_metadata_that_is_not_read_is_named(tmp_path, caplog):
+    more = {"general.sampling.temp": 0.5, "somebody.elses": 1, "general.name": "m", "quantize.imatrix.file": "x"}
+    describe_model(str(write_gguf(tmp_path / "m.gguf", random_tensors(LLAMA), **more)))
+    assert "not read: general.sampling.temp, somebody.elses" in caplog.text
+
+
+@pytest.mark.parametrize("key", ["embedding_length", "context_length", "attention.layer_norm_rms_epsilon"])
+def test_a_file_without_a_required_key_is_refused(tmp_path, key):
+    file = GgufFile(write_gguf(tmp_path / "m.gguf", random_tensors(LLAMA)))
+    del file.metadata[f"llama.{key}"]
+    with pytest.raises(UnsupportedModelError, match=f"llama.{key}"):
+        config_from_gguf(file)
+
+
+def test_a_qwen3_file_without_a_head_size_does_not_get_the_hubs_default(tmp_path):
+    """llama.cpp divides the width by the heads; the hub's Qwen 3 has 128 dims whatever its width."""
+    file = GgufFile(write_gguf(tmp_path / "m.gguf", random_tensors(LLAMA)))
+    renamed = {key.replace("llama.", "qwen3."): value for key, value in file.metadata.items()}
+    file.metadata = {**renamed, "general.architecture": "qwen3"}
+    attention = spec_from_config(config_from_gguf(file)).layers[0].attention
+    assert (attention.k_head_dim, attention.num_kv_heads) == (16, 2)
+
+
+def test_a_load_opens_the_file_once(tmp_path, monkeypatch):
+    """Config, weights and tokenizer come from the same file, whatever takes its place meanwhile."""
+    path = write_gguf(tmp_path / "m.gguf", random_tensors(LLAMA))
+    opened, really_open = [], os.open
+    monkeypatch.setattr(os, "open", lambda name, *rest: opened.append(str(name)) or really_open(name, *rest))
+    description = describe_model(str(path))
+    path.unlink()
+    decoder = load_weights(description, dtype=torch.float32, device=torch.device("cpu"))
+    load_tokenizer(description, EngineConfig(skip_tokenizer_init=True))
+    assert torch.equal(decoder.embedding_VM, random_tensors(LLAMA)["model.embed_tokens.weight"])
+    assert opened.count(str(path)) == 1
+
+
+def test_a_file_that_shrinks_after_it_was_opened_is_noticed(tmp_path):
+    path = write_gguf(tmp_path / "m.gguf", random_tensors(LLAMA))
+    file = GgufFile(path)
+    with path.open("r+b") as handle:
+        handle.truncate(2000)
+    last = max(file.tensors, key=lambda name: file.tensors[name].start)
+    with pytest.raises(CheckpointError, match="ends inside"):
+        file.read(last)
 
 
 HUGE = 2**64 - 1
@@ -175,7 +324,7 @@ def test_a_truncated_file_is_refused(tmp_path):
         GgufFile(path)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(flips=st.lists(st.tuples(st.integers(4, 2000), st.integers(1, 255)), min_size=1, max_size=4))
 def test_a_damaged_file_is_refused_or_reads_within_bounds(tmp_path_factory, flips):
     path = write_gguf(tmp_path_factory.mktemp("damaged") / "m.gguf", random_tensors(LLAMA))

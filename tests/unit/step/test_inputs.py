@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -17,28 +19,23 @@ USUAL = {
     "out_cache_loc",
     "req_pool_indices",
     "seq_lens",
-    "seq_lens_cpu",
     "num_token_non_padded",
 }
-EVERYTHING = InputFeatures(encoder=True, mamba_tracking=True, mrope=True, pp_proxies={"hidden": (4, torch.float32)})
+EVERYTHING = InputFeatures(
+    host_lengths=True, encoder=True, mamba_tracking=True, mrope=True, pp_proxies={"hidden": (4, torch.float32)}
+)
 DECODE = FillContext(raw_bs=2, padded_bs=4, raw_num_tokens=2, padded_num_tokens=4)
 
 
 def filled(registry, ctx):
+    """A registry whose live rows are ones, after poison."""
     registry.poison()
-    proxies = {"hidden": torch.ones(ctx.raw_num_tokens, 4)}
     batch = {
         name: np.ones_like(v) if isinstance(v, np.ndarray) else torch.ones_like(v)
         for name, v in registry.null_batch(ctx).items()
     }
-    full = FillContext(
-        raw_bs=ctx.raw_bs,
-        padded_bs=ctx.padded_bs,
-        raw_num_tokens=ctx.raw_num_tokens,
-        padded_num_tokens=ctx.padded_num_tokens,
-        pp_proxy_tensors=proxies,
-    )
-    registry.fill_from(batch, full)
+    proxies = {name: torch.ones_like(value) for name, value in (registry.null_proxies(ctx) or {}).items()}
+    registry.fill_from(batch, replace(ctx, pp_proxy_tensors=proxies))
     return registry
 
 
@@ -50,7 +47,8 @@ def test_a_plain_model_has_the_usual_inputs_and_no_others():
 def test_features_add_their_inputs():
     registry = build_decode_registry(max_bs=4, device="cpu", features=EVERYTHING)
     added = {"encoder_lens", "mamba_track_indices", "mamba_track_mask", "mrope_positions", "pp_proxy.hidden"}
-    assert set(registry.slots) == USUAL | added
+    assert set(registry.slots) == USUAL | added | {"seq_lens_cpu"}
+    assert registry.get_slot("seq_lens_cpu").buffer.device.type == "cpu"
 
 
 @pytest.mark.parametrize("raw", [0, 1, 3, 4])
@@ -73,7 +71,17 @@ def test_prefill_pads_tokens_and_not_requests():
     assert views["input_ids"].tolist() == [1] * 5 + [0] * 3
     assert views["mrope_positions"].shape == (3, 8)
     assert views["seq_lens"].shape == (2,)
+    assert views["num_token_non_padded"].tolist() == [5]
     assert views["pp_proxy.hidden"][5:].eq(0).all()
+
+
+@pytest.mark.parametrize("raw", [0, 1, 7, 8])
+def test_num_token_non_padded_counts_the_live_tokens_of_every_step(raw):
+    """Kernels stop there. The padded count would let them run over null requests."""
+    registry = build_prefill_registry(max_bs=4, max_num_tokens=8, device="cpu")
+    ctx = FillContext(raw_bs=min(raw, 1), padded_bs=1, raw_num_tokens=raw, padded_num_tokens=8)
+    filled(registry, ctx)
+    assert registry.get_slot("num_token_non_padded").buffer.tolist() == [raw]
 
 
 def test_locations_have_one_dtype():
@@ -98,7 +106,7 @@ def test_a_missing_pipeline_tensor_is_refused():
     registry = build_decode_registry(
         max_bs=4, device="cpu", features=InputFeatures(pp_proxies={"hidden": (4, torch.float32)})
     )
-    with pytest.raises(SlotError, match=r"pp_proxy\.hidden"):
+    with pytest.raises(SlotError, match=r"missing sources \['pp_proxy_tensors\[hidden\]'\]"):
         registry.fill_from(registry.null_batch(DECODE), DECODE)
 
 

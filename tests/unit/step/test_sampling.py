@@ -150,7 +150,7 @@ def assert_same(a, b):
         assert torch.equal(left, right)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(batches)
 def test_tokens_equal_the_slow_oracle_row_by_row(batch):
     logits, rows = [x for x, _ in batch], [row for _, row in batch]
@@ -174,7 +174,7 @@ def test_hardly_any_case_is_too_close_for_the_oracle():
     assert len(decided) >= 1980
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(batches, st.randoms(use_true_random=False), st.integers(0, 4))
 def test_a_row_is_the_same_alone_permuted_padded_and_in_the_general_path(batch, random, num_empty):
     logits, rows = [x for x, _ in batch], [row for _, row in batch]
@@ -236,7 +236,7 @@ def test_a_row_of_nan_still_gets_an_id_and_harms_nobody():
 # The random numbers.
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seeds, st.integers(0, 2**40), st.integers(0, VOCAB - 1))
 def test_noise_is_the_hash_computed_with_unbounded_integers(seed, position, token):
     noise = gumbel_noise(torch.tensor([seed]), torch.tensor([position]), VOCAB)
@@ -427,7 +427,7 @@ def test_needs_are_the_least_that_serves():
 
 
 @given(st.lists(sampler_rows(), max_size=3), st.lists(sampler_rows(), max_size=3))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_needs_of_more_rows_cover_those_of_fewer(some, others):
     assert sampler_needs(some + others).covers(sampler_needs(some))
     assert EVERYTHING.covers(sampler_needs(some))
@@ -447,7 +447,7 @@ def test_the_cheap_path_neither_sorts_nor_hashes():
 # Captured.
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(logit_rows, sampler_rows()), min_size=3, max_size=3))
 def test_a_recorded_sampler_replays_what_eager_computes(batch):
     """Recorded on empty rows; nothing of their values may be left in the tape."""

@@ -9,7 +9,7 @@ from playhead.models.spec import Placement
 COHERE2 = Family(
     model_type="cohere2",
     architectures=("Cohere2ForCausalLM",),
-    layer_types=full_every(4),
+    layer_types=full_every(4, key="sliding_window_pattern"),
     defaults={
         "vocab_size": 256_000,
         "hidden_size": 8192,

@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 from playhead.layers.spec import QKNorm
-from playhead.models.family import Family, RopeOn, full_every
+from playhead.models.config import ConfigReader
+from playhead.models.family import FULL_LAYER, WINDOW_LAYER, Family, RopeOn, full_every
 from playhead.models.spec import Placement
+
+PATTERN = "sliding_window_pattern"
+by_period = full_every(4, key=PATTERN)
+
+
+def exaone_layer_types(config: ConfigReader, num_layers: int) -> list[str]:
+    """A period, or letters that repeat: 'LLLG'. After letters the last layer is full, whatever they say.
+
+    A config without a window means full layers only.
+    """
+    if not config.has("sliding_window"):
+        return [FULL_LAYER] * num_layers
+    pattern = config.value(PATTERN)
+    if not isinstance(pattern, str):
+        return by_period(config, num_layers)
+    kinds = {"L": WINDOW_LAYER, "G": FULL_LAYER}
+    if not pattern or not set(pattern) <= kinds.keys():
+        config.refuse(PATTERN, pattern, ["an integer", "a string of L and G"])
+        return [FULL_LAYER] * num_layers
+    return [kinds[pattern[i % len(pattern)]] for i in range(num_layers - 1)] + [FULL_LAYER]
+
 
 EXAONE4 = Family(
     model_type="exaone4",
     architectures=("Exaone4ForCausalLM",),
-    layer_types=full_every(4),
+    layer_types=exaone_layer_types,
     defaults={
         "vocab_size": 102_400,
         "hidden_size": 4096,

@@ -31,6 +31,9 @@ GEMMA2 = Family(
     norm=NormKind.RMS1P,
     placement=Placement.SANDWICH,
     activation_key="hidden_activation",
+    attention_softcap_key="attn_logit_softcapping",
+    final_softcap_key="final_logit_softcapping",
+    overflows_float16=True,
     scale_key="query_pre_attn_scalar",
     has_scaled_embedding=True,
 )

@@ -14,7 +14,7 @@ from playhead.models.spec import Placement
 GEMMA3_TEXT = Family(
     model_type="gemma3_text",
     architectures=("Gemma3ForCausalLM",),
-    layer_types=full_every(6),
+    layer_types=full_every(6, key="sliding_window_pattern"),
     defaults={
         "vocab_size": 262_208,
         "hidden_size": 2304,
@@ -36,12 +36,14 @@ GEMMA3_TEXT = Family(
     placement=Placement.SANDWICH,
     qk_norm=QKNorm.HEAD,
     activation_key="hidden_activation",
+    final_softcap_key="final_logit_softcapping",
+    overflows_float16=True,
     scale_key="query_pre_attn_scalar",
     has_scaled_embedding=True,
     rope_theta=1_000_000.0,
     window_rope_theta_key="rope_local_base_freq",
     window_rope_theta=10_000.0,
-    scales_rope_on_full_only=True,
+    has_rope_per_layer_type=True,
 )
 
 GEMMA3 = replace(
@@ -50,5 +52,8 @@ GEMMA3 = replace(
     architectures=("Gemma3ForConditionalGeneration",),
     text_key="text_config",
     weight_prefixes=("model.language_model.", "language_model.model."),
+    head_names=("lm_head.weight", "language_model.lm_head.weight"),
+    # The reference's model with images reads the cap of its text part and never applies it.
+    final_softcap_key=None,
     ignored_prefixes=("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
 )

@@ -8,6 +8,7 @@ LLAMA = Family(
     model_type="llama",
     architectures=("LlamaForCausalLM",),
     layer_types=all_full,
+    reads_layer_types=False,
     defaults={
         "vocab_size": 32_000,
         "hidden_size": 4096,

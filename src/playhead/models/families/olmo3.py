@@ -24,5 +24,7 @@ OLMO3 = Family(
     placement=Placement.POST,
     qk_norm=QKNorm.FULL,
     rope_theta=500_000.0,
-    scales_rope_on_full_only=True,
+    has_rope_per_layer_type=True,
+    # Window layers keep this base even where the config names another: `rope_theta` is read for full layers alone.
+    window_rope_theta=500_000.0,
 )

@@ -11,6 +11,7 @@ QWEN2 = Family(
     model_type="qwen2",
     architectures=("Qwen2ForCausalLM",),
     layer_types=windowed_from_max_window_layers,
+    has_window_switch=True,
     defaults={
         "vocab_size": 151_936,
         "hidden_size": 4096,

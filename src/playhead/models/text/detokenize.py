@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from playhead.models.text.token_bytes import TokenBytes
+
+MAX_OPEN_BYTES = 3
+"""Bytes of a character that may wait for its last one: UTF-8 has at most four."""
 
 
 class IncrementalDetokenizer:
@@ -13,23 +16,48 @@ class IncrementalDetokenizer:
 
     "日" as three byte tokens gives "", "", "日". Bytes that cannot become a character turn into U+FFFD and are held
     no longer than a character would be.
+
+    `prompt_ids` stand before the first token that is fed. Their text is not given out, but it decides what the first
+    token means: "▁world" is "world" at the start of a text and " world" after "hello".
     """
 
-    def __init__(self, token_bytes: TokenBytes, *, skipped_ids: Collection[int] = ()) -> None:
+    def __init__(
+        self, token_bytes: TokenBytes, *, skipped_ids: Collection[int] = (), prompt_ids: Sequence[int] = ()
+    ) -> None:
         self._token_bytes, self._skipped = token_bytes, frozenset(skipped_ids)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._drops_space = token_bytes.drops_first_space
+        self._is_first, self._num_to_strip = True, token_bytes.rules.num_stripped
+        self._begin_after(prompt_ids)
+
+    def _begin_after(self, prompt_ids: Sequence[int]) -> None:
+        """Take the prompt's start, which may use up what is stripped there, and the open character at its end."""
+        for token_id in prompt_ids:
+            if not self._is_first and not self._num_to_strip:
+                break
+            self._bytes_of(token_id)
+        tail = b""
+        for token_id in reversed(prompt_ids):
+            if len(tail) >= MAX_OPEN_BYTES:
+                break
+            tail = (b"" if token_id in self._skipped else self._token_bytes.of(token_id) or b"") + tail
+        self._decoder.decode(tail)
 
     def feed(self, token_ids: Iterable[int]) -> str:
         """The characters these tokens complete."""
-        return "".join(self._feed_one(token_id) for token_id in token_ids if token_id not in self._skipped)
+        return "".join(self._decoder.decode(self._bytes_of(token_id)) for token_id in token_ids)
 
-    def _feed_one(self, token_id: int) -> str:
-        data = self._token_bytes.of(token_id)
-        if self._drops_space and data:
-            self._drops_space = False
-            data = data.removeprefix(b" ")
-        return self._decoder.decode(data)
+    def _bytes_of(self, token_id: int) -> bytes:
+        data = None if token_id in self._skipped else self._token_bytes.of(token_id, is_first=self._is_first)
+        if data is None:
+            return b""
+        self._is_first = False
+        while self._num_to_strip and data:
+            if not data.startswith(self._token_bytes.rules.stripped):
+                self._num_to_strip = 0
+                break
+            data = data.removeprefix(self._token_bytes.rules.stripped)
+            self._num_to_strip -= 1
+        return data
 
     def finish(self) -> str:
         """What is left of a character whose end never came: one U+FFFD, or nothing."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tokenizers import AddedToken, Regex, decoders, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
 from playhead.models.errors import CheckpointError, UnsupportedModelError
+from playhead.models.gguf_keys import require
 from playhead.models.text.tokenizer import SpecialTokens, Tokenizer
 
 CONTROL, USER_DEFINED = 3, 4
@@ -21,6 +22,21 @@ LLAMA3_SPLIT = (
 QWEN2_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 
 PRE_TOKENIZERS = ("gpt-2", "llama-bpe", "qwen2", "smollm")
+# Of these, llama.cpp puts BOS first unless the file says otherwise, and takes whole words before it merges.
+LLAMA3 = "llama-bpe"
+
+PREFIX = "tokenizer.ggml."
+READ = frozenset(
+    {"model", "pre", "tokens", "token_type", "merges", "add_bos_token", "add_eos_token"}
+    | {f"{name}_token_id" for name in ("bos", "eos", "eot", "eom")}
+)
+# What llama.cpp reads for other kinds of vocabularies alone, and ids that only name tokens.
+HARMLESS = frozenset(
+    {"scores", "token_type_count", "add_space_prefix", "remove_extra_whitespaces"}
+    | {f"{name}_token_id" for name in ("unknown", "seperator", "padding", "mask", "prefix", "suffix", "middle", "cls")}
+    | {f"fim_{name}_token_id" for name in ("pre", "suf", "mid", "pad", "rep", "sep")}
+)
+ONLY: Mapping[str, tuple[object, ...]] = {"add_sep_token": (False,)}
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
@@ -28,31 +44,74 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     kind = metadata.get("tokenizer.ggml.model")
     if kind != "gpt2":
         raise UnsupportedModelError("tokenizer.ggml.model", kind, ["gpt2 (byte-level BPE)"])
+    _check_keys(metadata)
     tokens, merges = _texts(metadata, "tokenizer.ggml.tokens"), _texts(metadata, "tokenizer.ggml.merges")
     types = metadata.get("tokenizer.ggml.token_type")
     if not isinstance(types, list) or len(types) != len(tokens):
         raise _damaged("token_type", "no type per token", f"{len(tokens)} numbers")
     vocab = {token: i for i, token in enumerate(tokens)}
-    backend = Backend(BPE(vocab=vocab, merges=_pairs(merges, vocab)))
-    backend.pre_tokenizer = _pre_tokenizer(metadata.get("tokenizer.ggml.pre"))
+    pre = metadata.get("tokenizer.ggml.pre")
+    backend = Backend(BPE(vocab=vocab, merges=_pairs(merges, vocab), ignore_merges=pre == LLAMA3))
+    backend.pre_tokenizer = _pre_tokenizer(pre)
     backend.decoder = decoders.ByteLevel()
     special = [i for i, token_type in enumerate(types) if token_type == CONTROL]
     backend.add_special_tokens([AddedToken(tokens[i], special=True, normalized=False) for i in special])
     defined = [tokens[i] for i, token_type in enumerate(types) if token_type == USER_DEFINED]
     backend.add_tokens([AddedToken(token, normalized=False) for token in defined])
-    eos_id = metadata.get("tokenizer.ggml.eos_token_id")
-    # A chat model ends its turn with eot where the file names one, and with eos where it does not.
-    end_ids = (eos_id, metadata.get("tokenizer.ggml.eot_token_id"))
+    ids = {name: _token_id(metadata, name, len(tokens)) for name in ("bos", "eos", "eot", "eom")}
+    backend.post_processor = processors.TemplateProcessing(**_around(metadata, ids, is_llama3=pre == LLAMA3))
+    template = metadata.get("tokenizer.chat_template")
     return Tokenizer(
         backend,
         SpecialTokens(
-            bos=_token(tokens, metadata.get("tokenizer.ggml.bos_token_id")),
-            eos=_token(tokens, eos_id),
-            eos_ids=frozenset(i for i in end_ids if isinstance(i, int)),
+            bos=_token(tokens, ids["bos"]),
+            eos=_token(tokens, ids["eos"]),
+            # A chat model ends its turn with eot, or with eom before a tool answers, where the file names them.
+            eos_ids=frozenset(i for i in (ids["eos"], ids["eot"], ids["eom"]) if i is not None),
             special_ids=frozenset(special),
         ),
-        chat_template=metadata.get("tokenizer.chat_template"),
+        chat_template=template if isinstance(template, str) else None,
     )
+
+
+def _check_keys(metadata: Mapping[str, Any]) -> None:
+    """Refuse a key of the vocabulary that may change what ids a text has."""
+    for key, value in metadata.items():
+        name = key.removeprefix(PREFIX)
+        if name in ONLY:
+            require(key, value, ONLY[name])
+        elif key.startswith(PREFIX) and name not in READ and name not in HARMLESS:
+            raise UnsupportedModelError(key, value, ["a file without this key: what it changes is not known here"])
+
+
+def _flag(metadata: Mapping[str, Any], name: str, *, default: bool) -> bool:
+    value = metadata.get(PREFIX + name, default)
+    if not isinstance(value, bool):
+        raise UnsupportedModelError(PREFIX + name, value, [True, False])
+    return value
+
+
+def _token_id(metadata: Mapping[str, Any], name: str, num_tokens: int) -> int | None:
+    key = f"{PREFIX}{name}_token_id"
+    value = metadata.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < num_tokens:
+        raise UnsupportedModelError(key, value, [f"an id from 0 to {num_tokens - 1}"])
+    return value
+
+
+def _around(metadata: Mapping[str, Any], ids: Mapping[str, int | None], *, is_llama3: bool) -> dict[str, list[Any]]:
+    """What is put around a text that no chat template has written, as the library's template wants it."""
+    pieces, special = ["$A"], []
+    for name, default in (("bos", is_llama3 and ids["bos"] is not None), ("eos", False)):
+        if not _flag(metadata, f"add_{name}_token", default=default):
+            continue
+        if ids[name] is None:
+            raise UnsupportedModelError(f"{PREFIX}{name}_token_id", None, [f"an id, because add_{name}_token is true"])
+        pieces = [name, *pieces] if name == "bos" else [*pieces, name]
+        special.append((name, ids[name]))
+    return {"single": pieces, "special_tokens": special}
 
 
 def _pre_tokenizer(name: object) -> pre_tokenizers.PreTokenizer:
@@ -88,8 +147,8 @@ def _pairs(merges: list[str], vocab: Mapping[str, int]) -> list[tuple[str, str]]
     return pairs
 
 
-def _token(tokens: list[str], token_id: object) -> str | None:
-    return tokens[token_id] if isinstance(token_id, int) and 0 <= token_id < len(tokens) else None
+def _token(tokens: list[str], token_id: int | None) -> str | None:
+    return None if token_id is None else tokens[token_id]
 
 
 def _damaged(key: str, found: str, wanted: str) -> CheckpointError:

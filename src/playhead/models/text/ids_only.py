@@ -22,7 +22,7 @@ class IdsOnlyTokenizer(Tokenizer):
         special = SpecialTokens(bos=None, eos=None, eos_ids=frozenset(eos_ids), special_ids=frozenset())
         super().__init__(backend, special)
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> NoReturn:
+    def encode(self, text: str, *, add_special_tokens: bool, max_context: int | None = None) -> NoReturn:
         raise RequestError(
             "prompt", "text, for a model without a tokenizer", "token ids", "Encode it first, or load the tokenizer."
         )

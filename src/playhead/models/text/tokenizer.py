@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE, Unigram
 
 from playhead.models.config import read_json
 from playhead.models.errors import CheckpointError
 from playhead.models.text.detokenize import IncrementalDetokenizer
-from playhead.models.text.token_bytes import TokenBytes
+from playhead.models.text.generation_config import read_generation_config
+from playhead.models.text.library import library_failures
+from playhead.models.text.token_bytes import TokenBytes, part_state
+from playhead.schedule.errors import RequestError
+from playhead.schedule.sampling_params import shown
 
-MAX_TOKENIZER_BYTES = 256 << 20
+MAX_TOKENIZER_BYTES = 64 << 20
+"""Twice the largest there is; the library needs up to ten times that to read it."""
+
+MAX_TOKENIZER_VALUES = 4_000_000
+"""A vocabulary of 262,144 tokens and its 514,906 merges have 1.8 million."""
+
+MAX_PARTS = 64
+MAX_GROWTH = 64
+SAMPLE_TEXT = "Hello, world! 3.14 naïve 日本\n"
+
+USUAL_CHARS_PER_TOKEN = 8
+PART_CHARS = 1 << 16
+"""A text that may be too long is counted in parts of this size: encoding takes 200 bytes for each character."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,29 +45,128 @@ class SpecialTokens:
 
 
 class Tokenizer:
-    """Ids from text and text from ids. Chat templates write special tokens as text, so those are always recognised."""
+    """Ids from text and text from ids. Chat templates write special tokens as text, so those are always recognised.
+
+    The same text always gives the same ids, all of them: what a file says about cutting, padding or random merges is
+    for training and is reset.
+    """
 
     def __init__(self, backend: Backend, special: SpecialTokens, *, chat_template: str | None = None) -> None:
         self._backend, self.special, self.chat_template = backend, special, chat_template
-        self._token_bytes = TokenBytes(backend)
+        with library_failures(_unusable):
+            make_steady(backend)
+            check_pipeline(backend)
+            self._token_bytes = TokenBytes(backend)
 
     @property
     def vocab_size(self) -> int:
         return self._backend.get_vocab_size(with_added_tokens=True)
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """`add_special_tokens` adds what the tokenizer puts around plain text; a chat template has already done so."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+    @cached_property
+    def longest_token_chars(self) -> int:
+        """How many characters of a prompt one token can stand for."""
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=0) or 1
+
+    def encode(self, text: str, *, add_special_tokens: bool, max_context: int | None = None) -> list[int]:
+        """`add_special_tokens` adds what the tokenizer puts around plain text; a chat template has already done so.
+
+        With `max_context`, a text that cannot fit into so many tokens is refused before all of it is encoded.
+        """
+        if max_context is not None:
+            self._check_length(text, max_context)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            found = f"text that is not Unicode at character {error.start}"
+            raise RequestError("prompt", found, "characters that UTF-8 can write", "Remove lone surrogates.") from None
+        return self._ids(text, add_special_tokens=add_special_tokens)
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        with library_failures(_not_encodable):
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
+    def _check_length(self, text: str, max_context: int) -> None:
+        """Refuse a text that is too long, at a cost that grows with the context and not with the text."""
+        if len(text) <= USUAL_CHARS_PER_TOKEN * max_context:
+            return
+        longest, most_tokens = self.longest_token_chars, max_context - 1
+        if len(text) > longest * most_tokens:
+            most = f"at most {most_tokens} tokens of at most {longest} characters, which are {longest * most_tokens}"
+            raise RequestError("prompt", f"{len(text)} characters", most, "Shorten the prompt.")
+        num_tokens = 0
+        for start in range(0, len(text), PART_CHARS):
+            part = text[start : start + PART_CHARS].encode(errors="replace").decode()
+            num_tokens += len(self._ids(part, add_special_tokens=False))
+            # A cut inside a word can cost tokens that the whole text does not have: hence the margin.
+            if num_tokens > max_context + max_context // 8 + 64:
+                wanted = f"at most {most_tokens}, which leaves one of the context of {max_context}"
+                found = f"over {num_tokens} tokens in the first {start + len(part)} of {len(text)} characters"
+                raise RequestError("prompt", found, wanted, "Shorten the prompt.")
+
+    def decode(
+        self, token_ids: Iterable[int], *, skip_special_tokens: bool = True, prompt_ids: Sequence[int] = ()
+    ) -> str:
+        """The text of these tokens, where they stand after `prompt_ids`."""
+        detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens, prompt_ids=prompt_ids)
         return detokenizer.feed(token_ids) + detokenizer.finish()
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
-        """A fresh one, for one stream of tokens."""
+    def detokenizer(
+        self, *, skip_special_tokens: bool = True, prompt_ids: Sequence[int] = ()
+    ) -> IncrementalDetokenizer:
+        """A fresh one, for one stream of tokens after a prompt."""
         skipped = self.special.special_ids if skip_special_tokens else ()
-        return IncrementalDetokenizer(self._token_bytes, skipped_ids=skipped)
+        return IncrementalDetokenizer(self._token_bytes, skipped_ids=skipped, prompt_ids=prompt_ids)
+
+    def try_out(self) -> None:
+        """Encode a few words: a tokenizer that makes the library panic is refused when it is loaded."""
+        for add_special_tokens in (False, True):
+            with library_failures(_unusable, panics_only=True):
+                self._backend.encode(SAMPLE_TEXT, add_special_tokens=add_special_tokens)
+
+
+def make_steady(backend: Backend) -> None:
+    """Reset what makes a text's ids incomplete, padded or random."""
+    backend.no_truncation()
+    backend.no_padding()
+    if isinstance(backend.model, BPE):
+        backend.model.dropout = None
+    elif isinstance(backend.model, Unigram):
+        backend.model.alpha = backend.model.nbest_size = None
+
+
+def check_pipeline(backend: Backend) -> None:
+    """Refuse a tokenizer that makes much more of a text than was given: a few replacements can make a gigabyte."""
+    growth, num_parts = 1, 0
+    for part in walk(part_state(backend.normalizer)), walk(part_state(backend.pre_tokenizer)):
+        for table in part:
+            num_parts += "type" in table
+            texts = [value for key, value in table.items() if key in ("content", "prepend") and isinstance(value, str)]
+            growth *= max(map(len, texts), default=0) or 1
+    if growth > MAX_GROWTH or num_parts > MAX_PARTS:
+        raise CheckpointError(
+            "tokenizer.json",
+            f"{num_parts} normalizers and pre-tokenizers, which make up to {shown(growth)} characters of one",
+            f"at most {MAX_PARTS} and {MAX_GROWTH}",
+            "Do not use it.",
+        )
+
+
+def walk(value: object) -> Iterator[Mapping[str, object]]:
+    """All tables inside a JSON value."""
+    if isinstance(value, Mapping):
+        yield value
+    children = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    for child in children:
+        yield from walk(child)
+
+
+def _unusable(message: str) -> CheckpointError:
+    return CheckpointError("tokenizer.json", message, "a tokenizer", "Download it again.")
+
+
+def _not_encodable(message: str) -> RequestError:
+    return RequestError("prompt", f"text the tokenizer fails on ({message})", "text it knows", "Change the text.")
 
 
 def tokenizer_from_directory(directory: Path) -> Tokenizer:
@@ -58,24 +175,29 @@ def tokenizer_from_directory(directory: Path) -> Tokenizer:
     if not path.is_file() or path.stat().st_size > MAX_TOKENIZER_BYTES:
         raise CheckpointError(
             "tokenizer.json",
-            "no such file, or one over 256 MiB",
+            f"no such file, or one over {MAX_TOKENIZER_BYTES >> 20} MiB",
             "the fast tokenizer's file",
             "Slow tokenizers run code of their own and are not read; convert it once with transformers.",
         )
-    try:
-        backend = Backend.from_file(str(path))
-    except Exception as error:  # noqa: BLE001  the library raises Exception itself, for anything it cannot read
-        raise CheckpointError("tokenizer.json", str(error), "a tokenizer", "Download it again.") from None
+    raw = path.read_bytes()
+    # Counted before it is parsed: "[],[],[]" takes twenty times its length in memory, and the library cannot say no.
+    if (num_values := raw.count(b",") + raw.count(b"[") + raw.count(b"{")) > MAX_TOKENIZER_VALUES:
+        raise _unusable(f"{num_values} values, and at most {MAX_TOKENIZER_VALUES} are read")
+    with library_failures(_unusable):
+        backend = Backend.from_buffer(raw)
+        added = backend.get_added_tokens_decoder()
     config = _json_or_empty(directory / "tokenizer_config.json")
     bos, eos = _token_text(config.get("bos_token")), _token_text(config.get("eos_token"))
-    endings = eos_ids(directory) | ({backend.token_to_id(eos)} if eos is not None else set())
+    endings = read_generation_config(directory).eos_ids | ({backend.token_to_id(eos)} if eos is not None else set())
     special = SpecialTokens(
         bos=bos,
         eos=eos,
         eos_ids=frozenset(token_id for token_id in endings if token_id is not None),
-        special_ids=frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special),
+        special_ids=frozenset(i for i, token in added.items() if token.special),
     )
-    return Tokenizer(backend, special, chat_template=_chat_template(directory, config))
+    tokenizer = Tokenizer(backend, special, chat_template=_chat_template(directory, config))
+    tokenizer.try_out()
+    return tokenizer
 
 
 def _json_or_empty(path: Path) -> dict[str, object]:
@@ -87,16 +209,6 @@ def _token_text(value: object) -> str | None:
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None
-
-
-def eos_ids(directory: Path) -> set[int]:
-    """What the model's authors end a generation on: the generation config's word, or else the model config's."""
-    for name in ("generation_config.json", "config.json"):
-        value = _json_or_empty(directory / name).get("eos_token_id")
-        ids = value if isinstance(value, list) else [value]
-        if found := {i for i in ids if isinstance(i, int) and not isinstance(i, bool)}:
-            return found
-    return set()
 
 
 def _chat_template(directory: Path, tokenizer_config: dict[str, object]) -> str | None:

@@ -1,9 +1,9 @@
-"""Two small tokenizers of the kinds checkpoints have, built here so that tests need no files."""
+"""Small tokenizers of the kinds checkpoints have, built here so that tests need no files."""
 
 from __future__ import annotations
 
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
-from tokenizers.models import BPE
+from tokenizers.models import BPE, Unigram
 
 from playhead.models.text.token_bytes import byte_level_table
 
@@ -42,4 +42,14 @@ def byte_fallback(*, strips_first_space: bool) -> Tokenizer:
     else:
         tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.decoder = decoders.Sequence(replace)
+    return tokenizer
+
+
+def metaspace() -> Tokenizer:
+    """A Unigram vocabulary whose decoder is Metaspace: no bytes, and no space before the first word."""
+    words = ["<unk>", "▁", "▁hello", "▁world", "hello", "▁▁▁", *"abcdehilorwd", "日", "<0x41>"]
+    tokenizer = Tokenizer(Unigram([(word, -float(i + 1)) for i, word in enumerate(words)], unk_id=0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens([AddedToken("<s>", special=True)])
     return tokenizer
