@@ -70,3 +70,9 @@ def test_the_runner_notices_every_way_to_end_wrongly():
         "leave": "ended by a signal",
         "sleep a little": "loaded",
     }
+
+
+def test_the_doctor_finds_something_wrong_with_whatever_cannot_be_loaded():
+    command = [sys.executable, "-m", "playhead.testing.hostile", "--every", "29", "--doctor"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout[-5000:] + ran.stderr[-2000:]

@@ -22,7 +22,7 @@ from playhead.testing.hostile_files import (
     index_cases,
     safetensors_cases,
 )
-from playhead.testing.hostile_run import HostileCase, Outcome, as_record, report, run_cases
+from playhead.testing.hostile_run import CPU_S, HostileCase, Outcome, as_record, doctor_agrees, report, run_cases
 from playhead.testing.hostile_text import template_cases, tokenizer_cases
 
 __all__ = ["HostileCase", "Outcome", "all_cases", "report", "run_cases"]
@@ -52,9 +52,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Load hostile checkpoints and count how they end.")
     parser.add_argument("--every", type=int, default=1, help="one case in so many")
     parser.add_argument("--json", type=Path, help="write all outcomes here")
+    parser.add_argument("--doctor", action="store_true", help="look at each first, and compare")
     args = parser.parse_args()
     outcomes = []
-    for outcome in run_cases(some_cases(args.every)):
+    act, cpu_s = (doctor_agrees, 2 * CPU_S) if args.doctor else (None, CPU_S)
+    for outcome in run_cases(some_cases(args.every), act, cpu_s=cpu_s):
         outcomes.append(outcome)
         if not outcome.is_right:
             print(f"{outcome.kind}, {outcome.name}: {outcome.verdict}\n{outcome.said}", flush=True)

@@ -21,8 +21,10 @@ from pathlib import Path
 
 import torch
 
+from playhead.checkup import Checkup
 from playhead.errors import PlayheadError
 from playhead.llm import LLM
+from playhead.models.errors import ChatTemplateError, CheckpointError, UnsupportedModelError
 from playhead.schedule.sampling_params import SamplingParams
 from playhead.testing.hostile_base import Files, write_files
 
@@ -103,6 +105,18 @@ def run_cases(
 
 def answer(model: Path, chats: bool) -> str:
     return load_and_answer(model, chats=chats)
+
+
+def doctor_agrees(model: Path, chats: bool) -> str:
+    """Load as `answer` does. A checkpoint that is refused must have problems that a look at its files finds."""
+    problems = Checkup(model).run()
+    try:
+        said = load_and_answer(model, chats=chats)
+    except (CheckpointError, UnsupportedModelError, ChatTemplateError) as error:
+        if not problems:
+            raise AssertionError(f"the doctor found nothing; the load said {error}") from None
+        raise
+    return said
 
 
 def compared(outcome: Outcome, wanted: dict[str, str]) -> Outcome:
