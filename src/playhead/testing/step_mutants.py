@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any, NoReturn
 
@@ -10,6 +10,7 @@ import torch
 
 from playhead.graph.shapes import Mode
 from playhead.kernels import rope
+from playhead.kernels.advance import advance
 from playhead.kernels.norm import Floats
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.plan import KVLimits
@@ -88,11 +89,11 @@ def padding_in_the_sink() -> AbstractContextManager[None]:
 
 def padded_rows_advanced() -> AbstractContextManager[None]:
     """Decode counts null requests as live ones and moves them along. Every fill puts them back."""
-    advance = sampled_step.advance
+    live_rows: Callable[..., None] = advance
 
     def everybody(*args: Any, **kwargs: Any) -> None:
         *before, rows_B, num_live = args[:8]
-        advance(*before, rows_B, torch.full_like(num_live, len(rows_B)), *args[8:], **kwargs)
+        live_rows(*before, rows_B, torch.full_like(num_live, len(rows_B)), *args[8:], **kwargs)
 
     return swapped(sampled_step, "advance", everybody)
 
