@@ -143,6 +143,8 @@ def main() -> None:
     tokenizer.save(str(args.out / "tokenizer.json"))
     special = {"bos_token": BOS, "eos_token": EOS, "pad_token": PAD, "tokenizer_class": "PreTrainedTokenizerFast"}
     (args.out / "tokenizer_config.json").write_text(json.dumps(special, indent=2) + "\n")
+    generation = {"bos_token_id": 1, "do_sample": True, "eos_token_id": 2, "pad_token_id": 0, "temperature": 0.8}
+    (args.out / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     facts = {"parameters": num_parameters, "steps": args.steps, "held_out_loss": round(loss, 4), "tokens": len(ids)}
     (args.out / "training.json").write_text(json.dumps(facts, indent=2) + "\n")
     print(json.dumps(facts))

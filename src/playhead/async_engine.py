@@ -30,7 +30,8 @@ from types import TracebackType
 
 import torch
 
-from playhead.engine import WAITING_PER_RUNNING, CheckedPrompt, EngineStats, Wishes
+from playhead.engine import WAITING_PER_RUNNING, CheckedPrompt, Wishes
+from playhead.engine_stats import EngineStats
 from playhead.errors import PlayheadError
 from playhead.llm import LLM, Prompt, checked_params, gathered, split_n
 from playhead.outputs import RequestOutput
@@ -187,7 +188,7 @@ class AsyncEngine:
 
     async def _checked(self, prompt: Prompt, params: object, request_id: object, priority: int) -> Ticket:
         """The request, checked. The thread does not know of it yet."""
-        wanted = SamplingParams() if params is None else checked_params(params)
+        wanted = self._llm.get_default_sampling_params() if params is None else checked_params(params)
         name = f"a{next(self._numbers)}" if request_id is None else request_id
         if not isinstance(name, str):
             raise RequestError("request_id", f"a {type(name).__name__}", "a str", "Change it or leave it out.")

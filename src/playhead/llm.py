@@ -15,23 +15,25 @@ from importlib.resources import files
 from types import TracebackType
 from typing import Any
 
-from playhead.engine import Engine, EngineStats, Wishes
+from playhead.engine import Engine, Wishes
 from playhead.engine_config import (
     EngineConfig,
     config_from,
     resolve_device,
     resolve_dtype,
     resolved,
-    worker_config,
 )
+from playhead.engine_memory import fit_memory, free_bytes, worker_config
+from playhead.engine_stats import EngineStats
 from playhead.errors import PlayheadError
 from playhead.graph.runner import CaptureReport
 from playhead.models.fill import OnProgress
 from playhead.models.load import LoadFormat, ModelDescription, describe_model, load_weights
 from playhead.models.text.chat import ChatTemplate
+from playhead.models.text.generation_config import GenerationConfig, check_end_ids, read_generation_config
 from playhead.models.text.gguf_vocab import tokenizer_from_gguf
 from playhead.models.text.ids_only import IdsOnlyTokenizer
-from playhead.models.text.tokenizer import Tokenizer, eos_ids, tokenizer_from_directory
+from playhead.models.text.tokenizer import Tokenizer, tokenizer_from_directory
 from playhead.outputs import RequestMetrics, RequestOutput
 from playhead.progress import prompt_bar
 from playhead.schedule.errors import RequestError
@@ -58,8 +60,17 @@ def load_tokenizer(description: ModelDescription, config: EngineConfig | None = 
         return IdsOnlyTokenizer() if config.skip_tokenizer_init else tokenizer_from_gguf(description.gguf.metadata)
     is_bare = config.load_format is LoadFormat.DUMMY and not (path / "tokenizer.json").is_file()
     if config.skip_tokenizer_init or is_bare:
-        return IdsOnlyTokenizer(eos_ids(path))
+        return IdsOnlyTokenizer(read_generation_config(path).eos_ids)
     return tokenizer_from_directory(path)
+
+
+def load_generation_config(description: ModelDescription, tokenizer: Tokenizer) -> GenerationConfig:
+    """What the model's authors sample with. An end id that the model does not have is refused."""
+    path, vocab_size = description.path, description.spec.vocab_size
+    generation = read_generation_config(path) if path.is_dir() else GenerationConfig()
+    check_end_ids(generation.eos_ids, vocab_size, generation.eos_file)
+    check_end_ids(tokenizer.special.eos_ids, vocab_size, "tokenizer_config.json" if path.is_dir() else path.name)
+    return generation
 
 
 class LLM:
@@ -80,16 +91,20 @@ class LLM:
         device = resolve_device(config)
         is_dummy = config.load_format is LoadFormat.DUMMY
         self.description = describe_model(resolve_model_name(model), config_only=is_dummy)
+        # What cannot fit even now is refused before the weights are loaded.
+        fit_memory(self.description, config, device, free_bytes(device))
+        self.tokenizer = load_tokenizer(self.description, config)
+        self._generation = load_generation_config(self.description, self.tokenizer)
+        self._template: ChatTemplate | None = None
         decoder = load_weights(
             self.description,
-            dtype=resolve_dtype(config, device),
+            dtype=resolve_dtype(config, device, self.description),
             device=device,
             load_format=config.load_format,
             on_progress=on_load_progress,
         )
-        self.tokenizer = load_tokenizer(self.description, config)
         worker = Worker(decoder, worker_config(self.description, config, device))
-        self.config = resolved(config, worker.config, device)
+        self.config = resolved(config, worker.config, decoder)
         self.engine = Engine(worker, self.tokenizer, overlap=config.overlap)
         self.is_lent = False  # to an AsyncEngine, whose thread alone may then touch the engine
         self._unfreeze: Callable[[], object] | None = None
@@ -109,6 +124,8 @@ class LLM:
         """Abort whatever still runs. A stream that is open gets what it has so far, as its last output."""
         if self._unfreeze is not None:
             self._unfreeze()  # once: a second call does nothing
+        if self._template is not None:
+            self._template.close()
         for request_id, inbox in sorted(self._inboxes.items()):
             output = self.engine.abort(request_id)
             if output is not None:
@@ -122,6 +139,10 @@ class LLM:
     @property
     def stats(self) -> EngineStats:
         return self.engine.stats
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What a request without parameters gets: the checkpoint's generation_config.json over vLLM's defaults."""
+        return self._generation.sampling
 
     def capture_graphs(self, progress: Callable[[CaptureReport], None] | None = None) -> None:
         """Capture all sizes now; otherwise each is captured when it is first wanted.
@@ -146,9 +167,10 @@ class LLM:
         """One output per prompt, in their order. Prompts are text or token ids; one prompt may stand alone.
 
         There may be any number of them: the engine is given more as it has room. `use_tqdm` shows a bar on a terminal.
+        Without `params` they are sampled as the model's authors say (`get_default_sampling_params`).
         """
         prompt_list = as_prompts(prompts)
-        params_list = as_params(params, len(prompt_list))
+        params_list = as_params(self.get_default_sampling_params() if params is None else params, len(prompt_list))
         results: dict[str, RequestOutput] = {}
         names = [self._name() for _ in prompt_list]
         pending = [
@@ -167,7 +189,7 @@ class LLM:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """The output after every token. Leaving the loop early aborts the request."""
-        wanted = SamplingParams() if params is None else checked_params(params)
+        wanted = self.get_default_sampling_params() if params is None else checked_params(params)
         if wanted.n != 1:
             raise RequestError("stream", f"n={wanted.n}", "n=1", "Use generate for several samples.")
         return self.outputs_of([(self._name(), prompt, wanted)], Wishes())
@@ -186,10 +208,12 @@ class LLM:
         """A conversation as the model reads it, up to where its answer begins."""
         if self.tokenizer.chat_template is None:
             raise RequestError("chat", "a model without a chat template", "one that has one", "Use generate.")
-        special = self.tokenizer.special
-        template = ChatTemplate(self.tokenizer.chat_template, bos=special.bos, eos=special.eos)
-        text = template.render(list(messages), add_generation_prompt=True)
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        if self._template is None:
+            special = self.tokenizer.special
+            self._template = ChatTemplate(self.tokenizer.chat_template, bos=special.bos, eos=special.eos)
+        text = self._template.render(messages, add_generation_prompt=True)
+        max_context = self.engine.worker.config.limits.max_context_tokens
+        return self.tokenizer.encode(text, add_special_tokens=False, max_context=max_context)
 
     def _name(self) -> str:
         self._num_calls += 1
@@ -251,10 +275,10 @@ def as_prompts(prompts: Prompts) -> list[Prompt]:
     return [numbers] if numbers else [item for item in prompts if not isinstance(item, int)]
 
 
-def as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+def as_params(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
     """One set of parameters per prompt."""
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
+    if isinstance(params, SamplingParams):
+        return [params] * count
     if not isinstance(params, Sequence) or len(params) != count:
         found = f"{len(params)} sets of parameters" if isinstance(params, Sequence) else f"a {type(params).__name__}"
         raise RequestError("params", found, f"one SamplingParams, or {count}", "Give one per prompt.")

@@ -5,13 +5,16 @@ Imported by tests that give the `backend` fixture: tape and eager on the CPU, cu
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import pytest
 import torch
 
-from playhead.errors import GraphError
+from playhead.errors import CaptureError, GraphError
 from playhead.graph import EagerBackend, Mode, Reason
 from playhead.graph.audit import audit, same_bits
-from playhead.graph.capture import map_tensors
+from playhead.graph.outputs import map_tensors
 from playhead.graph.registry import NUM_STAGES
 from playhead.graph.shapes import DispatchLimits
 from playhead.testing.graph_mutants import STALE_LOC_TAIL
@@ -108,6 +111,78 @@ def test_requests_of_one_batch_do_not_see_each_other(backend):
     together = map_tensors(torch.clone, run(rig, requests_of([5, 7])).output)
     alone = run(rig, requests_of([5])).output
     torch.testing.assert_close(together[:5], alone, rtol=1e-5, atol=1e-5)
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nested:
+    """An output of tensors in everything that can hold them, and plain values beside them."""
+
+    hidden: torch.Tensor
+    by_name: dict[str, object]
+    pair: Pair
+    nothing: None
+    count: int
+
+
+@pytest.fixture(params=KINDS)
+def nesting_rig(request, backend) -> ToyRig:
+    rig = toy_rig(request.param, backend=backend, limits=ANY_PADDING)
+    forward = rig.runner.step.fn
+
+    def nested(inputs, scope):
+        h = forward(inputs, scope)
+        by_name = {"twice": [h * 2, None, 7], "of the first row": h[0].sum(), "label": "toy"}
+        return Nested(hidden=h + 0, by_name=by_name, pair=Pair(h - 1, None), nothing=None, count=3)
+
+    object.__setattr__(rig.runner.step, "fn", nested)
+    rig.runner.capture_all()
+    return rig
+
+
+def test_outputs_may_nest_and_hold_plain_values(nesting_rig):
+    for raw in (3, 2):
+        requests = requests_of([1] * raw)
+        output = run(nesting_rig, requests).output
+        assert [type(output), type(output.pair), output.nothing, output.count] == [Nested, Pair, None, 3]
+        assert output.by_name["twice"][1:] == [None, 7]
+        assert output.by_name["label"] == "toy"
+        assert output.pair.right is None
+        assert output.by_name["of the first row"].shape == ()
+        assert [len(t) for t in (output.hidden, output.by_name["twice"][0], output.pair.left)] == [raw] * 3
+        assert torch.equal(output.by_name["twice"][0], output.hidden * 2)
+        assert torch.equal(output.pair.left, output.hidden - 1)
+
+
+def test_an_output_that_could_hide_a_tensor_is_refused_at_capture(backend):
+    rig = toy_rig("full", backend=backend, limits=ANY_PADDING)
+    forward = rig.runner.step.fn
+    object.__setattr__(rig.runner.step, "fn", lambda inputs, scope: Hidden(forward(inputs, scope)))
+    with pytest.raises(CaptureError, match="a Hidden can be neither replayed nor cut"):
+        rig.runner.capture_all()
+
+
+class Hidden:
+    """Not a dataclass: nobody can find its tensor."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+def test_an_output_is_overwritten_by_the_next_step_and_a_clone_is_not(rig):
+    """Outputs are the graph's memory, on every backend."""
+    first = run(rig, requests_of([1, 1, 1]))
+    kept, values = first.cloned(), first.output.clone()
+    other = [ToyRequest(row=5 + i, num_cached=0, tokens=[40 + i]) for i in range(3)]
+    second = run(rig, other)
+    assert first.output.data_ptr() == second.output.data_ptr()
+    assert not torch.equal(first.output, values)
+    assert torch.equal(kept.output, values)
+    assert kept.decision == first.decision
 
 
 def test_capture_leaves_live_memory_alone(backend):

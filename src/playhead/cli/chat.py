@@ -11,7 +11,7 @@ from rich.console import Console
 
 from playhead.cli import options
 from playhead.cli.generate import figures, show
-from playhead.cli.loading import fitted, loaded
+from playhead.cli.loading import asked_for, fitted, loaded, sampling_of
 from playhead.cli.options import DEFAULTS, EngineFlags, engine_config
 from playhead.llm import EMBEDDED, LLM, load_tokenizer, resolve_model_name
 from playhead.models.load import describe_model
@@ -29,8 +29,8 @@ def chat(
     model: options.Model = EMBEDDED,
     system: Annotated[str, typer.Option("--system", metavar="TEXT", help="what the model is told first")] = "",
     max_tokens: options.MaxTokens = 512,
-    temperature: options.Temperature = 0.8,
-    top_p: options.TopP = 1.0,
+    temperature: options.ModelTemperature = None,
+    top_p: options.TopP = None,
     seed: options.Seed = None,
     device: options.Device = DEFAULTS.device,
     dtype: options.Dtype = DEFAULTS.dtype,
@@ -47,11 +47,11 @@ def chat(
         kv_memory_bytes=kv_memory_bytes,
         enforce_eager=enforce_eager,
     )
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    asked = asked_for({"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed})
     config = engine_config(flags)
     refuse_without_template(model)
     with loaded(model, config) as llm:
-        converse(Console(), llm, params, system)
+        converse(Console(), llm, sampling_of(llm, asked), system)
 
 
 def refuse_without_template(model: str) -> None:

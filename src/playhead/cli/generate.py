@@ -6,16 +6,16 @@ import json
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from playhead.cli import options
-from playhead.cli.loading import fitted, loaded
+from playhead.cli.loading import asked_for, fitted, loaded, sampling_of
 from playhead.cli.options import DEFAULTS, EngineFlags, engine_config
 from playhead.engine_config import EngineConfig
 from playhead.graph.shapes import Mode, Reason
@@ -30,7 +30,8 @@ class GenerateJob:
     """What one run is asked for."""
 
     prompt: str
-    params: SamplingParams
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling fields; the model's own values stand for the others."""
     model: str = EMBEDDED
     config: EngineConfig = DEFAULTS
     as_json: bool = False
@@ -42,10 +43,10 @@ def generate(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text to continue.")],
     model: options.Model = EMBEDDED,
     max_tokens: options.MaxTokens = 100,
-    temperature: options.Temperature = 0.8,
-    top_p: options.TopP = 1.0,
-    top_k: options.TopK = 0,
-    min_p: options.MinP = 0.0,
+    temperature: options.ModelTemperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    min_p: options.MinP = None,
     seed: options.Seed = None,
     stop: Annotated[
         list[str] | None, typer.Option("--stop", metavar="TEXT", help="end before this text; may be repeated")
@@ -82,19 +83,19 @@ def generate(
         graph_mode=graph_mode,
         no_prefix_caching=no_prefix_caching,
     )
-    params = SamplingParams(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        seed=seed,
-        stop=stop or (),
-        n=n,
-        logprobs=logprobs,
-    )
+    fields = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "seed": seed,
+        "stop": stop,
+        "n": n,
+        "logprobs": logprobs,
+    }
     job = GenerateJob(
-        prompt=prompt, params=params, model=model, config=engine_config(flags), as_json=as_json, trace=trace
+        prompt=prompt, asked=asked_for(fields), model=model, config=engine_config(flags), as_json=as_json, trace=trace
     )
     run_generate(Console(), job)
 
@@ -102,31 +103,32 @@ def generate(
 def run_generate(console: Console, job: GenerateJob) -> None:
     """Text alone goes to a pipe; a terminal also gets the prompt before it and the figures after it."""
     with loaded(job.model, job.config) as llm:
-        show_answer(console, llm, replace(job, params=fitted(llm, job.prompt, job.params)))
+        params = fitted(llm, job.prompt, sampling_of(llm, job.asked))
+        show_answer(console, llm, job, params)
         if job.trace is not None:
             llm.engine.timeline.write(job.trace)
 
 
-def show_answer(console: Console, llm: LLM, job: GenerateJob) -> None:
+def show_answer(console: Console, llm: LLM, job: GenerateJob, params: SamplingParams) -> None:
     if job.as_json:
-        output = whole(llm, job)
+        output = whole(llm, job, params)
         console.out(json.dumps(as_record(output, llm.stats.modes)), highlight=False)
         return
-    output = several(console, llm, job) if job.params.n > 1 else streamed(console, llm, job)
-    if job.params.logprobs is not None:
+    output = several(console, llm, job, params) if params.n > 1 else streamed(console, llm, job, params)
+    if params.logprobs is not None:
         console.print(logprob_table(output, llm))
     if console.is_terminal:
         console.print(figures(output, llm.stats.modes), style="dim", highlight=False)
 
 
-def whole(llm: LLM, job: GenerateJob) -> RequestOutput:
+def whole(llm: LLM, job: GenerateJob, params: SamplingParams) -> RequestOutput:
     with spinner("generating"):
-        return llm.generate(job.prompt, job.params)[0]
+        return llm.generate(job.prompt, params)[0]
 
 
-def several(console: Console, llm: LLM, job: GenerateJob) -> RequestOutput:
+def several(console: Console, llm: LLM, job: GenerateJob, params: SamplingParams) -> RequestOutput:
     """All samples, one after the other, when the last one is done."""
-    output = whole(llm, job)
+    output = whole(llm, job, params)
     for completion in output.outputs:
         console.out(f"[{completion.index + 1}]", style="dim", highlight=False)
         show(console, completion.text)
@@ -134,11 +136,11 @@ def several(console: Console, llm: LLM, job: GenerateJob) -> RequestOutput:
     return output
 
 
-def streamed(console: Console, llm: LLM, job: GenerateJob) -> RequestOutput:
+def streamed(console: Console, llm: LLM, job: GenerateJob, params: SamplingParams) -> RequestOutput:
     """One sample, shown as it grows."""
     num_shown, output = 0, None
     with spinner("capturing the first graphs") as stop_spinning:
-        for output in llm.stream(job.prompt, job.params):
+        for output in llm.stream(job.prompt, params):
             if console.is_terminal and len(output.outputs[0].token_ids) == 1:
                 stop_spinning()  # before the prompt: it clears the line it stands on
                 console.out(job.prompt, style="bold", end="", highlight=False)

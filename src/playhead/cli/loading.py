@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from playhead.engine_config import EngineConfig
 from playhead.llm import LLM, Prompt
@@ -14,6 +16,18 @@ def loaded(model: str, config: EngineConfig) -> LLM:
     """The model, behind a bar while it loads."""
     with load_bar(model) as advance:
         return LLM(model, config, on_load_progress=advance)
+
+
+def asked_for(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling fields that were given on the command line, checked before the model is loaded."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    SamplingParams(**given)
+    return given
+
+
+def sampling_of(llm: LLM, asked: Mapping[str, Any]) -> SamplingParams:
+    """The model's own way to sample, with the fields that were asked for."""
+    return replace(llm.get_default_sampling_params(), **asked)
 
 
 def fitted(llm: LLM, prompt: Prompt, params: SamplingParams) -> SamplingParams:

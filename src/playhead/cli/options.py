@@ -59,9 +59,21 @@ Model = Annotated[
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="As --model of generate.")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", "--max-new-tokens", metavar="N", help="generate at most")]
 Temperature = Annotated[float, typer.Option("--temperature", "-t", metavar="X", help="0 is greedy")]
-TopP = Annotated[float, typer.Option("--top-p", metavar="X", help="sample from this share of the probability")]
-TopK = Annotated[int, typer.Option("--top-k", metavar="N", help="sample from the best N; 0 is all")]
-MinP = Annotated[float, typer.Option("--min-p", metavar="X", help="drop tokens below X times the best one")]
+MODELS_OWN = "the model's"
+ModelTemperature = Annotated[
+    float | None, typer.Option("--temperature", "-t", metavar="X", help="0 is greedy", show_default=MODELS_OWN)
+]
+TopP = Annotated[
+    float | None,
+    typer.Option("--top-p", metavar="X", help="sample from this share of the probability", show_default=MODELS_OWN),
+]
+TopK = Annotated[
+    int | None, typer.Option("--top-k", metavar="N", help="sample from the best N; 0 is all", show_default=MODELS_OWN)
+]
+MinP = Annotated[
+    float | None,
+    typer.Option("--min-p", metavar="X", help="drop tokens below X times the best one", show_default=MODELS_OWN),
+]
 Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="same seed, same tokens")]
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from playhead.graph.backends.base import Outputs, Recording
+from playhead.graph.backends.base import Recording
 from playhead.graph.backends.cuda import CudaRecording
 from playhead.graph.backends.cuda_nodes import kernel_nodes
 from playhead.graph.backends.eager import EagerBackend
-from playhead.graph.capture import map_tensors
-from playhead.graph.oplog import Access, OpRecord, byte_span, tensors_in
+from playhead.graph.oplog import Access, OpRecord, byte_span
+from playhead.graph.outputs import Outputs, map_tensors, tensors_of
 from playhead.graph.registry import CudaGraphBufferRegistry
 from playhead.graph.report import Check, Finding, GraphFacts, Report
 from playhead.graph.runner import GraphRunner, LivePlan
@@ -36,6 +36,16 @@ class SampledStep:
     batch: Batch
     raw_bs: int
     raw_num_tokens: int
+    pp_proxy_tensors: Mapping[str, torch.Tensor] | None = None
+
+    def context(self, runner: GraphRunner, bucket: int) -> FillContext:
+        """The context in which this step runs in a bucket."""
+        return runner.context(
+            raw_bs=self.raw_bs,
+            raw_num_tokens=self.raw_num_tokens,
+            bucket=bucket,
+            pp_proxy_tensors=self.pp_proxy_tensors,
+        )
 
 
 # Makes a step of this many rows along the runner's axis, or as many as it can. Another seed gives other values and,
@@ -191,9 +201,9 @@ def restored_memory(runner: GraphRunner) -> Iterator[None]:
             tensor.copy_(before)
 
 
-def live_state(runner: GraphRunner, output: Outputs, raw: int) -> list[torch.Tensor]:
+def live_state(runner: GraphRunner, output: Outputs, ctx: FillContext) -> list[torch.Tensor]:
     """What a step must get right: live output rows and owned memory without its sink, copied."""
-    state = [tensor[:raw].clone() for tensor in tensors_in(output)]
+    state = [tensor.clone() for tensor in tensors_of(runner.live_rows(output, ctx))]
     for memory in runner.step.owned:
         if memory.writable:
             state += [tensor[memory.sink_rows :].clone() for tensor in memory.tensors]
@@ -206,7 +216,7 @@ def audit_two_captures(runner: GraphRunner, bucket: int, sample: Sample, report:
         return
     for seed in (1, 2):
         step = sample(bucket, seed)
-        ctx = runner.context(raw_bs=step.raw_bs, raw_num_tokens=step.raw_num_tokens, bucket=bucket)
+        ctx = step.context(runner, bucket)
         live = runner.prepare(step.batch, ctx)
         again = runner.capture.capture(runner.backend, runner.step.fn, runner.graph_inputs(ctx), live)
         first = [op for r in runner.captured[bucket].recordings for op in r.log.ops]
@@ -228,14 +238,14 @@ def audit_sample(runner: GraphRunner, bucket: int, raw: int, sample: Sample, rep
     step = sample(raw, 3)
     batch = step.batch
     raw = step.raw_bs if runner.step.axis == "bs" else step.raw_num_tokens
-    ctx = runner.context(raw_bs=step.raw_bs, raw_num_tokens=step.raw_num_tokens, bucket=bucket)
+    ctx = step.context(runner, bucket)
 
     def run(how: Callable[[LivePlan | None], Outputs], *, stale_tails: bool = False) -> list[torch.Tensor]:
         with restored_memory(runner):
             runner.registry.poison()
             live = runner.prepare(batch, ctx)
             write_unread_tails(runner.registry, ctx, stale=stale_tails)
-            return live_state(runner, map_tensors(torch.clone, how(live)), raw)
+            return live_state(runner, map_tensors(torch.clone, how(live)), ctx)
 
     runner.registry.poison()
     runner.registry.fill_from(batch, ctx)

@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
-from playhead.graph.backends.base import Backend, OpenRecording, Outputs, Recording
+from playhead.graph.backends.base import Backend, OpenRecording, Recording
 from playhead.graph.backends.eager import EagerBackend
 from playhead.graph.breaks import BreakOp, BridgePool, Tensors, TensorSpec, WarmUpScope
 from playhead.graph.capture import CapturedStep, EagerStep, Inputs, StepFn
 from playhead.graph.leases import BridgeLeases
-from playhead.graph.oplog import current_observer, tensors_in
+from playhead.graph.oplog import current_observer
+from playhead.graph.outputs import Outputs, tensors_of
 from playhead.graph.shapes import Mode
 
 
@@ -49,7 +50,7 @@ class SegmentScope:
         self._begin()
         try:
             outputs = work()
-            self._leases.refuse_expired("the step's output", "its return", tensors_in(outputs))
+            self._leases.refuse_expired("the step's output", "its return", tensors_of(outputs))
         except BaseException:
             assert self._open is not None
             self._open.abandon()

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map_only
 
-from playhead.graph.backends.base import Backend, Outputs, Recording
+from playhead.graph.backends.base import Backend, Recording
 from playhead.graph.backends.eager import EagerBackend
 from playhead.graph.breaks import BridgePool, InlineScope, Scope
+from playhead.graph.outputs import Outputs, tensors_of
 from playhead.graph.shapes import Mode
 
 Inputs = Mapping[str, torch.Tensor]
@@ -45,7 +45,7 @@ class Capture(Protocol):
 
 
 class EagerStep:
-    """The callable itself, run again into the outputs of its first run."""
+    """The callable itself, run again into the tensors of its first run; plain outputs stay the first run's."""
 
     recordings: tuple[Recording, ...] = ()
 
@@ -58,12 +58,5 @@ class EagerStep:
             return self._fn(self._inputs, InlineScope(live))
 
     def replay(self, live: Any) -> None:
-        fixed, _ = tree_flatten(self.output)
-        again, _ = tree_flatten(self._run(live))
-        for kept, value in zip(fixed, again, strict=True):
+        for kept, value in zip(tensors_of(self.output), tensors_of(self._run(live)), strict=True):
             kept.copy_(value)
-
-
-def map_tensors(fn: Callable[[torch.Tensor], torch.Tensor], outputs: Outputs) -> Outputs:
-    """The same structure with `fn` applied to every tensor."""
-    return tree_map_only(torch.Tensor, fn, outputs)

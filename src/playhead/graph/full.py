@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from playhead.graph.backends.base import Backend, Outputs, Recording, record
+from playhead.graph.backends.base import Backend, Recording, record
 from playhead.graph.backends.eager import EagerBackend
 from playhead.graph.breaks import InlineScope
 from playhead.graph.capture import CapturedStep, EagerStep, Inputs, StepFn
+from playhead.graph.outputs import Outputs
 from playhead.graph.shapes import Mode
 
 

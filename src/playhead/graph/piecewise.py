@@ -17,13 +17,15 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.split_module import split_module
 
-from playhead.graph.backends.base import Backend, Outputs
+from playhead.graph.backends.base import Backend
 from playhead.graph.backends.eager import EagerBackend
 from playhead.graph.breakable import BreakableCapture
 from playhead.graph.breaks import BreakOp, BridgePool, Scope, Tensors, TensorSpec
 from playhead.graph.capture import CapturedStep, Inputs, StepFn
 from playhead.graph.oplog import current_observer
+from playhead.graph.outputs import Outputs, map_tensors, tensors_of, with_tensors
 from playhead.graph.shapes import Mode
+from playhead.graph.slots import SlotViews
 
 Piece = Callable[..., Any]
 CompilePiece = Callable[[GraphModule, Sequence[Any]], Piece]
@@ -79,10 +81,13 @@ class SplitProgram:
     input_names: tuple[str, ...]
     pieces: Mapping[str, tuple[Piece, tuple[int, ...]]]
     breaks: Mapping[str, BreakSite]
+    template: Outputs
+    """The callable's output with empty tensors in the places of its own."""
 
     def __call__(self, inputs: Inputs, scope: Scope) -> Outputs:
         with torch.no_grad():
-            return SplitInterpreter(self, scope).run(*(inputs[name] for name in self.input_names))
+            tensors = SplitInterpreter(self, scope).run(*(inputs[name] for name in self.input_names))
+        return with_tensors(self.template, list(tensors))
 
 
 class SplitInterpreter(Interpreter):
@@ -108,8 +113,12 @@ def split_at_breaks(fn: StepFn, inputs: Inputs, compile_piece: CompilePiece) -> 
     names, scope = tuple(inputs), TraceScope()
     examples = with_prime_rows(inputs)
 
-    def positional(*tensors: torch.Tensor) -> Outputs:
-        return fn(dict(zip(names, tensors, strict=True)), scope)
+    outputs: list[Outputs] = []
+
+    def positional(*tensors: torch.Tensor) -> Tensors:
+        views = SlotViews(dict(zip(names, tensors, strict=True)), inputs.__getitem__)
+        outputs.append(fn(views, scope))
+        return tuple(tensors_of(outputs[-1]))
 
     with torch.no_grad():
         # Weights are real tensors inside a trace of symbolic ones: they become attributes, then piece inputs.
@@ -131,7 +140,8 @@ def split_at_breaks(fn: StepFn, inputs: Inputs, compile_piece: CompilePiece) -> 
             else:
                 fakes = [p.meta.get("val") for p in part.graph.nodes if p.op == "placeholder"]
                 pieces[node.target] = (compile_piece(part, fakes), mutated_inputs(part))
-    return SplitProgram(module=module, input_names=names, pieces=pieces, breaks=breaks)
+    template = map_tensors(lambda _: torch.empty(0), outputs[-1])
+    return SplitProgram(module=module, input_names=names, pieces=pieces, breaks=breaks, template=template)
 
 
 def with_prime_rows(inputs: Inputs) -> Inputs:

@@ -16,14 +16,15 @@ from typing import Literal, Protocol
 
 import torch
 
-from playhead.errors import ConfigError, GraphError
-from playhead.graph.backends.base import Backend, Outputs
+from playhead.errors import ConfigError, GraphError, SlotError
+from playhead.graph.backends.base import Backend
 from playhead.graph.backends.eager import EagerBackend
 from playhead.graph.breaks import InlineScope
-from playhead.graph.capture import Capture, CapturedStep, Inputs, StepFn, map_tensors
+from playhead.graph.capture import Capture, CapturedStep, Inputs, StepFn
+from playhead.graph.outputs import Outputs, map_tensors, tensors_of
 from playhead.graph.registry import CudaGraphBufferRegistry
 from playhead.graph.shapes import Decision, Dispatcher, Mode, Reason
-from playhead.graph.slots import Batch, FillContext
+from playhead.graph.slots import Batch, FillContext, SlotViews
 
 RunAxis = Literal["bs", "tokens"]
 
@@ -61,6 +62,15 @@ class StepSpec:
     plan: Callable[[Batch, FillContext, Inputs], LivePlan | None]
     placeholder: Callable[[FillContext], Batch]
     owned: tuple[OwnedMemory, ...] = ()
+    num_tokens_per_bs: int = 1
+    """Tokens of every request of a step over requests: more than one where a draft is verified."""
+
+    def __post_init__(self) -> None:
+        if self.num_tokens_per_bs < 1 or (self.axis == "tokens" and self.num_tokens_per_bs != 1):
+            raise ConfigError(
+                f"{self.name}: num_tokens_per_bs is {self.num_tokens_per_bs} on axis {self.axis!r}; wanted at least 1 "
+                "on axis 'bs'. A step over tokens gives each request any number."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +87,18 @@ class CaptureReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """The live rows of a step's output, and how it ran. The memory belongs to the graph: the next replay reuses it."""
+    """The live rows of a step's output, and how it ran.
+
+    **The output is the graph's memory.** The next step through the same graph overwrites it, and so may a step of
+    another size, because graphs share their memory. Use it before the next step, or take `cloned()`.
+    """
 
     output: Outputs
     decision: Decision
+
+    def cloned(self) -> StepResult:
+        """The same with tensors of its own, which no later step changes."""
+        return replace(self, output=map_tensors(torch.clone, self.output))
 
 
 PlanKey = tuple[type, tuple[tuple[int, tuple[int, ...], torch.dtype], ...]]
@@ -122,21 +140,44 @@ class GraphRunner:
     def captured(self) -> Mapping[int, CapturedStep]:
         return self._captured
 
-    def context(self, *, raw_bs: int, raw_num_tokens: int, bucket: int) -> FillContext:
-        """The fill context of a step in a bucket.
+    def context(
+        self,
+        *,
+        raw_bs: int,
+        raw_num_tokens: int,
+        bucket: int,
+        pp_proxy_tensors: Mapping[str, torch.Tensor] | None = None,
+    ) -> FillContext:
+        """The fill context of a step in a bucket, with what the previous pipeline stage handed over, if there is one.
 
         A full graph over tokens has room for as many requests as its tokens could belong to. One with breaks has no
         batch size: what is live sees the requests there are.
         """
-        padded_bs = bucket
+        padded_bs = padded_num_tokens = bucket
         if self.step.axis == "tokens":
             padded_bs = min(bucket, self.registry.max_bs) if self.capture.mode is Mode.FULL else raw_bs
-        return FillContext(raw_bs=raw_bs, padded_bs=padded_bs, raw_num_tokens=raw_num_tokens, padded_num_tokens=bucket)
+        else:
+            padded_num_tokens *= self.step.num_tokens_per_bs
+            if raw_num_tokens != raw_bs * self.step.num_tokens_per_bs:
+                raise GraphError(
+                    f"{self.step.name}: {raw_num_tokens} tokens of {raw_bs} requests; wanted "
+                    f"{self.step.num_tokens_per_bs} of each. Steps of other shapes go over tokens."
+                )
+        return FillContext(
+            raw_bs=raw_bs,
+            padded_bs=padded_bs,
+            raw_num_tokens=raw_num_tokens,
+            padded_num_tokens=padded_num_tokens,
+            pp_proxy_tensors=pp_proxy_tensors,
+        )
 
     def placeholder_context(self, bucket: int) -> FillContext:
         """The context a bucket is captured in: full, and one request where the axis is tokens."""
-        num_requests = bucket if self.step.axis == "bs" else 1
-        return self.context(raw_bs=num_requests, raw_num_tokens=bucket, bucket=bucket)
+        num_requests, num_tokens = (
+            (bucket, bucket * self.step.num_tokens_per_bs) if self.step.axis == "bs" else (1, bucket)
+        )
+        ctx = self.context(raw_bs=num_requests, raw_num_tokens=num_tokens, bucket=bucket)
+        return replace(ctx, pp_proxy_tensors=self.registry.null_proxies(ctx))
 
     def capture_all(self, progress: Callable[[CaptureReport], None] | None = None) -> None:
         """Capture every bucket, largest first: the smaller ones then fit into memory the largest made."""
@@ -158,6 +199,7 @@ class GraphRunner:
         self._last = None  # the placeholder is in the slots now
         with quiet_gc():
             captured = self.capture.capture(self.backend, self.step.fn, self.graph_inputs(ctx), live)
+        tensors_of(captured.output)  # refuses what cannot be replayed, before anybody uses it
         self._captured[bucket], self._plan_keys[bucket] = captured, plan_key(live)
         self._live_outputs = {key: output for key, output in self._live_outputs.items() if key[0] != bucket}
         num_bytes = sum(recording.num_bytes for recording in captured.recordings)
@@ -179,7 +221,11 @@ class GraphRunner:
         raw_num_tokens: int,
         pp_proxy_tensors: Mapping[str, torch.Tensor] | None = None,
     ) -> StepResult:
-        """Run one step the way the dispatcher decides. The output's rows are the live ones."""
+        """Run one step the way the dispatcher decides.
+
+        The output has the live rows alone, and lies in the graph's memory: use it before the next step, or take
+        `StepResult.cloned()`.
+        """
         raw = raw_bs if self.step.axis == "bs" else raw_num_tokens
         decision = self.dispatcher.decide(raw)
         if decision.reason is Reason.CAPTURE_NOW:
@@ -188,9 +234,9 @@ class GraphRunner:
             except torch.OutOfMemoryError:
                 self.dispatcher.mark_failed(decision.bucket)
                 decision = self.dispatcher.decide(raw)
-        ctx = self.context(raw_bs=raw_bs, raw_num_tokens=raw_num_tokens, bucket=decision.bucket)
-        if pp_proxy_tensors is not None:
-            ctx = replace(ctx, pp_proxy_tensors=pp_proxy_tensors)
+        ctx = self.context(
+            raw_bs=raw_bs, raw_num_tokens=raw_num_tokens, bucket=decision.bucket, pp_proxy_tensors=pp_proxy_tensors
+        )
         live = self.prepare(batch, ctx)
         self._last = ctx, live, self.registry.num_fills
         return self._run_filled(decision, ctx, live)
@@ -213,18 +259,33 @@ class GraphRunner:
         return self._run_filled(decision, ctx, live)
 
     def _run_filled(self, decision: Decision, ctx: FillContext, live: LivePlan | None) -> StepResult:
-        raw = ctx.raw_bs if self.step.axis == "bs" else ctx.raw_num_tokens
         if decision.mode is Mode.EAGER:
-            return StepResult(output=first_rows(self.run_eager(ctx, live), raw), decision=decision)
+            return StepResult(output=self.live_rows(self.run_eager(ctx, live), ctx), decision=decision)
         self.replay(decision.bucket, live)
-        return StepResult(output=self._live_output(decision.bucket, raw), decision=decision)
+        return StepResult(output=self._live_output(decision.bucket, ctx), decision=decision)
 
-    def _live_output(self, bucket: int, raw: int) -> Outputs:
+    def _live_output(self, bucket: int, ctx: FillContext) -> Outputs:
         """The live rows of a bucket's output, which lies where it lay at the last step of this size."""
-        output = self._live_outputs.get((bucket, raw))
+        key = bucket, ctx.raw(self.step.axis)
+        output = self._live_outputs.get(key)
         if output is None:
-            output = self._live_outputs[bucket, raw] = first_rows(self._captured[bucket].output, raw)
+            output = self._live_outputs[key] = self.live_rows(self._captured[bucket].output, ctx)
         return output
+
+    def live_rows(self, output: Outputs, ctx: FillContext) -> Outputs:
+        """A step's output without its padding: the first dimension of every tensor is its rows.
+
+        A step over requests may give rows of tokens too; their number tells which they are. A tensor without dimensions
+        is left as it is.
+        """
+
+        def cut(tensor: torch.Tensor) -> torch.Tensor:
+            if not tensor.dim():
+                return tensor
+            has_token_rows = self.step.axis == "tokens" or tensor.shape[0] == ctx.padded_num_tokens
+            return tensor[: ctx.raw_num_tokens if has_token_rows else ctx.raw_bs]
+
+        return map_tensors(cut, output)
 
     def prepare(self, batch: Batch, ctx: FillContext) -> LivePlan | None:
         """Fill the slots and plan the step: the one way to get ready, for capture, replay and eager runs."""
@@ -232,7 +293,7 @@ class GraphRunner:
         return self.step.plan(batch, ctx, self.views(ctx))
 
     def replay(self, bucket: int, live: LivePlan | None) -> Outputs:
-        """Replay a bucket that `prepare` has just filled. Gives the whole padded output."""
+        """Replay a bucket that `prepare` has just filled. Gives the whole padded output, in the graph's memory."""
         captured = self._captured[bucket]
         if self.capture.mode is Mode.FULL and plan_key(live) != self._plan_keys[bucket]:
             raise GraphError(
@@ -265,7 +326,13 @@ class GraphRunner:
         if self.step.axis == "bs" or self.capture.mode is Mode.FULL:
             return views
         slots = self.registry.slots
-        return {name: view for name, view in views.items() if slots[name].axis != "bs"}
+        return SlotViews({name: view for name, view in views.items() if slots[name].axis != "bs"}, self._explain_absent)
+
+    def _explain_absent(self, name: str) -> None:
+        """Why captured work with breaks was not given this slot."""
+        axis = self.registry.get_slot(name).axis
+        fix = "Read it in the plan, which hands it to the breaks."
+        raise SlotError(name, f"axis {axis!r} read by a {self.capture.mode.value} graph", "a slot over tokens", fix)
 
     def _refuse_live_rows(self, ctx: FillContext) -> None:
         """A capture runs the step for real: its writes must end in the sink."""
@@ -275,11 +342,6 @@ class GraphRunner:
                     f"{self.step.name}: the placeholder batch points {name!r} at live {slot.index.name}; "
                     f"wanted the sink {slot.index.sink} in every row. Build it from registry.null_batch()."
                 )
-
-
-def first_rows(output: Outputs, num_rows: int) -> Outputs:
-    """A step's output without its padding."""
-    return map_tensors(lambda tensor: tensor[:num_rows], output)
 
 
 @contextmanager

@@ -92,12 +92,25 @@ def leading_rows(buffer: Any, start: int, stop: int) -> Any:
     return buffer[start:stop]
 
 
+class SlotViews(dict[str, torch.Tensor]):
+    """Views by slot name. Reading a name that is not there asks `explain`, which raises with the reason."""
+
+    def __init__(self, views: Mapping[str, torch.Tensor], explain: Callable[[str], Any]) -> None:
+        super().__init__(views)
+        self._explain = explain
+
+    def __missing__(self, name: str) -> torch.Tensor:
+        self._explain(name)
+        raise KeyError(name)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSlot:
     """One input of captured graphs: a fixed address with one row per request or token.
 
     `padding_policy` has no default: whoever adds a slot must know what the kernels do with an empty row. A slot has
-    one writer: the batch value of its name, `source_fn`, `post_fill` (with `copy_from_fb=False`), or the graph itself.
+    one writer: the batch value of its name, `source_fn`, `proxy`, `post_fill` (with `copy_from_fb=False`), or the graph
+    itself.
 
     With `axis="bs"`, room for 8 rows, ZERO, and a fill of 3 rows into a graph of 4:
 
@@ -120,15 +133,20 @@ class GraphSlot:
     """Why captured work may write this slot. Without it a write is a finding of the audit."""
     slice_fn: SliceFn | None = None
     source_fn: SourceFn | None = None
+    proxy: str | None = None
+    """Name among the step's pipeline tensors (`FillContext.pp_proxy_tensors`) whose rows this slot takes."""
     reads: tuple[str, ...] = ()
     """Names of the batch that `source_fn` or `post_fill` takes, if it takes any."""
     copy_from_fb: bool = True
     post_fill: PostFill | None = None
+    enabled: bool = True
+    """False: declared, but this model does without it. It has no memory, no source, and reading it is an error."""
     buffer: torch.Tensor | None = None
     """The slot's memory. Given at declaration, the registry adopts it as if bound; else the registry sets it."""
 
     def __post_init__(self) -> None:
         self._check_axis_and_policy()
+        self._check_fill_once()
         self._check_writer()
         if self.index is not None:
             self._check_index(self.index)
@@ -136,7 +154,7 @@ class GraphSlot:
     @property
     def takes(self) -> tuple[str, ...]:
         """Names this slot needs in a batch."""
-        own = (self.name,) if self.copy_from_fb and self.source_fn is None else ()
+        own = (self.name,) if self.copy_from_fb and self.source_fn is None and self.proxy is None else ()
         return own + self.reads
 
     @property
@@ -180,13 +198,6 @@ class GraphSlot:
             raise SlotError(
                 self.name, f"tail_unread with {self.padding_policy.name}", "no claim", "This tail is written."
             )
-        if self.padding_policy is PaddingPolicy.FILL_ONCE and (self.graph_writes or self.post_fill):
-            raise SlotError(
-                self.name,
-                "FILL_ONCE with graph_writes or post_fill",
-                "a slot that fills alone write",
-                "What else writes the padding would stay there. Use ZERO or FILL_SENTINEL.",
-            )
         if self.padding_policy is PaddingPolicy.ZERO and self.pad_value != 0:
             raise SlotError(self.name, f"ZERO with pad_value {self.pad_value}", "0", "Use FILL_SENTINEL.")
         if not self.dtype.is_floating_point and self.dtype is not torch.bool:
@@ -199,10 +210,26 @@ class GraphSlot:
                     "A value that wraps points somewhere else.",
                 )
 
+    def _check_fill_once(self) -> None:
+        if self.padding_policy is PaddingPolicy.FILL_ONCE and (self.graph_writes or self.post_fill):
+            raise SlotError(
+                self.name,
+                "FILL_ONCE with graph_writes or post_fill",
+                "a slot that fills alone write",
+                "What else writes the padding would stay there. Use ZERO or FILL_SENTINEL.",
+            )
+
     def _check_writer(self) -> None:
         if self.source_fn is not None and not self.copy_from_fb:
             raise SlotError(
                 self.name, "source_fn with copy_from_fb=False", "one writer", "Drop the source or copy from it."
+            )
+        if self.proxy is not None and (self.source_fn is not None or self.staged or not self.copy_from_fb):
+            raise SlotError(
+                self.name,
+                "proxy with source_fn, staged or copy_from_fb=False",
+                "one source, on the device",
+                "Pipeline tensors are copied from the device they are on.",
             )
         if not self.copy_from_fb and self.post_fill is None and self.graph_writes is None:
             raise SlotError(

@@ -15,7 +15,7 @@ from playhead.layers.mlp import GatedMlp
 from playhead.layers.moe import MoeMlp
 from playhead.layers.norm import Norm, add_then_norm
 from playhead.layers.rope import Rope
-from playhead.layers.spec import MoeSpec
+from playhead.layers.spec import MoeSpec, RopeSpec
 from playhead.models.context import ForwardContext
 from playhead.models.spec import LayerSpec, ModelSpec, Placement
 
@@ -79,18 +79,32 @@ class Decoder(nn.Module):
         self.embedding_VM = nn.Parameter(embedding_VM, requires_grad=False)
         # Rounded to the weights' dtype: Gemma was trained with sqrt(hidden) as its embeddings' dtype can say it.
         self.embed_scale = float(torch.tensor(spec.embed_scale, dtype=dtype))
-        rope_specs = dict.fromkeys(layer.attention.rope for layer in spec.layers if layer.attention.rope is not None)
-        self._ropes = {rope: Rope(rope, spec.max_context_tokens, device=device) for rope in rope_specs}
+        self._ropes: dict[RopeSpec, Rope] = {}
+        self.num_positions = 0
         self._stack = tuple(
             DecoderLayer(i, layer, spec.hidden_size, dtype=dtype, device=device) for i, layer in enumerate(spec.layers)
         )
-        # Registered beside the typed collections, so that `to` and `named_parameters` reach them.
-        self.ropes = nn.ModuleList(self._ropes.values())
+        # Registered beside the typed collections, so that `to`, `buffers` and `named_parameters` find them.
+        self.ropes = nn.ModuleList()
         self.blocks = nn.ModuleList(self._stack)
         self.final_norm = Norm(spec.final_norm, spec.hidden_size, dtype=dtype, device=device)
         self.lm_head = None
         if not spec.is_tied:
             self.lm_head = Linear(spec.hidden_size, spec.vocab_size, has_bias=False, dtype=dtype, device=device)
+
+    def reach(self, num_positions: int) -> None:
+        """Make the rotary tables for positions below this, unless they are there. `turns` has them from then on.
+
+        A table has a row for every position, so it is made for the context that is used and not for the one the model
+        could have: 2**24 positions of 64 pairs take 8 GiB.
+        """
+        if num_positions <= self.num_positions:
+            return
+        specs = dict.fromkeys(layer.attention.rope for layer in self.spec.layers)
+        device = self.embedding_VM.device
+        self._ropes = {spec: Rope(spec, num_positions, device=device) for spec in specs if spec is not None}
+        self.ropes = nn.ModuleList(self._ropes.values())
+        self.num_positions = num_positions
 
     def lay_out(self) -> None:
         """Order the loaded weights in memory as this device computes with them."""
@@ -107,7 +121,8 @@ class Decoder(nn.Module):
 
     @property
     def turns(self) -> tuple[HeadTurn, ...]:
-        """What each layer's queries and keys go through before they meet."""
+        """What each layer's queries and keys go through before they meet, at positions within `reach`."""
+        assert self.num_positions, "no table of positions: call `reach` first"
         ropes = [None if spec is None else self._ropes[spec] for spec in (b.spec.attention.rope for b in self._stack)]
         return tuple(block.attention.turn(rope) for block, rope in zip(self._stack, ropes, strict=True))
 

@@ -42,6 +42,9 @@ class DenseContext:
 
     def __init__(self, decoder: Decoder, sequences: Sequence[DenseSequence], num_new: Sequence[int]) -> None:
         self._specs = tuple(layer.attention for layer in decoder.spec.layers)
+        # In powers of two, so that a sequence that grows token by token does not make a table for every one.
+        longest = max(sequence.num_tokens + new for sequence, new in zip(sequences, num_new, strict=True))
+        decoder.reach(min(decoder.spec.max_context_tokens, 1 << longest.bit_length()))
         self._sinks, self._turns = decoder.sinks, decoder.turns
         self._sequences, self._num_new = tuple(sequences), list(num_new)
         starts = [sequence.num_tokens for sequence in sequences]

@@ -21,7 +21,8 @@ class UnsupportedModelError(PlayheadError):
 
     def __init__(self, key: str, found: object, supported: Iterable[object], fix: str = "") -> None:
         listed = ", ".join(str(value) for value in supported)
-        super().__init__(f"config key {key!r}: found {shown(found)}; supported: {listed}.{' ' + fix if fix else ''}")
+        value = f"{found!r:.200}" if isinstance(found, str) else shown(found)
+        super().__init__(f"config key {key!r}: found {value}; supported: {listed}.{' ' + fix if fix else ''}")
         self.key, self.found = key, found
 
     def with_more(self, keys: Sequence[str]) -> UnsupportedModelError:

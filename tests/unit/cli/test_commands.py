@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 from playhead.cli import audit as audit_command
 from playhead.cli.doctor import Machine, default_rows, traps
 from playhead.cli.generate import GenerateJob, how_it_ran, run_generate, show, tokens_per_s
+from playhead.cli.loading import asked_for, sampling_of
 from playhead.cli.main import app
 from playhead.cli.options import EngineFlags, GraphMode, engine_config, parse_size, show_size
 from playhead.cli.plan import num_weight_bytes
@@ -63,6 +64,13 @@ def test_generate_gives_a_pipe_the_text_alone():
     assert result.stdout == wanted + "\n"
 
 
+def test_flags_change_single_values_of_the_models_own_sampling():
+    with LLM() as llm:
+        assert llm.get_default_sampling_params() == SamplingParams(temperature=0.8)
+        assert sampling_of(llm, asked_for({"top_p": 0.5, "top_k": None})) == SamplingParams(temperature=0.8, top_p=0.5)
+        assert sampling_of(llm, asked_for({"temperature": 0.0})) == SamplingParams(temperature=0)
+
+
 def test_generate_repeats_itself_for_a_seed():
     first, again, other = (run(*FEW, "--seed", seed).stdout for seed in ("7", "7", "8"))
     assert first == again != other
@@ -70,7 +78,7 @@ def test_generate_repeats_itself_for_a_seed():
 
 def test_generate_shows_a_terminal_the_figures():
     screen = io.StringIO()
-    job = GenerateJob(prompt="The whale", params=SamplingParams(max_tokens=3, seed=1))
+    job = GenerateJob(prompt="The whale", asked={"max_tokens": 3, "seed": 1})
     run_generate(Console(file=screen, force_terminal=True, width=200, color_system=None), job)
     last = screen.getvalue().splitlines()[-1]
     assert screen.getvalue().startswith("The whale")
@@ -112,14 +120,15 @@ def test_generate_stops_before_the_stop_text():
     ("args", "field"),
     [
         (("generate", "x", "--temperature", "-1"), "temperature"),
-        (("generate", "x", "--kv-memory-bytes", "1KiB"), "max_context_tokens"),
+        (("generate", "x", "--kv-memory-bytes", "1KiB"), "kv_memory_bytes"),
+        (("generate", "x", "--kv-memory-bytes", "1MiB", "--max-model-len", "1024"), "max_model_len"),
         (("generate", "x", "--kv-memory-bytes", "much"), "size"),
         (("generate", "x", "--dtype", "int3"), "dtype"),
         (("generate", "x", "--device", "cuda:99"), "device"),
         (("generate", "x", "--model", "no such model"), "no such model"),
         (("plan", "embedded", "--gpu-memory", "5MB"), "gpu-memory"),
-        (("plan", "embedded", "--gpu-memory", "9.5MB"), "max_context_tokens"),
-        (("audit", "--max-num-seqs", "0"), "max_running"),
+        (("plan", "embedded", "--gpu-memory", "9.5MB", "--max-model-len", "1024"), "max_model_len"),
+        (("audit", "--max-num-seqs", "0"), "max_num_seqs"),
         (("bench", "throughput", "--num-prompts", "0"), "num-prompts"),
         (("bench", "throughput", "--random-range-ratio", "1"), "random-range-ratio"),
         (("bench", "throughput", "--input-len", "1000", "--output-len", "100"), "1100 tokens together"),

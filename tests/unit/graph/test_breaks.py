@@ -146,3 +146,10 @@ def test_no_size_crosses_a_break():
     for rows in (3, 8):
         x = torch.randn(rows, 4)
         assert torch.equal(program({"x": x}, InlineScope(1.0)), fn({"x": x}, InlineScope(1.0)))
+
+
+def test_an_output_that_counts_rows_is_refused_by_a_trace():
+    """Traced once for all sizes, the number would be a symbol."""
+    capture = PiecewiseCapture(BridgePool(max_rows=8, device="cpu"), as_traced)
+    with pytest.raises(CaptureError, match="a number that depends on the rows"):
+        capture.capture(TapeBackend(), lambda inputs, scope: inputs["x"].shape[0], {"x": torch.randn(8, 4)}, 1.0)

@@ -72,6 +72,7 @@ class ScopeContext:
 @pytest.fixture(params=CONFIGS, scope="module")
 def decoder(request):
     made = dummy_decoder(spec_from_config(CONFIGS[request.param]), dtype=torch.float32, device=torch.device("cpu"))
+    made.reach(64)
     generator = torch.Generator().manual_seed(1)
     for parameter in made.parameters():
         parameter.normal_(0.0, 0.3, generator=generator)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from playhead.graph.oplog import OpLog
-
-Outputs = Any  # a tensor, or a tuple, list or dict of them
+from playhead.graph.outputs import Outputs
 
 
 class Recording(Protocol):

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from playhead.graph.backends.base import Outputs, Recording
+from playhead.graph.backends.base import Recording
 from playhead.graph.backends.cuda_nodes import num_graph_nodes
 from playhead.graph.oplog import OpLog, OpObserver
+from playhead.graph.outputs import Outputs
 
 
 class CudaRecording:

@@ -16,9 +16,10 @@ import numpy as np
 import torch
 
 from playhead.bound_ops import bound
-from playhead.graph.backends.base import Outputs, Recording
+from playhead.graph.backends.base import Recording
 from playhead.graph.backends.out_variants import bind_outputs, out_variant
 from playhead.graph.oplog import UNINITIALISED, Call, Op, OpLog, OpObserver, tensors_in
+from playhead.graph.outputs import Outputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

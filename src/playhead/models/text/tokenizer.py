@@ -13,6 +13,7 @@ from tokenizers.models import BPE, Unigram
 from playhead.models.config import read_json
 from playhead.models.errors import CheckpointError
 from playhead.models.text.detokenize import IncrementalDetokenizer
+from playhead.models.text.generation_config import read_generation_config
 from playhead.models.text.library import library_failures
 from playhead.models.text.token_bytes import TokenBytes, part_state
 from playhead.schedule.errors import RequestError
@@ -89,16 +90,17 @@ class Tokenizer:
         """Refuse a text that is too long, at a cost that grows with the context and not with the text."""
         if len(text) <= USUAL_CHARS_PER_TOKEN * max_context:
             return
-        wanted = f"at most {max_context - 1}, which leaves one of the context of {max_context}"
-        if len(text) > self.longest_token_chars * max_context:
-            found = f"{len(text)} characters, and no token stands for more than {self.longest_token_chars}"
-            raise RequestError("prompt", found, f"at most {self.longest_token_chars * max_context}", "Shorten it.")
+        longest, most_tokens = self.longest_token_chars, max_context - 1
+        if len(text) > longest * most_tokens:
+            most = f"at most {most_tokens} tokens of at most {longest} characters, which are {longest * most_tokens}"
+            raise RequestError("prompt", f"{len(text)} characters", most, "Shorten the prompt.")
         num_tokens = 0
         for start in range(0, len(text), PART_CHARS):
             part = text[start : start + PART_CHARS].encode(errors="replace").decode()
             num_tokens += len(self._ids(part, add_special_tokens=False))
             # A cut inside a word can cost tokens that the whole text does not have: hence the margin.
             if num_tokens > max_context + max_context // 8 + 64:
+                wanted = f"at most {most_tokens}, which leaves one of the context of {max_context}"
                 found = f"over {num_tokens} tokens in the first {start + len(part)} of {len(text)} characters"
                 raise RequestError("prompt", found, wanted, "Shorten the prompt.")
 
@@ -186,7 +188,7 @@ def tokenizer_from_directory(directory: Path) -> Tokenizer:
         added = backend.get_added_tokens_decoder()
     config = _json_or_empty(directory / "tokenizer_config.json")
     bos, eos = _token_text(config.get("bos_token")), _token_text(config.get("eos_token"))
-    endings = eos_ids(directory) | ({backend.token_to_id(eos)} if eos is not None else set())
+    endings = read_generation_config(directory).eos_ids | ({backend.token_to_id(eos)} if eos is not None else set())
     special = SpecialTokens(
         bos=bos,
         eos=eos,
@@ -207,16 +209,6 @@ def _token_text(value: object) -> str | None:
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None
-
-
-def eos_ids(directory: Path) -> set[int]:
-    """What the model's authors end a generation on: the generation config's word, or else the model config's."""
-    for name in ("generation_config.json", "config.json"):
-        value = _json_or_empty(directory / name).get("eos_token_id")
-        ids = value if isinstance(value, list) else [value]
-        if found := {i for i in ids if isinstance(i, int) and not isinstance(i, bool)}:
-            return found
-    return set()
 
 
 def _chat_template(directory: Path, tokenizer_config: dict[str, object]) -> str | None:
