@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
 
+from playhead.errors import GraphError
 from playhead.graph.shapes import Mode
 from playhead.kernels import rope
 from playhead.kernels.advance import advance
@@ -19,9 +21,11 @@ from playhead.schedule.chunk import Chunk
 from playhead.step import sampled_step
 from playhead.step.audit import audit_worker
 from playhead.step.page_table import DevicePageTable
+from playhead.step.sampling import DRAWN, SamplerNeeds
 from playhead.step.worker import ForwardResult, StepRequests, Worker
 from playhead.testing.mutant import Checker, Mutant, Oracle, swapped
-from playhead.testing.tiny_worker import dense_logits, last_logits, tiny_worker
+from playhead.testing.tiny_engine import Ask, greedy, tiny_engine, tokens_alone
+from playhead.testing.tiny_worker import dense_logits, differences, last_logits, tiny_worker
 from playhead.types import Step
 
 PROMPTS = ([7, 8, 9, 10, 11, 12], [7], [20, 21, 22])
@@ -87,6 +91,18 @@ def padding_in_the_sink() -> AbstractContextManager[None]:
     return swapped(rope, "write_rows", everywhere)
 
 
+def goes_on_over_anything() -> AbstractContextManager[None]:
+    """A decode graph goes on over its slots, although a capture has filled them since."""
+    goes_on = Worker._goes_on
+
+    def careless(self: Worker, requests: StepRequests, needs: SamplerNeeds) -> bool:
+        if self._advanced is not None:
+            self._advanced = replace(self._advanced, num_fills=self._decode_registry.num_fills)
+        return goes_on(self, requests, needs)
+
+    return swapped(Worker, "_goes_on", careless)
+
+
 def padded_rows_advanced() -> AbstractContextManager[None]:
     """Decode counts null requests as live ones and moves them along. Every fill puts them back."""
     live_rows: Callable[..., None] = advance
@@ -96,11 +112,6 @@ def padded_rows_advanced() -> AbstractContextManager[None]:
         live_rows(*before, rows_B, torch.full_like(num_live, len(rows_B)), *args[8:], **kwargs)
 
     return swapped(sampled_step, "advance", everybody)
-
-
-def differences(found: torch.Tensor, wanted: torch.Tensor, what: str) -> list[str]:
-    worst = float((found - wanted).abs().max() / wanted.abs().max())
-    return [f"{what}: logits differ by {worst:.1e} of their size"] if not worst < 1e-5 else []
 
 
 Dense = dict[tuple[int, ...], torch.Tensor]
@@ -170,6 +181,21 @@ def worker_audit() -> list[str]:
     return [f"{finding.check.value}: {finding.message}" for report in reports for finding in report.findings]
 
 
+def capture_between_steps(wanted: dict[str, tuple[int, ...]]) -> list[str]:
+    """A graph that is captured while a request decodes does not change its tokens."""
+    engine = tiny_engine(overlap=True)
+    engine.add_request(ALONE.name, ALONE.prompt, ALONE.params)
+    tokens: tuple[int, ...] = ()
+    for number in range(100):
+        if number == 6:
+            engine.worker.decoder_for(DRAWN).capture_all()
+        for output in engine.step():
+            tokens = output.outputs[0].token_ids
+        if not engine.has_work:
+            break
+    return [] if tokens == wanted[ALONE.name] else [f"found {tokens}; wanted {wanted[ALONE.name]}"]
+
+
 STEP_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="places read after the launch",
@@ -208,6 +234,12 @@ STEP_MUTANTS: tuple[Mutant, ...] = (
         killed_by=("worker audit",),
     ),
     Mutant(
+        name="graph goes on over filled slots",
+        source="a guard that no test noticed",
+        apply=goes_on_over_anything,
+        killed_by=("capture between steps",),
+    ),
+    Mutant(
         name="decode moves its padded rows",
         source="a graph that advances itself by an unmasked increment",
         apply=padded_rows_advanced,
@@ -220,10 +252,14 @@ DENSE_PREFIXES = Oracle(
     name="dense prefixes", compute=lambda: dense([PROMPTS[0][:n] for n in range(1, len(PROMPTS[0]) + 1)])
 )
 
+ALONE = Ask(name="alone", prompt=(7, 8, 9, 10, 11), params=greedy(20))
+TOKENS_ALONE = Oracle(name="tokens alone", compute=lambda: tokens_alone([ALONE]))
+
 STEP_CHECKERS: tuple[Checker, ...] = (
     Checker(name="batch against dense attention", run=batch_against_dense, oracles=(DENSE_PROMPTS,)),
     Checker(name="token by token", run=token_by_token, oracles=(DENSE_PREFIXES,)),
     Checker(name="chunks beyond the context", run=chunks_beyond_the_context, oracles=(DENSE_PROMPTS,)),
     Checker(name="failed step", run=failed_step, oracles=(DENSE_PROMPTS,)),
     Checker(name="worker audit", run=worker_audit),
+    Checker(name="capture between steps", run=capture_between_steps, oracles=(TOKENS_ALONE,), raises=(GraphError,)),
 )
