@@ -15,7 +15,7 @@ from importlib.resources import files
 from types import TracebackType
 from typing import Any
 
-from playhead.engine import Engine, EngineStats, Wishes
+from playhead.engine import Engine, Wishes
 from playhead.engine_config import (
     EngineConfig,
     config_from,
@@ -24,6 +24,7 @@ from playhead.engine_config import (
     resolved,
 )
 from playhead.engine_memory import fit_memory, free_bytes, worker_config
+from playhead.engine_stats import EngineStats
 from playhead.errors import PlayheadError
 from playhead.graph.runner import CaptureReport
 from playhead.models.fill import OnProgress
@@ -94,6 +95,7 @@ class LLM:
         fit_memory(self.description, config, device, free_bytes(device))
         self.tokenizer = load_tokenizer(self.description, config)
         self._generation = load_generation_config(self.description, self.tokenizer)
+        self._template: ChatTemplate | None = None
         decoder = load_weights(
             self.description,
             dtype=resolve_dtype(config, device, self.description),
@@ -122,6 +124,8 @@ class LLM:
         """Abort whatever still runs. A stream that is open gets what it has so far, as its last output."""
         if self._unfreeze is not None:
             self._unfreeze()  # once: a second call does nothing
+        if self._template is not None:
+            self._template.close()
         for request_id, inbox in sorted(self._inboxes.items()):
             output = self.engine.abort(request_id)
             if output is not None:
@@ -204,10 +208,12 @@ class LLM:
         """A conversation as the model reads it, up to where its answer begins."""
         if self.tokenizer.chat_template is None:
             raise RequestError("chat", "a model without a chat template", "one that has one", "Use generate.")
-        special = self.tokenizer.special
-        template = ChatTemplate(self.tokenizer.chat_template, bos=special.bos, eos=special.eos)
-        text = template.render(list(messages), add_generation_prompt=True)
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        if self._template is None:
+            special = self.tokenizer.special
+            self._template = ChatTemplate(self.tokenizer.chat_template, bos=special.bos, eos=special.eos)
+        text = self._template.render(messages, add_generation_prompt=True)
+        max_context = self.engine.worker.config.limits.max_context_tokens
+        return self.tokenizer.encode(text, add_special_tokens=False, max_context=max_context)
 
     def _name(self) -> str:
         self._num_calls += 1

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from playhead.answers import num_held_back
-from playhead.engine import EngineStats
+from playhead.engine_stats import EngineStats
 from playhead.errors import ConfigError
 from playhead.kv.ledger import Ledger
 from playhead.llm import LLM, EngineConfig, as_prompts, split_n
