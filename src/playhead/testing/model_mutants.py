@@ -58,8 +58,15 @@ def layer_types_of_every_family() -> AbstractContextManager[None]:
 
 
 def softcaps_of_every_family() -> AbstractContextManager[None]:
-    keys = {"attention_softcap_key": "attn_logit_softcapping", "final_softcap_key": "final_logit_softcapping"}
-    return swapped(playhead.models.build, "FAMILIES", tuple(replace(family, **keys) for family in FAMILIES))
+    greedy = tuple(
+        replace(
+            family,
+            attention_softcap_key="attn_logit_softcapping",
+            final_softcap_key="final_logit_softcapping",
+        )
+        for family in FAMILIES
+    )
+    return swapped(playhead.models.build, "FAMILIES", greedy)
 
 
 def window_switch_of_every_family() -> AbstractContextManager[None]:
