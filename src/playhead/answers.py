@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from playhead.errors import PlayheadError
 from playhead.kv.cache import SequenceKV
 from playhead.models.text.detokenize import IncrementalDetokenizer
 from playhead.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
@@ -29,11 +30,19 @@ class Answer:
     num_read_into_text: int = 0
     logprobs: list[tuple[Logprob, ...]] = field(default_factory=list)
     first_token_s: float | None = None
+    num_taken: int = 0
+    ended_by: FinishReason | None = None
+    is_whole: bool = False
+    error: PlayheadError | None = None
     sampler_seq: SequenceKV | None = None
     """The memory whose row the sampler was told about."""
 
-    def take(self, token: int, logprobs: tuple[Logprob, ...]) -> FinishReason | None:
-        """One more token, which the request has already; says whether it ends it."""
+    def take(self, token: int, logprobs: tuple[Logprob, ...]) -> None:
+        """One more token, which the request has already; `ended_by` says whether it ends it."""
+        self.num_taken += 1
+        self.ended_by = self._take(token, logprobs)
+
+    def _take(self, token: int, logprobs: tuple[Logprob, ...]) -> FinishReason | None:
         request, params = self.request, self.request.params
         if self.first_token_s is None:
             self.first_token_s = time.perf_counter()
@@ -51,7 +60,10 @@ class Answer:
         return FinishReason.LENGTH if len(request.output) >= request.max_new_tokens else None
 
     def finish(self) -> None:
-        """Whatever text is left."""
+        """Whatever text is left. A second call changes nothing."""
+        if self.is_whole:
+            return
+        self.is_whole = True
         if self.stop_reason is None or isinstance(self.stop_reason, int):
             self._read_text(num_tokens=len(self.request.output))
             self.text += self.detokenizer.finish()
@@ -99,6 +111,23 @@ class Answer:
             finished=finished,
             num_cached_tokens=request.num_cached_tokens,
             metrics=metrics,
+            error=self.error,
+        )
+
+    def bare_output(self) -> RequestOutput:
+        """The end of an answer whose text cannot be told: its tokens and the error."""
+        request = self.request
+        completion = CompletionOutput(
+            index=0, text="", token_ids=tuple(request.output), finish_reason=request.finish_reason
+        )
+        return RequestOutput(
+            request_id=request.id,
+            prompt=self.prompt,
+            prompt_token_ids=request.prompt,
+            outputs=(completion,),
+            finished=True,
+            metrics=RequestMetrics(arrival_s=self.arrival_s, finished_s=time.perf_counter()),
+            error=self.error,
         )
 
 

@@ -30,7 +30,8 @@ from types import TracebackType
 
 import torch
 
-from playhead.engine import WAITING_PER_RUNNING, CheckedPrompt, EngineStats, Wishes
+from playhead.engine import WAITING_PER_RUNNING, CheckedPrompt, Wishes
+from playhead.engine_stats import EngineStats
 from playhead.errors import PlayheadError
 from playhead.llm import LLM, Prompt, checked_params, gathered, split_n
 from playhead.outputs import RequestOutput

@@ -3,6 +3,10 @@
 A step is planned (integers), launched, and read when the next one is on its way: what the next step needs of this one
 is on the device. So a stop that only the host can see is seen one step late; the row it wasted is dropped, and no
 wrong token is ever given out. Everything here is on the host and in one thread.
+
+An exception leaves the engine as it was before, or as it would be after: a plan that was not launched is taken back,
+a step that ran is read by the next call. One that belongs to a single request (its text, its sampler row) ends that
+request with `RequestFailed`, and no other.
 """
 
 from __future__ import annotations
@@ -10,13 +14,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 
 from playhead.answers import Answer
+from playhead.engine_stats import EngineStats
 from playhead.errors import PlayheadError
 from playhead.models.text.tokenizer import Tokenizer
 from playhead.outputs import Logprob, RequestOutput
-from playhead.schedule.errors import RequestError
+from playhead.schedule.errors import RequestError, RequestFailed
 from playhead.schedule.request import FinishReason, Request
 from playhead.schedule.sampling_params import SamplingParams, shown
 from playhead.schedule.scheduler import PlannedChunk, ScheduleLimits, Scheduler
@@ -54,33 +59,6 @@ class Wishes:
         for name, value, kind, wanted in kinds:
             if type(value) is not kind:  # bool is no priority
                 raise RequestError(name, f"a {type(value).__name__}", wanted, "Change it or leave it out.")
-
-
-@dataclass(slots=True, kw_only=True)  # mutable: counters
-class EngineStats:
-    """What the engine has done since it started. `modes` counts steps by how and why they ran.
-
-    A wasted row is one that was computed for a request which turned out to have ended.
-    """
-
-    num_steps: int = 0
-    num_prompt_tokens: int = 0
-    num_generated_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_preemptions: int = 0
-    num_wasted_rows: int = 0
-    modes: dict[str, int] = field(default_factory=dict)
-
-    def copy(self) -> EngineStats:
-        """The counters as they are now."""
-        return replace(self, modes=dict(self.modes))
-
-    def since(self, before: EngineStats) -> EngineStats:
-        """What was counted after an earlier copy."""
-        then = asdict(before)
-        counts = {name: count - then[name] for name, count in asdict(self).items() if name != "modes"}
-        modes = {mode: count - before.modes.get(mode, 0) for mode, count in self.modes.items()}
-        return EngineStats(**counts, modes={mode: count for mode, count in modes.items() if count})
 
 
 @dataclass(slots=True, kw_only=True, eq=False)  # mutable: reading may be interrupted, and goes on where it was
@@ -152,8 +130,7 @@ class Engine:
             priority=wishes.priority,
             salt=wishes.salt,
         )
-        self._scheduler.add(request)
-        self._answers[request_id] = Answer(
+        answer = Answer(
             request=request,
             prompt=checked.text,
             ending_ids=ending_ids,
@@ -164,6 +141,13 @@ class Engine:
             streams=wishes.streams,
             arrival_s=time.perf_counter(),
         )
+        try:
+            self._scheduler.add(request)
+            self._answers[request_id] = answer
+        except BaseException:
+            self._scheduler.finish(request, FinishReason.ABORT)
+            self._answers.pop(request_id, None)
+            raise
 
     def check_request(self, prompt: str | Sequence[int], params: SamplingParams) -> CheckedPrompt:
         """The prompt as the engine takes it, or `RequestError`. Changes nothing."""
@@ -190,19 +174,31 @@ class Engine:
         if answer is None:
             return None
         self._ready = [output for output in self._ready if output.request_id != request_id]
-        return self._finish(answer, FinishReason.ABORT)
+        try:
+            answer.finish()
+        except Exception as error:  # noqa: BLE001  its text is its own affair
+            return self._fail(answer, error)
+        return self._end(answer, FinishReason.ABORT)
 
     def step(self) -> list[RequestOutput]:
         """Launch one step and read one; gives the requests that got a token, the finished ones for the last time.
 
         With overlap the two are different steps, and there may be nothing to give yet.
         """
+        if self._scheduler.in_doubt:
+            self._take_back()
+        self.worker.settle()
         self._read_until(0 if self._scheduler.is_starved else 1)
-        started_s = time.perf_counter()
-        planned = self._scheduler.plan()
-        if planned:
-            self._in_flight.append(self._launch(planned, started_s))
-        elif not self._in_flight:
+        try:
+            started_s = time.perf_counter()
+            planned = self._plan()
+            if planned:
+                self._in_flight.append(self._launch(planned, started_s))
+                self._scheduler.close_plan()
+        except BaseException:
+            self._take_back()
+            raise
+        if not planned and not self._in_flight:
             self._refuse_to_starve()
         self._read_until(1 if planned and self.overlap else 0)
         return self.take_ready()
@@ -220,19 +216,38 @@ class Engine:
                 "See the ledger's report."
             )
 
-    def _launch(self, planned: list[PlannedChunk], started_s: float) -> LaunchedStep:
-        """Tell the sampler about new rows and launch; if that fails, everybody planned waits to be computed anew."""
-        planned_s = time.perf_counter()
-        try:
+    def _plan(self) -> list[PlannedChunk]:
+        """The next step, with the sampler told about new rows. A request that the sampler cannot take ends alone."""
+        while True:
+            planned = self._scheduler.plan()
+            broken: list[tuple[Answer, Exception]] = []
             for chunk in planned:
                 answer = self._answers[chunk.request.id]
                 if answer.sampler_seq is not chunk.seq:
-                    self.worker.sampler.set(chunk.seq.row, sampler_row(answer))
-                    answer.sampler_seq = chunk.seq
-            launched = self.worker.launch(planned)
-        except BaseException:
-            self._scheduler.roll_back(planned)
-            raise
+                    try:
+                        self.worker.sampler.set(chunk.seq.row, sampler_row(answer))
+                    except Exception as error:  # noqa: BLE001  whatever it is, it is this request's
+                        broken.append((answer, error))
+                    else:
+                        answer.sampler_seq = chunk.seq
+            if not broken:
+                return planned
+            self._scheduler.take_back()
+            self._ready += [self._fail(answer, error) for answer, error in broken]
+
+    def _take_back(self) -> None:
+        """Undo a step that was planned and does not run. Who was in it waits to be computed anew."""
+        newest = self._in_flight[-1].planned if self._in_flight else None
+        if newest is not None and newest is self._scheduler.open_plan:
+            self._scheduler.close_plan()  # it runs, and the next call reads it
+            return
+        claimed = {step.launched.step for step in self._in_flight}
+        self.worker.give_up(step for step in self.worker.steps_in_flight if step not in claimed)
+        self._scheduler.take_back(was_launched=True)
+
+    def _launch(self, planned: list[PlannedChunk], started_s: float) -> LaunchedStep:
+        planned_s = time.perf_counter()
+        launched = self.worker.launch(planned)
         self.stats.num_prompt_tokens += sum(len(chunk.tokens) for chunk in planned if not chunk.num_generated)
         return LaunchedStep(
             planned=planned,
@@ -257,35 +272,74 @@ class Engine:
         tokens = collected.sampled.tokens_N.tolist()
         while step.num_committed < len(tokens):
             row = step.num_committed
-            step.num_committed += 1
             if step.planned[row].samples:
-                self._commit(step.planned[row].request, tokens[row], collected.sampled, row)
+                self._commit(step.planned[row], tokens[row], collected.sampled, row)
+            step.num_committed = row + 1
         self._record(step, collected.device_us, (read_s, collected_s, time.perf_counter()))
 
-    def _commit(self, request: Request, token: int, sampled: SampledTokens, row: int) -> None:
-        """One token of a step that was read. A request that has ended meanwhile has no use for it."""
-        if request.finish_reason is not None:
+    def _commit(self, chunk: PlannedChunk, token: int, sampled: SampledTokens, row: int) -> None:
+        """One token of a step that was read. A request that has ended meanwhile has no use for it.
+
+        Every part knows whether it was done, so a call that was cut short is repeated. What raises while the request's
+        text is made ends that request alone.
+        """
+        request = chunk.request
+        answer = self._answers.get(request.id)
+        if request.finish_reason is not None or answer is None:
             self.stats.num_wasted_rows += 1
             return
-        answer = self._answers[request.id]
-        self._scheduler.commit(request, token)
-        self.stats.num_generated_tokens += 1
-        reason = answer.take(token, reported(sampled, row, request.params.logprobs))
-        if reason is not None:
-            self._ready.append(self._finish(answer, reason))
-        elif answer.streams:
-            self._ready.append(answer.output())
+        self.stats.num_generated_tokens += self._scheduler.commit(chunk, token)
+        output = None
+        try:
+            if answer.num_taken == chunk.num_generated:
+                answer.take(token, reported(sampled, row, request.params.logprobs))
+            if answer.ended_by is not None:
+                answer.finish()
+            elif answer.streams:
+                output = answer.output()
+        except BaseException as error:
+            self._ready.append(self._fail(answer, error))
+            if not isinstance(error, Exception):
+                raise
+            return
+        if answer.ended_by is not None:
+            self._ready.append(self._end(answer, answer.ended_by))
+        elif output is not None:
+            self._ready.append(output)
 
     def _ending_ids(self, params: SamplingParams) -> tuple[int, ...]:
         eos = () if params.ignore_eos else tuple(sorted(self.tokenizer.special.eos_ids))
         return (*eos, *params.stop_token_ids)
 
-    def _finish(self, answer: Answer, reason: FinishReason) -> RequestOutput:
-        answer.finish()
-        self._scheduler.finish(answer.request, reason)
+    def _fail(self, answer: Answer, error: BaseException) -> RequestOutput:
+        """End a request by what its own work raised."""
+        failure = RequestFailed(answer.request.id)
+        failure.__cause__ = error
+        return self._end(answer, FinishReason.ERROR, failure)
+
+    def _end(self, answer: Answer, reason: FinishReason, error: PlayheadError | None = None) -> RequestOutput:
+        """Let go of a request; gives its last output, which is ready for the next caller if letting go raises."""
+        answer.error = error
+        try:
+            self._scheduler.finish(answer.request, reason)
+        except BaseException:
+            answer.request.finish_reason, self._scheduler.in_doubt = reason, True
+            self._ready.append(self._last_output(answer))
+            raise
+        return self._last_output(answer)
+
+    def _last_output(self, answer: Answer) -> RequestOutput:
+        self._answers.pop(answer.request.id, None)
         self.stats.num_cached_tokens += answer.request.num_cached_tokens
-        del self._answers[answer.request.id]
-        return answer.output()
+        try:
+            output = answer.output()
+        except Exception as error:  # noqa: BLE001  even an answer that cannot be told must be ended
+            answer.error = RequestFailed(answer.request.id)
+            answer.error.__cause__ = error
+            answer.request.finish_reason = FinishReason.ERROR
+            output = answer.bare_output()
+        self.stats.num_failed_requests += answer.error is not None
+        return output
 
     def _record(self, step: LaunchedStep, device_us: float, read: tuple[float, float, float]) -> None:
         """Counters and timeline. `read` has when the host began to wait, had the tokens, and had given them out."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from playhead.errors import PlayheadError
 from playhead.schedule.request import FinishReason
 
 
@@ -43,7 +44,10 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
-    """A request's answer so far; whole when `finished`."""
+    """A request's answer so far; whole when `finished`.
+
+    `error` is why it ended before its time, with `finish_reason` error; what it has until then is in `outputs`.
+    """
 
     request_id: str
     prompt: str | None
@@ -52,3 +56,4 @@ class RequestOutput:
     finished: bool
     num_cached_tokens: int = 0
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(arrival_s=0.0))
+    error: PlayheadError | None = None

@@ -17,13 +17,12 @@ from rich.table import Table
 from playhead import __version__
 from playhead.cli.options import DEFAULTS, show_size
 from playhead.engine_config import (
-    CPU_KV_BYTES,
-    KV_SHARE_OF_FREE,
     resolve_device,
     resolve_dtype,
     resolve_mode,
     resolve_sizes,
 )
+from playhead.engine_memory import CPU_KV_BYTES, CPU_SHARE_OF_FREE, KV_SHARE_OF_FREE
 
 PACKAGES = ("torch", "triton", "tokenizers", "gguf", "huggingface_hub")
 
@@ -107,7 +106,7 @@ def default_rows(device: torch.device) -> list[tuple[str, ...]]:
     if device.type == "cuda":
         return [
             ("  device", "cuda", "a CUDA device is here"),
-            ("  dtype", dtype, "half the bytes of float32, and its range"),
+            ("  dtype", dtype, "float16 where the checkpoint is; else half the bytes of float32, and its range"),
             ("  attention", "TritonBackend", "compiled for this GPU, reads pages and windows directly"),
             ("  graphs", "CudaBackend", "CUDA graphs: a step is one launch"),
             ("  graph_mode", mode, "prefill too: attention finds its requests on the GPU"),
@@ -123,7 +122,11 @@ def default_rows(device: torch.device) -> list[tuple[str, ...]]:
         ("  graph_mode", mode, "prefill's attention runs live: it finds its keys once for all layers"),
         ("  max_num_seqs", num_seqs, "a CPU is busy with a few rows"),
         ("  max_num_batched_tokens", num_tokens, "more would keep who decodes waiting for seconds"),
-        ("  kv_memory_bytes", show_size(CPU_KV_BYTES), "leaves the machine's memory to others"),
+        (
+            "  kv_memory_bytes",
+            show_size(CPU_KV_BYTES),
+            f"up to {CPU_SHARE_OF_FREE:.0%} of free memory where one long context needs it",
+        ),
     ]
 
 

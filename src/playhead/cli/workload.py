@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from playhead.engine import EngineStats, Wishes
+from playhead.engine import Wishes
+from playhead.engine_stats import EngineStats
 from playhead.errors import ConfigError
 from playhead.llm import LLM
 from playhead.outputs import RequestOutput

@@ -146,6 +146,7 @@ class GraphSlot:
 
     def __post_init__(self) -> None:
         self._check_axis_and_policy()
+        self._check_fill_once()
         self._check_writer()
         if self.index is not None:
             self._check_index(self.index)
@@ -197,13 +198,6 @@ class GraphSlot:
             raise SlotError(
                 self.name, f"tail_unread with {self.padding_policy.name}", "no claim", "This tail is written."
             )
-        if self.padding_policy is PaddingPolicy.FILL_ONCE and (self.graph_writes or self.post_fill):
-            raise SlotError(
-                self.name,
-                "FILL_ONCE with graph_writes or post_fill",
-                "a slot that fills alone write",
-                "What else writes the padding would stay there. Use ZERO or FILL_SENTINEL.",
-            )
         if self.padding_policy is PaddingPolicy.ZERO and self.pad_value != 0:
             raise SlotError(self.name, f"ZERO with pad_value {self.pad_value}", "0", "Use FILL_SENTINEL.")
         if not self.dtype.is_floating_point and self.dtype is not torch.bool:
@@ -215,6 +209,15 @@ class GraphSlot:
                     f"an integer that fits {self.dtype}",
                     "A value that wraps points somewhere else.",
                 )
+
+    def _check_fill_once(self) -> None:
+        if self.padding_policy is PaddingPolicy.FILL_ONCE and (self.graph_writes or self.post_fill):
+            raise SlotError(
+                self.name,
+                "FILL_ONCE with graph_writes or post_fill",
+                "a slot that fills alone write",
+                "What else writes the padding would stay there. Use ZERO or FILL_SENTINEL.",
+            )
 
     def _check_writer(self) -> None:
         if self.source_fn is not None and not self.copy_from_fb:

@@ -35,6 +35,10 @@ class SlabArena:
         self._free.remove(slab)
         return True
 
+    def restore(self, lent: set[int]) -> None:
+        """These slabs are lent, all others are free."""
+        self._free = [slab for slab in range(self.num_slabs - 1, 0, -1) if slab not in lent]
+
     def free_slabs(self) -> Iterator[int]:
         return iter(self._free)
 
@@ -141,6 +145,27 @@ class PageAllocator:
             self._num_free -= 1
             self._is_taken[page] = 1
         self._quarantined.add(page)
+
+    def restore(self, held: Iterable[int]) -> set[int]:
+        """These pages are taken, and those in quarantine; all others are free. Returns the slabs they lie in."""
+        taken = sorted({*held, *self._quarantined})
+        is_taken = bytearray(len(self._is_taken))
+        for page in taken:
+            is_taken[page] = 1
+        per_slab = self._pages_per_slab
+        slabs = {page // per_slab for page in taken}
+        free_in: dict[int, list[int]] = {}
+        for slab in sorted(slabs):
+            free = [page for page in range(slab * per_slab, (slab + 1) * per_slab) if not is_taken[page]]
+            if free:
+                free_in[slab] = free
+        self._is_taken, self._free_in, self.num_slabs = is_taken, free_in, len(slabs)
+        self._num_free = len(slabs) * per_slab - len(taken)
+        return slabs
+
+    def restore_arena(self, lent: set[int]) -> None:
+        """The same for the arena, where the group has one to itself."""
+        self._arena.restore(lent)
 
     def free_pages(self) -> Iterator[int]:
         """Free pages in the group's own slabs, for the ledger."""

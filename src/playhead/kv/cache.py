@@ -1,16 +1,21 @@
 """The KV memory a scheduler works with: sequences that grow, slide, finish and share prefixes.
 
-Every step: `extend` each sequence of the step, `publish` the pool's mapping, `launch`; later `retire` the step. At its
-launch the step's tokens count as written: prompts are offered to the prefix cache and windows slide, so neither can be
-forgotten, and neither happens to tokens that were placed but never computed. Torch-free: the engine, the simulation and
-the state machine run this same code.
+Every step: `extend` each sequence of the step, `publish` the pool's mapping, `begin`, run it, `commit`; later `retire`
+the step. With `commit` the step's tokens count as written: prompts are offered to the prefix cache and windows slide. A
+step that fails is never committed, so the prefix cache never knows a page that was not computed. Torch-free: the
+engine, the simulation and the state machine run this same code.
+
+Every change is all or nothing. Sequences are the truth, and a change touches its sequence in one assignment; who holds
+which page is an account that follows from them. A change marks the account `in_doubt` while it works. If it is cut
+short, by any exception, the mark stays, and the account is counted again from the sequences (`restore.py`) as soon as
+no step is in flight.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +27,7 @@ from playhead.kv.hybrid import FULL, HybridAllocator
 from playhead.kv.mapping import Int32Array
 from playhead.kv.plan import KVPlan
 from playhead.kv.prefix import TOKEN_BYTES, PrefixCache, token_key
+from playhead.kv.restore import restore
 from playhead.kv.rows import RowTables
 from playhead.kv.violations import ViolationLog
 from playhead.types import FullLoc, Row, Step
@@ -59,6 +65,9 @@ class HybridKVCache:
         self.prefix = PrefixCache(self.allocator)
         self.sequences: dict[str, SequenceKV] = {}
         self.num_preempted = 0
+        self.in_doubt = False
+        """Whether a change of the account was cut short: nothing can be had before it is counted again."""
+        self.num_restored = 0
         self._extended: dict[str, SequenceKV] = {}
         self._prefix_caching = prefix_caching
         self._page_size = plan.geometry.page_size
@@ -84,23 +93,23 @@ class HybridKVCache:
                 f"admit: request {request!r} is running already; wanted a name nobody has. Finish or abort it first"
             )
         key = token_key(prompt)
-        row = self.rows.take()
-        seq = SequenceKV(
-            request=request,
-            salt=salt,
-            row=row,
-            prompt_key=key,
-            pages=array("i"),
-            frontiers=[0] * len(self._windows),
-            num_tokens=0,
-            num_launched_tokens=0,
-            num_hit_tokens=0,
-            offered_key=b"",
-        )
-        self.sequences[request] = seq
-        if self._prefix_caching:
-            num_pages = (len(prompt) - 1) // self._page_size
-            self._continue_from(seq, self.prefix.match(salt, self._whole_pages(key, num_pages)).pages)
+        with self._change():
+            seq = SequenceKV(
+                request=request,
+                salt=salt,
+                row=self.rows.take(),
+                prompt_key=key,
+                pages=array("i"),
+                frontiers=[0] * len(self._windows),
+                num_tokens=0,
+                num_launched_tokens=0,
+                num_hit_tokens=0,
+                offered_key=b"",
+            )
+            if self._prefix_caching:
+                num_pages = (len(prompt) - 1) // self._page_size
+                self._continue_from(seq, self.prefix.match(salt, self._whole_pages(key, num_pages)).pages)
+            self.sequences[request] = seq
         return seq
 
     def extend(self, seq: SequenceKV, num_new_tokens: int) -> None:
@@ -111,8 +120,14 @@ class HybridKVCache:
         num_missing = num_pages_for(end, self._page_size) - len(seq.pages)
         if num_missing > 0:
             self._append_pages(seq, num_missing)
-        seq.num_tokens = end
         self._extended[seq.request] = seq
+        seq.num_tokens = end
+
+    def retract(self) -> None:
+        """Take back all places of tokens that no step has written. Their pages stay reserved."""
+        for seq in self._extended.values():
+            seq.num_tokens = seq.num_launched_tokens
+        self._extended.clear()
 
     def reserve(self, seq: SequenceKV, end: int) -> None:
         """Pages for the tokens before position `end`, if they can be had. No token is placed.
@@ -140,10 +155,13 @@ class HybridKVCache:
 
     def finish(self, seq: SequenceKV, tokens: Sequence[int]) -> None:
         """The request is done; the pages of its known tokens stay for others, as far as they are whole."""
-        if self._prefix_caching:
-            known = min(len(tokens), seq.num_launched_tokens) // self._page_size
-            self._offer(seq, self._whole_pages(token_key(tokens), known))
-        self._release(seq)
+        try:
+            if self._prefix_caching and not self.in_doubt:
+                known = min(len(tokens), seq.num_launched_tokens) // self._page_size
+                with self._change():
+                    self._offer(seq, self._whole_pages(token_key(tokens), known))
+        finally:
+            self._release(seq)  # an end is an end, whatever became of the offer
 
     def preempt(self, seq: SequenceKV, tokens: Sequence[int]) -> None:
         """Take a running request's memory; it will be admitted again and computed anew, or found in the cache."""
@@ -156,27 +174,72 @@ class HybridKVCache:
 
     def flush_prefixes(self) -> None:
         """Forget all cached prefixes; running sequences keep their pages."""
-        self.prefix.flush()
+        if not self.in_doubt:  # counted again, the account has none
+            with self._change():
+                self.prefix.flush()
 
     # Steps.
 
     def launch(self) -> Step:
-        """The step that computes what was extended; refused while the device's mapping is behind.
+        """A step that cannot fail: begun and committed at once. Without a device, that is."""
+        step = self.begin()
+        self.commit()
+        return step
+
+    def begin(self) -> Step:
+        """The number of the step that computes what was extended; refused while the device's mapping is behind."""
+        return self.allocator.launch()
+
+    def commit(self) -> None:
+        """The step that was begun is on its way: what was extended counts as written.
 
         What its sequences need no longer is given up here, and reused when the step has retired.
         """
-        step = self.allocator.launch()
-        for seq in self._extended.values():
-            seq.num_launched_tokens = seq.num_tokens
-            self._offer_prompt(seq)
-            if seq.num_launched_tokens >= seq.slides_at:
-                self._slide(seq)
-        self._extended.clear()
-        return step
+        with self._change():
+            for seq in self._extended.values():
+                seq.num_launched_tokens = seq.num_tokens
+                self._offer_prompt(seq)
+                if seq.num_launched_tokens >= seq.slides_at:
+                    self._slide(seq)
+            self._extended.clear()
 
     def retire(self, step: Step) -> None:
         """This step is done: what was given up while it ran can be reused."""
-        self.allocator.retire(step)
+        if self.in_doubt:
+            self.allocator.retired_step = step
+            self.settle()
+        else:
+            with self._change():
+                self.allocator.retire(step)
+
+    # Doubt.
+
+    def settle(self) -> bool:
+        """Count the account again if it is in doubt; False if that must wait for the steps in flight."""
+        if self.in_doubt and self.allocator.retired_step == self.allocator.launched_step:
+            restore(self)
+            self.num_restored += 1
+            self.in_doubt = False
+        return not self.in_doubt
+
+    @contextmanager
+    def _change(self) -> Iterator[None]:
+        """The account may be wrong inside, and is right or in doubt after."""
+        if self.in_doubt and not self.settle():
+            raise LedgerError(
+                "KV cache: a change was cut short and the account must be counted again; wanted the steps in flight "
+                "retired first. Call settle() until it returns True"
+            )
+        self.in_doubt = True
+        try:
+            yield
+        except OutOfPages:  # by contract of all who raise it, nothing has changed
+            self.in_doubt = False
+            raise
+        except BaseException:
+            self.settle()
+            raise
+        self.in_doubt = False
 
     # What a step needs to know.
 
@@ -203,7 +266,7 @@ class HybridKVCache:
         for window, size in enumerate(self._windows):
             seq.frontiers[window] = window_frontier(seq.num_tokens, size, self._page_size)
             self._hold_windows(window, pages[seq.frontiers[window] :])
-        self._write_row(seq, 0)
+        self._write_row(seq, 0, pages)
 
     def _offer_prompt(self, seq: SequenceKV) -> None:
         """Give the cache the prompt's pages that are filled by now."""
@@ -241,7 +304,7 @@ class HybridKVCache:
         allocator.move_windows(ours, theirs)
         allocator.drop([ours])
         seq.pages[index] = theirs
-        self._write_row(seq, index, index + 1)
+        self._write_row(seq, index, seq.pages[index : index + 1])
 
     # Pages.
 
@@ -255,9 +318,10 @@ class HybridKVCache:
                     raise
 
     def _append_pages(self, seq: SequenceKV, num_pages: int) -> None:
-        first = len(seq.pages)
-        seq.pages.extend(self._allocate(num_pages))
-        self._write_row(seq, first)
+        with self._change():
+            pages = array("i", self._allocate(num_pages))
+            self._write_row(seq, len(seq.pages), pages)
+            seq.pages.extend(pages)
 
     def _slide(self, seq: SequenceKV) -> None:
         """Let window pages go that neither the next token nor a hit at the last whole page can see."""
@@ -272,13 +336,19 @@ class HybridKVCache:
         seq.slides_at = min(nexts, default=self.plan.limits.max_context_tokens + 1)
 
     def _release(self, seq: SequenceKV) -> None:
-        self.prefix.touch(seq.salt, seq.offered_key)
-        for window, frontier in enumerate(seq.frontiers):
-            self._drop_windows(window, seq.pages[frontier:], slid=False)
-        self.allocator.drop(seq.pages)
-        self.rows.give_back(seq.row)
+        """The sequence is gone with its name; the account follows, at once or when it is counted again."""
         self._extended.pop(seq.request, None)
-        del self.sequences[seq.request]
+        if self.in_doubt:
+            del self.sequences[seq.request]
+            self.settle()
+            return
+        with self._change():
+            del self.sequences[seq.request]
+            self.prefix.touch(seq.salt, seq.offered_key)
+            for window, frontier in enumerate(seq.frontiers):
+                self._drop_windows(window, seq.pages[frontier:], slid=False)
+            self.allocator.drop(seq.pages)
+            self.rows.give_back(seq.row)
 
     def _hold_windows(self, window: int, full_pages: Sequence[int]) -> None:
         self.prefix.windows_busy(window, full_pages)
@@ -288,9 +358,8 @@ class HybridKVCache:
         kept = self.allocator.drop_windows(window, full_pages)
         self.prefix.windows_idle(window, kept, slid=slid)
 
-    def _write_row(self, seq: SequenceKV, first: int, end: int | None = None) -> None:
-        """Show a sequence's pages from `first` on in its row."""
-        pages = seq.pages[first:end]
+    def _write_row(self, seq: SequenceKV, first: int, pages: Sequence[int]) -> None:
+        """Show these pages in a sequence's row, from entry `first` on."""
         self.rows.write(FULL, seq.row, first, pages)
         for window, frontier in enumerate(seq.frontiers):
             start = max(first, frontier)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from playhead.errors import OutOfPages
@@ -186,6 +186,27 @@ class HybridAllocator:
     def forget_windows(self, window: int, full_page: int) -> None:
         """Free the cached window page under a retained full page: the prefix stays, its window expires."""
         self._free_windows(window, [full_page])
+
+    def restore(self, holders: Sequence[Mapping[int, int]], window_of: Sequence[Mapping[int, int]]) -> None:
+        """The account as it follows from who holds what: `holders` by group and page, `window_of` by full page."""
+        lent: set[int] = set()
+        for index, (group, counted) in enumerate(zip(self.groups, holders, strict=True)):
+            slabs = group.restore(counted)
+            if self.plan.layout.groups[index].has_bytes:
+                lent |= slabs
+            else:
+                group.restore_arena(slabs)
+            counts = array("i", bytes(4 * len(self._holders[index])))
+            for page, count in counted.items():
+                counts[page] = count
+            self._holders[index][:] = counts
+            self._last_step[index][:] = array("q", bytes(8 * len(counts)))
+            self.num_held[index], self.num_cached[index], self.num_pending[index] = len(counted), 0, 0
+        self.arena.restore(lent)
+        self._pending.clear()
+        self._is_retained = bytearray(len(self._is_retained))
+        for window, under in enumerate(window_of):
+            self.mapping.restore(window, under)
 
     # Questions.
 

@@ -9,7 +9,7 @@ page gets a new pair, which cannot wait, before anything is written there.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -107,6 +107,22 @@ class WindowMapping:
             for full in np.flatnonzero(np.frombuffer(window_of, dtype=np.int32)).tolist():
                 full_of[window_of[full]] = window_of[full] = unpublished[full] = NO_PAGE
         self.version += 1
+
+    def restore(self, group: int, window_of: Mapping[int, int]) -> None:
+        """Exactly these pairs. The device is told every entry again, whatever it has."""
+        pages, windows = self._window_of[group], self._full_of[group]
+        pages[:] = _zeros(len(pages))
+        windows[:] = _zeros(len(windows))
+        for full, window in window_of.items():
+            pages[full], windows[window] = window, full
+        self.show_all()
+
+    def show_all(self) -> None:
+        """The device must take every entry again: it cannot be known which of them it has."""
+        for table, unpublished in zip(self._window_of, self._unpublished, strict=True):
+            unpublished.update(enumerate(table))
+        self.version += 1
+        self._last_set_version = self.version
 
     @property
     def must_publish(self) -> bool:

@@ -188,6 +188,15 @@ class PrefixCache:
         self._leaves.clear()
         self._num_nodes = 0
 
+    def restore(self) -> None:
+        """Forget everything, beside an account that is counted again: nothing in it is given back."""
+        self._roots.clear()
+        self._leaves.clear()
+        for idle in self._idle:
+            idle.clear()
+        self._is_wanted = bytearray(len(self._is_wanted))
+        self.num_pages = self._num_nodes = 0
+
     def nodes(self) -> Iterator[PrefixNode]:
         """Every node that has pages, parents first."""
         stack = list(self._roots.values())

@@ -56,6 +56,20 @@ class RowTables:
         self._mark(row, 0, num_used)
         self._free.append(row)
 
+    def restore(self, taken: Sequence[Row]) -> None:
+        """These rows are taken, their entries still to be written; all others are empty and free."""
+        is_taken = np.zeros(len(self.num_pages), dtype=np.bool_)
+        is_taken[taken] = True
+        for table in self.tables:
+            table[~is_taken] = NO_PAGE
+        self.num_pages[:] = 0
+        self._free = [Row(row) for row in range(len(is_taken) - 1, 0, -1) if not is_taken[row]]
+
+    def show_all(self) -> None:
+        """Whoever keeps a copy must take every entry again: it cannot be known which of them it has."""
+        num_rows, num_entries = self.tables[FULL].shape
+        self._changed = {Row(row): (0, num_entries) for row in range(num_rows)}
+
     def write(self, group_index: int, row: Row, first: int, pages: Sequence[int]) -> None:
         """Put a group's pages into a row, from entry `first` on."""
         end = first + len(pages)

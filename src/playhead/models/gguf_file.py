@@ -122,7 +122,7 @@ class GgufFile:
         """The tensor as float32 numbers."""
         tensor = self.tensors[name]
         packed = np.empty(tensor.num_bytes, dtype=np.uint8)
-        done, into = 0, memoryview(packed)
+        done, into = 0, packed.data
         while done < tensor.num_bytes:
             # The system reads at most 2 GiB at once.
             num_read = os.preadv(self._handle, [into[done:]], tensor.start + done)

@@ -17,15 +17,16 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+    ERROR = "error"
 
 
 @dataclass(slots=True, kw_only=True, eq=False)  # mutable: it is the state of a request
 class Request:
     """One sequence to generate. Lower `priority` goes first; equals go in the order of `arrival`.
 
-    `seq` is its KV memory while it runs. A preempted request loses it and computes its tokens again. `num_unread`
-    counts tokens that launched steps sample and nobody has read yet; they follow `output`. `newest_in` is the memory in
-    whose row the device keeps the newest token.
+    `seq` is its KV memory while it runs. A preempted request loses it and computes its tokens again. `num_sampled`
+    counts the tokens that launched steps have sampled: those in `output`, and those that nobody has read yet.
+    `newest_in` is the memory in whose row the device keeps the newest token.
     """
 
     id: str
@@ -36,7 +37,7 @@ class Request:
     priority: int = 0
     salt: str = ""
     output: list[int] = field(default_factory=list)
-    num_unread: int = 0
+    num_sampled: int = 0
     seq: SequenceKV | None = None
     newest_in: SequenceKV | None = None
     num_preemptions: int = 0
@@ -54,15 +55,20 @@ class Request:
         return (*self.prompt[first:end], *self.output[max(0, first - num_prompt) : max(0, end - num_prompt)])
 
     @property
+    def num_unread(self) -> int:
+        """Tokens that launched steps sample and nobody has read yet."""
+        return self.num_sampled - len(self.output)
+
+    @property
     def num_to_compute(self) -> int:
         """Tokens that have no KV yet, known or unread. One, when it decodes."""
         placed = 0 if self.seq is None else self.seq.num_tokens
-        return len(self.prompt) + len(self.output) + self.num_unread - placed
+        return len(self.prompt) + self.num_sampled - placed
 
     @property
     def num_to_sample(self) -> int:
         """Tokens it may still get, beyond those that are under way."""
-        return self.max_new_tokens - len(self.output) - self.num_unread
+        return self.max_new_tokens - self.num_sampled
 
     @property
     def order(self) -> tuple[int, int, int]:

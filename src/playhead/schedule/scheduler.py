@@ -3,8 +3,12 @@
 Running requests that decode go first, then prompts under way, then new ones, while the step has room. Memory is taken
 while planning: a request that finds none takes it from the last in order, which computes its tokens again later. Memory
 is planned so that the longest request fits every group, and the first in order gives nothing up: one always gets on.
-A step may be planned before the tokens of the last one are read; what it takes from others it can only have when the
-steps that may touch it are done.
+A step may be planned before the tokens of the last one are read. Pages taken from a preempted request become usable
+only after every step in flight that may touch them has been read.
+
+A plan is all or nothing. It stays open until `close_plan` says that its step runs. `take_back` undoes an open plan,
+whole or cut short by any exception: who is here (`_requests`) and who has memory (`kv.sequences`) are the truth, and
+who waits and who runs follow from them. The next plan takes back one that was left open.
 """
 
 from __future__ import annotations
@@ -48,6 +52,12 @@ class Scheduler:
         self._kv, self._limits = kv, limits
         self.waiting: list[Request] = []
         self.running: list[Request] = []
+        self.open_plan: list[PlannedChunk] | None = None
+        """The plan whose step does not run yet."""
+        self._requests: dict[str, Request] = {}
+        self.in_doubt = False
+        """Whether a plan is open or a change was cut short: `take_back` puts it right."""
+        self._num_restored = 0
         self.is_starved = False
         """Whether the last plan left somebody out whose memory only the end of the steps in flight can free."""
 
@@ -73,6 +83,7 @@ class Scheduler:
                 f"fewer than {self._limits.max_waiting}",
                 "Send it again when some are done.",
             )
+        self._requests[request.id] = request
         insort(self.waiting, request, key=in_order)
 
     def plan(self) -> list[PlannedChunk]:
@@ -80,6 +91,61 @@ class Scheduler:
 
         Empty if there is nothing to do before the steps in flight are read.
         """
+        if self.in_doubt:
+            self.take_back(was_launched=True)  # nobody said that it was not
+        if not self._kv.settle():
+            self.is_starved = True  # the account can be counted again when the steps in flight are read
+            return []
+        if self._kv.num_restored != self._num_restored:
+            self._sort_out()
+        self.in_doubt = True
+        try:
+            planned = self._plan()
+        except BaseException:
+            self.take_back()
+            raise
+        if not planned:
+            self.close_plan()
+        return planned
+
+    def close_plan(self) -> None:
+        """The planned step runs."""
+        self.open_plan, self.in_doubt = None, False
+
+    def take_back(self, *, was_launched: bool = False) -> None:
+        """Undo the open plan: its tokens are placed nowhere and sampled by nobody.
+
+        If its launch was tried, the device may have changed what it keeps in the rows of these requests. They give up
+        their memory then, and wait to be computed anew.
+        """
+        self._kv.retract()
+        for chunk in self.open_plan or ():
+            chunk.request.num_sampled = chunk.num_generated
+            chunk.request.newest_in = chunk.seq if chunk.tokens[0] < 0 else None
+            if was_launched and self._kv.sequences.get(chunk.seq.request) is chunk.seq:
+                self._kv.abort(chunk.seq)
+        self._sort_out()
+        self.close_plan()
+
+    def _sort_out(self) -> None:
+        """Who waits and who runs, from who is here and who has memory.
+
+        Memory that no step has written anything to is given back: it was taken by a plan that came to nothing.
+        """
+        kv = self._kv
+        self._requests = {name: one for name, one in self._requests.items() if one.finish_reason is None}
+        for seq in list(kv.sequences.values()):
+            owner = self._requests.get(seq.request)
+            if owner is None or owner.seq is not seq or seq.num_launched_tokens == seq.num_hit_tokens:
+                kv.abort(seq)
+        for request in self._requests.values():
+            if request.seq is not kv.sequences.get(request.id):
+                request.seq = None
+        self.running = sorted((one for one in self._requests.values() if one.seq is not None), key=in_order)
+        self.waiting = sorted((one for one in self._requests.values() if one.seq is None), key=in_order)
+        self._num_restored = kv.num_restored
+
+    def _plan(self) -> list[PlannedChunk]:
         self.is_starved = False
         chunks: dict[str, PlannedChunk] = {}
         room = self._limits.chunk_tokens
@@ -97,9 +163,10 @@ class Scheduler:
             self._admit(room, chunks)
         planned = list(chunks.values())
         self._reserve(planned)
+        self.open_plan = planned
         for chunk in planned:
             if chunk.samples:
-                chunk.request.num_unread += 1
+                chunk.request.num_sampled = chunk.num_generated + 1
                 chunk.request.newest_in = chunk.seq
         return planned
 
@@ -128,31 +195,31 @@ class Scheduler:
                 ahead = min(RESERVED_TOKENS, chunk.request.num_to_sample - 1)
                 self._kv.reserve(chunk.seq, chunk.seq.num_tokens + ahead)
 
-    def commit(self, request: Request, token: int) -> None:
-        """A token that was under way has been read."""
-        request.output.append(token)
-        request.num_unread -= 1
-
-    def roll_back(self, planned: Sequence[PlannedChunk]) -> None:
-        """A planned step failed: its requests give up their memory and wait to be computed anew."""
-        for chunk in planned:
-            chunk.request.num_unread -= chunk.samples
-            if chunk.request.seq is not None:
-                self._kv.abort(chunk.request.seq)
-                self._requeue(chunk.request)
+    def commit(self, chunk: PlannedChunk, token: int) -> bool:
+        """A token that was under way has been read. A second time changes nothing, and gives False."""
+        is_new = len(chunk.request.output) == chunk.num_generated
+        if is_new:
+            chunk.request.output.append(token)
+        return is_new
 
     def finish(self, request: Request, reason: FinishReason) -> None:
-        """The request is done or given up, wherever it is; its memory goes back, its prefix stays for others."""
+        """The request is done or given up, wherever it is; its memory goes back, its prefix stays for others.
+
+        Whatever the memory raises meanwhile, the request is gone.
+        """
+        wasin_doubt, self.in_doubt = self.in_doubt, True
         request.finish_reason = reason
-        if request.seq is None:
-            self.waiting.remove(request)
-            return
-        if reason is FinishReason.ABORT:
-            self._kv.abort(request.seq)
-        else:
-            self._kv.finish(request.seq, request.tokens)
-        request.seq = None
-        self.running.remove(request)
+        seq, request.seq = request.seq, None
+        self._requests.pop(request.id, None)
+        for line in (self.waiting, self.running):
+            if request in line:
+                line.remove(request)
+        if seq is not None and self._kv.sequences.get(seq.request) is seq:
+            if reason in (FinishReason.ABORT, FinishReason.ERROR):
+                self._kv.abort(seq)
+            else:
+                self._kv.finish(seq, request.tokens)
+        self.in_doubt = wasin_doubt
 
     def _start(self, request: Request, room: int) -> PlannedChunk | None:
         """Admit the first waiting request with its first chunk, if rows and pages allow it without preempting."""
@@ -225,7 +292,7 @@ class Scheduler:
             end=seq.num_tokens,
             tokens=(-seq.row,) if decodes else request.tokens_between(seq.num_tokens - num_tokens, seq.num_tokens),
             samples=samples,
-            num_generated=len(request.output) + request.num_unread,
+            num_generated=request.num_sampled,
         )
 
 

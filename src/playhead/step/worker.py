@@ -9,7 +9,7 @@ Shapes: N requests of a step, T tokens of a step, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
@@ -136,8 +136,8 @@ class Worker:
         self.prefill = self._prefill_runner()
         self._finish_views: dict[int, Inputs] = {}
         self._advanced: Advanced | None = None
-        self._num_in_flight = 0
-        self._failed_step: Step | None = None
+        self._in_flight: dict[Step, InFlight] = {}
+        self._is_publishing = False
 
     def decoder_for(self, needs: SamplerNeeds) -> GraphRunner:
         """The decode runner with this sampling behind it. All of them run over the same slots."""
@@ -158,11 +158,16 @@ class Worker:
 
     def publish(self) -> None:
         """Show the device which pages the sequences have now, ordered before what is launched next."""
+        if self._is_publishing:  # a publication was cut short: what it had taken may have gone nowhere
+            self.kv.rows.show_all()
+            self.kv.allocator.mapping.show_all()
+        self._is_publishing = True
         writes = self.page_table.take_writes()
         mapping = self.kv.allocator.mapping
         if mapping.must_publish:
             writes += self.pool.take_writes(mapping)
         self._publisher.send(writes)
+        self._is_publishing = False
 
     def forward(self, chunks: Sequence[Chunk]) -> ForwardResult:
         """One step over sequences that were extended, and nothing else in flight."""
@@ -178,30 +183,37 @@ class Worker:
         goes_on = is_decode and self._goes_on(requests, needs)
         batch: dict[str, Any] = {}
         if not goes_on:
-            # Before the launch, which may exchange a page for an equal one of the prefix cache, for the steps to come.
+            # Before the commit, which may exchange a page for an equal one of the prefix cache, for the steps to come.
             batch = self.decode_batch(requests) if is_decode else self.prefill_batch(requests)
         self.publish()
-        step = self.kv.launch()
-        stopwatch = start_stopwatch(self.device)
+        step = self.kv.begin()
         try:
+            stopwatch = start_stopwatch(self.device)
             if is_decode:
                 decision, output = self._decode(self.decoder_for(needs), batch)
                 self._advanced = self._after_decode(requests, needs)
             else:
                 decision, output = self._prefill(batch, needs)
             readback = stopwatch.read_back(output.sampled)
+            launched = InFlight(step=step, decision=decision, readback=readback, logits_NV=output.logits_NV)
+            self._in_flight[step] = launched
+            self.kv.commit()
         except BaseException:
-            self._give_up(step)
+            self.give_up([step])
             raise
-        self._num_in_flight += 1
-        return InFlight(step=step, decision=decision, readback=readback, logits_NV=output.logits_NV)
+        return launched
 
     def collect(self, launched: InFlight) -> Collected:
-        """Wait for a step's tokens. What was given up while it ran can be reused."""
+        """Wait for a step's tokens. What was given up while it ran can be reused. A second time gives the same."""
         sampled = launched.readback.wait()
-        self._num_in_flight -= 1
-        self._retire(launched.step)
+        self._in_flight.pop(launched.step, None)
+        self.settle()
         return Collected(sampled=sampled, device_us=launched.readback.device_us())
+
+    @property
+    def steps_in_flight(self) -> list[Step]:
+        """Steps that were launched and not collected, the oldest first."""
+        return list(self._in_flight)
 
     def _goes_on(self, requests: StepRequests, needs: SamplerNeeds) -> bool:
         """Whether the slots hold this very step: the last one's sequences, each one further, at places it knew."""
@@ -246,19 +258,18 @@ class Worker:
             self._finish_views[num_requests] = views
         return views
 
-    def _give_up(self, step: Step) -> None:
-        """A step that did not run. Its launch offered tokens to the prefix cache which were never computed."""
+    def give_up(self, steps: Iterable[Step]) -> None:
+        """Steps that did not run, or whose results nobody will collect. Who was in them must be computed anew."""
         self._advanced = None
-        self.kv.flush_prefixes()
-        self._failed_step = step
-        if not self._num_in_flight:
-            self._retire(step)
+        for step in steps:
+            self._in_flight.pop(step, None)
+        self.settle()
 
-    def _retire(self, step: Step) -> None:
-        """This step is done; so is one after it that never ran, unless others are in flight."""
-        if self._failed_step is not None and not self._num_in_flight:
-            step, self._failed_step = max(step, self._failed_step), None
-        self.kv.retire(step)
+    def settle(self) -> None:
+        """Retire all steps before the oldest one in flight, whether they ran or not. A second call changes nothing."""
+        done = Step(min(self._in_flight) - 1) if self._in_flight else self.kv.allocator.launched_step
+        if done > self.kv.allocator.retired_step:
+            self.kv.retire(done)
 
     def decode_batch(self, requests: StepRequests) -> dict[str, Any]:
         """The slots of a step with one token of every request."""

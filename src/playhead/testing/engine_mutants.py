@@ -15,7 +15,7 @@ from playhead.graph.shapes import Decision
 from playhead.graph.slots import FillContext
 from playhead.outputs import Logprob
 from playhead.schedule.chunk import Chunk
-from playhead.schedule.request import FinishReason, Request
+from playhead.schedule.request import Request
 from playhead.schedule.scheduler import PlannedChunk, Scheduler
 from playhead.step import worker
 from playhead.step.inflight import Collected, HostReadback, HostStopwatch, InFlight
@@ -37,7 +37,7 @@ from playhead.testing.tiny_engine import (
     tiny_engine,
     tokens_alone,
 )
-from playhead.types import Row, Step
+from playhead.types import Row
 
 CROWD = crowd(seed=0)
 STOPPED_PROMPT = (1, 50, 60)
@@ -102,19 +102,6 @@ def newest_token_of_any_row() -> AbstractContextManager[None]:
     return swapped(Scheduler, "_chunk", always)
 
 
-def unread_token_forgotten() -> AbstractContextManager[None]:
-    """After a failed launch a request is computed anew before its last token was read."""
-    original = Scheduler._start
-
-    def at_once(self: Scheduler, request: Request, room: int) -> PlannedChunk | None:
-        num_unread, request.num_unread = request.num_unread, 0
-        started = original(self, request, room)
-        request.num_unread += num_unread
-        return started
-
-    return swapped(Scheduler, "_start", at_once)
-
-
 def preempted_for_nothing() -> AbstractContextManager[None]:
     """Memory taken from others while steps run cannot be had yet: one short request costs all the others theirs."""
     return swapped(Scheduler, "_in_flight", False)
@@ -164,20 +151,20 @@ def forgotten_when_interrupted() -> AbstractContextManager[None]:
 def failed_step_in_flight() -> AbstractContextManager[None]:
     """A step that did not run is never retired: what was given up while it ran stays out of reach."""
 
-    def nothing(self: Worker, step: Step) -> None:
+    def nothing(self: Worker) -> None:
         return None
 
-    return swapped(Worker, "_give_up", nothing)
+    return swapped(Worker, "settle", nothing)
 
 
 def text_lost_at_the_end() -> AbstractContextManager[None]:
     """The token that ends a text counts as all of it when nobody has looked at the text before."""
     original = Answer.take
 
-    def skipping(self: Answer, token: int, logprobs: tuple[Logprob, ...]) -> FinishReason | None:
+    def skipping(self: Answer, token: int, logprobs: tuple[Logprob, ...]) -> None:
         if token in self.ending_ids:
             self.num_read_into_text = len(self.request.output)
-        return original(self, token, logprobs)
+        original(self, token, logprobs)
 
     return swapped(Answer, "take", skipping)
 
@@ -325,12 +312,6 @@ ENGINE_MUTANTS: tuple[Mutant, ...] = (
         name="newest token of any row",
         source="a preempted request comes back",
         apply=newest_token_of_any_row,
-        killed_by=("failed launch",),
-    ),
-    Mutant(
-        name="unread token forgotten",
-        source="a launch that fails during overlap",
-        apply=unread_token_forgotten,
         killed_by=("failed launch",),
     ),
     Mutant(

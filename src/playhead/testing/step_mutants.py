@@ -15,12 +15,14 @@ from playhead.kv.cache import HybridKVCache
 from playhead.kv.plan import KVLimits
 from playhead.kv.pool import DeviceWrite
 from playhead.schedule.chunk import Chunk
+from playhead.step import sampled_step
 from playhead.step.audit import audit_worker
 from playhead.step.inflight import InFlight
 from playhead.step.page_table import DevicePageTable
 from playhead.step.worker import StepRequests, Worker
 from playhead.testing.mutant import Checker, Mutant, Oracle, swapped
 from playhead.testing.tiny_worker import dense_logits, last_logits, tiny_worker
+from playhead.types import Step
 
 PROMPTS = ([7, 8, 9, 10, 11, 12], [7], [20, 21, 22])
 MANY_PROMPTS = ([7, 8, 9, 10, 11, 12], [20, 21, 22, 23, 24, 25], [30, 31, 32, 33])
@@ -33,7 +35,7 @@ def places_read_after_launch() -> AbstractContextManager[None]:
     def late(self: Worker, chunks: Sequence[Chunk]) -> InFlight:
         self.publish()
         step = self.kv.launch()
-        with swapped(HybridKVCache, "launch", lambda kv: step), swapped(Worker, "publish", lambda worker: None):
+        with swapped(HybridKVCache, "begin", lambda kv: step), swapped(Worker, "publish", lambda worker: None):
             return original(self, chunks)
 
     return swapped(Worker, "launch", late)
@@ -63,11 +65,16 @@ def placeholder_past_its_row() -> AbstractContextManager[None]:
     return swapped(Worker, "_placeholder_tokens", all_of_them)
 
 
-def nothing_is_flushed() -> AbstractContextManager[None]:
-    def keep(self: HybridKVCache) -> None:
-        return None
+def offered_before_it_runs() -> AbstractContextManager[None]:
+    """A step's tokens count as written before the step is on its way."""
+    begin = HybridKVCache.begin
 
-    return swapped(HybridKVCache, "flush_prefixes", keep)
+    def too_soon(self: HybridKVCache) -> Step:
+        step = begin(self)
+        self.commit()
+        return step
+
+    return swapped(HybridKVCache, "begin", too_soon)
 
 
 def padding_in_the_sink() -> AbstractContextManager[None]:
@@ -78,6 +85,17 @@ def padding_in_the_sink() -> AbstractContextManager[None]:
             cache[locs // cache.shape[1], locs % cache.shape[1]] = rows
 
     return swapped(rope, "write_rows", everywhere)
+
+
+def padded_rows_advanced() -> AbstractContextManager[None]:
+    """Decode counts null requests as live ones and moves them along. Every fill puts them back."""
+    advance = sampled_step.advance
+
+    def everybody(*args: Any, **kwargs: Any) -> None:
+        *before, rows_B, num_live = args[:8]
+        advance(*before, rows_B, torch.full_like(num_live, len(rows_B)), *args[8:], **kwargs)
+
+    return swapped(sampled_step, "advance", everybody)
 
 
 def differences(found: torch.Tensor, wanted: torch.Tensor, what: str) -> list[str]:
@@ -174,7 +192,7 @@ STEP_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="failed step stays in the prefix cache",
         source="found in review: pages offered at launch, never computed",
-        apply=nothing_is_flushed,
+        apply=offered_before_it_runs,
         killed_by=("failed step",),
     ),
     Mutant(
@@ -187,6 +205,12 @@ STEP_MUTANTS: tuple[Mutant, ...] = (
         name="padding in the sink",
         source="found here: rows after a full graph's tokens are never computed",
         apply=padding_in_the_sink,
+        killed_by=("worker audit",),
+    ),
+    Mutant(
+        name="decode moves its padded rows",
+        source="a graph that advances itself by an unmasked increment",
+        apply=padded_rows_advanced,
         killed_by=("worker audit",),
     ),
 )

@@ -9,7 +9,7 @@ import pytest
 from bench.kv_models import models
 from playhead.errors import ConfigError
 from playhead.kv.geometry import KVGeometry
-from playhead.kv.plan import KVLimits, MemoryLimit, hybrid_bound_tokens, plan_kv
+from playhead.kv.plan import KVLimits, hybrid_bound_tokens, plan_kv
 from playhead.testing.kv_rules import small_layer
 
 GIB = 2**30
@@ -87,30 +87,6 @@ def test_limits_refuse_values_below_one(field):
     values = {"max_context_tokens": 1, "max_running": 1, "chunk_tokens": 1, "num_steps_in_flight": 1, field: 0}
     with pytest.raises(ConfigError, match=field):
         KVLimits(**values)
-
-
-def test_nine_tenths_of_100_gb_with_30_taken_leave_60():
-    limit = MemoryLimit(device_fraction=0.9)
-    assert limit.resolve(device_bytes=100 * 10**9, taken_bytes=30 * 10**9) == 60 * 10**9
-
-
-def test_an_absolute_limit_is_taken_as_it_is():
-    assert MemoryLimit(kv_memory_bytes=5 * GIB).resolve(device_bytes=80 * GIB, taken_bytes=20 * GIB) == 5 * GIB
-
-
-@pytest.mark.parametrize(
-    ("limit", "says"),
-    [(MemoryLimit(kv_memory_bytes=90), "at most 60"), (MemoryLimit(device_fraction=0.3), "more than 0.400")],
-)
-def test_a_limit_beyond_the_device_is_refused_with_one_that_fits(limit, says):
-    with pytest.raises(ConfigError, match=says):
-        limit.resolve(device_bytes=100, taken_bytes=40)
-
-
-@pytest.mark.parametrize("values", [{}, {"kv_memory_bytes": 1, "device_fraction": 0.5}, {"device_fraction": 1.5}])
-def test_memory_limit_wants_exactly_one_sound_setting(values):
-    with pytest.raises(ConfigError):
-        MemoryLimit(**values)
 
 
 def test_the_plan_reads_as_text():

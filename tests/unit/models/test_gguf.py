@@ -371,5 +371,5 @@ def test_the_items_of_all_arrays_are_counted_together(tmp_path, monkeypatch):
     arrays = [struct.pack("<Q", 1) + name + struct.pack("<IIQ", 9, 0, 3) + b"abc" for name in (b"a", b"b")]
     path = tmp_path / "x.gguf"
     path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + b"".join(arrays))
-    with pytest.raises(CheckpointError, match="3 items announced.*wanted at most 2"):
+    with pytest.raises(CheckpointError, match=r"3 items announced.*wanted at most 2"):
         GgufFile(path)

@@ -41,9 +41,10 @@ def run_step(made: tuple[Scheduler, HybridKVCache]) -> dict[str, int]:
     planned: list[PlannedChunk] = plan.plan()
     kv.allocator.mapping.take_unpublished()
     kv.retire(kv.launch())
+    plan.close_plan()
     for chunk in planned:
         if chunk.samples:
-            plan.commit(chunk.request, 7)
+            plan.commit(chunk, 7)
             if len(chunk.request.output) >= chunk.request.max_new_tokens:
                 plan.finish(chunk.request, FinishReason.LENGTH)
     assert Ledger(kv).audit() == []

@@ -69,11 +69,12 @@ def test_every_request_ends(seed):
         assert sum(len(chunk.tokens) for chunk in planned) <= limits.chunk_tokens + limits.max_running
         kv.allocator.mapping.take_unpublished()
         kv.retire(kv.launch())
+        scheduler.close_plan()
         for chunk in planned:
             if rng.random() < 0.03:
                 scheduler.finish(chunk.request, FinishReason.ABORT)
             elif chunk.samples:
-                scheduler.commit(chunk.request, rng.randint(0, 1))
+                scheduler.commit(chunk, rng.randint(0, 1))
                 if len(chunk.request.output) >= chunk.request.max_new_tokens:
                     scheduler.finish(chunk.request, FinishReason.LENGTH)
     assert not kv.sequences

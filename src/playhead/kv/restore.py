@@ -1,0 +1,107 @@
+"""The account of pages, counted again from the sequences after a change was cut short or a violation was found.
+
+What is trusted: which full pages each sequence has, and which window pages its row shows from its frontier on. All else
+follows from that: holders, free lists, slabs, the mapping, free rows. The prefix cache starts empty, because nobody can
+say which of its pages were written. Pages in quarantine stay there. Only while no step is in flight: what is free
+afterwards may be written at once.
+
+Restoring twice gives the same, so a restoration that is cut short itself is simply done again.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from playhead.kv.geometry import window_frontier
+from playhead.kv.hybrid import FULL
+
+if TYPE_CHECKING:
+    from playhead.kv.cache import HybridKVCache, SequenceKV
+
+
+def restore(cache: HybridKVCache) -> None:
+    """Count everything again. A sequence that cannot have all the pages its next token sees is dropped."""
+    recount = Recount(cache)
+    for name, seq in list(cache.sequences.items()):
+        if not recount.add(seq):
+            del cache.sequences[name]
+    cache.allocator.restore(recount.holders, recount.window_of)
+    cache.prefix.restore()
+    cache.rows.restore([seq.row for seq in cache.sequences.values()])
+    for seq in cache.sequences.values():
+        seq.offered_key, seq.slides_at = b"", 0
+        for group_index, pages in enumerate(recount.pages_of(seq)):
+            first = 0 if group_index == FULL else seq.frontiers[group_index - 1]
+            cache.rows.write(group_index, seq.row, first, pages)
+    cache.rows.show_all()
+
+
+class Recount:
+    """Holders of every group's pages, and the window page under each full page, from one sequence after the other."""
+
+    def __init__(self, cache: HybridKVCache) -> None:
+        self._cache = cache
+        num_windows = cache.allocator.num_windows
+        self.holders: list[Counter[int]] = [Counter() for _ in range(1 + num_windows)]
+        self.window_of: list[dict[int, int]] = [{} for _ in range(num_windows)]
+        self._full_of: list[dict[int, int]] = [{} for _ in range(num_windows)]
+        self._group_of_slab: dict[int, int] = {
+            slab: index for index in range(1 + num_windows) for slab in self._slabs(index, self._quarantined(index))
+        }
+
+    def add(self, seq: SequenceKV) -> bool:
+        """Count a sequence's pages; False, and nothing is counted, if they cannot all be its own.
+
+        Two sequences that share a full page may show different window pages under it, in the middle of an exchange.
+        Both have the same contents, and the one that was counted first stays.
+        """
+        geometry, tables = self._cache.plan.geometry, self._cache.rows.tables
+        for window, group in enumerate(geometry.windows):
+            # A slide that was cut short has let go of pages before this frontier. The next token sees none of them.
+            frontier = window_frontier(seq.num_launched_tokens, group.window or 0, geometry.page_size)
+            seq.frontiers[window] = frontier = max(frontier, seq.frontiers[window])
+            shown = tables[window + 1][seq.row, frontier : len(seq.pages)].tolist()
+            for full, page in zip(seq.pages[frontier:], shown, strict=True):
+                if self._full_of[window].get(page, full) == full and full not in self.window_of[window]:
+                    self.window_of[window][full], self._full_of[window][page] = page, full
+        missing = (
+            page not in self.window_of[window]
+            for window, frontier in enumerate(seq.frontiers)
+            for page in seq.pages[frontier:]
+        )
+        if any(missing):
+            return False
+        pages = self.pages_of(seq)
+        if not all(self._can_have(index, each) for index, each in enumerate(pages)):
+            return False
+        for index, each in enumerate(pages):
+            self.holders[index].update(each)
+            self._group_of_slab.update(dict.fromkeys(self._slabs(index, each), index))
+        return True
+
+    def pages_of(self, seq: SequenceKV) -> list[array[int]]:
+        """A sequence's pages by group; in window groups those from its frontier on."""
+        windows = (
+            array("i", [self.window_of[window][page] for page in seq.pages[frontier:]])
+            for window, frontier in enumerate(seq.frontiers)
+        )
+        return [seq.pages, *windows]
+
+    def _can_have(self, index: int, pages: array[int]) -> bool:
+        """Whether these are pages at all, none in quarantine, none in a slab of another group."""
+        if not all(0 < page < self._cache.plan.num_pages(index) for page in pages):
+            return False
+        known = self._group_of_slab
+        return not self._quarantined(index).intersection(pages) and all(
+            known.get(slab, index) == index for slab in self._slabs(index, pages)
+        )
+
+    def _quarantined(self, index: int) -> set[int]:
+        return set(self._cache.allocator.groups[index].quarantined_pages())
+
+    def _slabs(self, index: int, pages: array[int] | set[int]) -> set[int]:
+        """Slabs of the shared arena that these pages lie in."""
+        layout = self._cache.plan.layout.groups[index]
+        return {page // layout.pages_per_slab for page in pages} if layout.has_bytes else set()
