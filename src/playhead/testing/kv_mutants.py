@@ -80,12 +80,17 @@ def frontier_one_page_ahead() -> AbstractContextManager[None]:
 
 
 def frontier_one_page_behind() -> AbstractContextManager[None]:
-    """The window keeps a page nobody sees: more than window + chunk + page."""
+    """A window that slides keeps pages nobody sees: more than window + chunk + page."""
+    slide = HybridKVCache._slide
 
     def behind(num_tokens: int, window: int, page_size: int) -> int:
         return max(0, window_frontier(num_tokens, window, page_size) - 2)
 
-    return swapped(cache_module, "window_frontier", behind)
+    def lazily(self: HybridKVCache, seq: SequenceKV) -> None:
+        with swapped(cache_module, "window_frontier", behind):
+            slide(self, seq)
+
+    return swapped(HybridKVCache, "_slide", lazily)
 
 
 def slides_late() -> AbstractContextManager[None]:
@@ -156,11 +161,13 @@ def salts_share() -> AbstractContextManager[None]:
 
 def shared_page_stolen() -> AbstractContextManager[None]:
     """A page's windows are moved away under another sequence that holds it too."""
+    adopt = HybridKVCache._adopt
 
-    def alone(self: HybridAllocator, group_index: int, page: int) -> int:
-        return min(1, self._holders[group_index][page])
+    def regardless(self: HybridKVCache, seq: SequenceKV, index: int, theirs: int) -> None:
+        with swapped(HybridAllocator, "num_holders", lambda self, group_index, page: 1):
+            adopt(self, seq, index, theirs)
 
-    return swapped(HybridAllocator, "num_holders", alone)
+    return swapped(HybridKVCache, "_adopt", regardless)
 
 
 def sink_handed_out() -> AbstractContextManager[None]:
