@@ -45,8 +45,8 @@ from playhead.testing.graph_mutants import (
     plan_made_at_capture_only,
     stale_tail,
 )
-from playhead.testing.kv_mutants import translation_per_layer, unpublished_mapping_used
 from playhead.testing.mutant import Mutant, swapped
+from playhead.testing.translation_mutants import translation_per_layer, unpublished_mapping_used
 
 Patch = AbstractContextManager[None]
 GPU_CONTRACT = "tests.gpu.test_graph_contract"
