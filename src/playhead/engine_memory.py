@@ -63,6 +63,9 @@ def fit_memory(description: ModelDescription, config: EngineConfig, device: torc
             break
         limits = replace(limits, chunk_tokens=limits.chunk_tokens // 2)
     limits = _with_context_that_fits(limits, config, geometry, kv_bytes, notes)
+    if notes and config.max_num_batched_tokens is None:
+        # Where memory holds one long request, a step with more tokens than it has would find no pages for them.
+        limits = replace(limits, chunk_tokens=min(limits.chunk_tokens, limits.max_context_tokens))
     limits = _with_requests_that_fit(limits, config, geometry, kv_bytes, notes)
     return EngineMemory(kv_memory_bytes=kv_bytes, limits=limits, notes=tuple(notes))
 

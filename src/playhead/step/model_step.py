@@ -165,16 +165,19 @@ class ModelStep:
 
     def hidden(self, inputs: Inputs, scope: Scope, phase: Phase) -> torch.Tensor:
         """Embedding and layer stack: h_TM, as `head` wants it. Begins with the translation, for all layers."""
-        tokens = ForwardTokens(
+        forward = self.pool.begin_forward(self.tokens(inputs, phase), is_launched=True)
+        lookups = self._look_up(forward, inputs) if phase is Phase.DECODE else ((),) * len(self.layers)
+        context = ScopedContext(scope=scope, specs=self._specs, breaks=self._breaks, lookups=lookups)
+        return self.decoder.layers(self.decoder.embed(inputs["input_ids"]), context)
+
+    def tokens(self, inputs: Inputs, phase: Phase) -> ForwardTokens:
+        """A forward's tokens, from slots that have a row per token: captured segments may read no others."""
+        return ForwardTokens(
             page_table_RP=self.backend.page_table_RP,
             full_locs_T=inputs[LOCS_SLOT],
             rows_T=inputs[ROWS_SLOT if phase is Phase.DECODE else TOKEN_ROWS_SLOT],
             positions_T=inputs[POSITIONS_SLOT],
         )
-        forward = self.pool.begin_forward(tokens, is_launched=True)
-        lookups = self._look_up(forward, inputs) if phase is Phase.DECODE else ((),) * len(self.layers)
-        context = ScopedContext(scope=scope, specs=self._specs, breaks=self._breaks, lookups=lookups)
-        return self.decoder.layers(self.decoder.embed(inputs["input_ids"]), context)
 
     def spec(
         self, axis: RunAxis, fn: StepFn, placeholder: Callable[[FillContext], Batch], *, has_breaks: bool = False

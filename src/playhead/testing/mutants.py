@@ -24,6 +24,8 @@ from playhead.testing.graph_checkers import GRAPH_CHECKERS
 from playhead.testing.graph_mutants import GRAPH_MUTANTS
 from playhead.testing.kv_checkers import KV_CHECKERS
 from playhead.testing.kv_mutants import KV_MUTANTS
+from playhead.testing.model_checkers import MODEL_CHECKERS
+from playhead.testing.model_mutants import MODEL_MUTANTS
 from playhead.testing.mutant import Answer, MutantError, Oracles, Outcome, Package, hunt, last_line
 from playhead.testing.seeds_checkers import SEEDS, seed_rows, seeds_checkers, what_is_missing
 from playhead.testing.seeds_mutants import SEEDS_MUTANTS
@@ -43,6 +45,7 @@ def seeds() -> tuple[Package, ...]:
 PACKAGES: tuple[Package, ...] = (
     Package(name="graph", mutants=GRAPH_MUTANTS, checkers=GRAPH_CHECKERS),
     Package(name="kv", mutants=KV_MUTANTS, checkers=KV_CHECKERS),
+    Package(name="models", mutants=MODEL_MUTANTS, checkers=MODEL_CHECKERS),
     Package(name="step", mutants=STEP_MUTANTS, checkers=STEP_CHECKERS),
     Package(name="engine", mutants=ENGINE_MUTANTS, checkers=ENGINE_CHECKERS),
     Package(name="front", mutants=FRONT_MUTANTS, checkers=FRONT_CHECKERS),

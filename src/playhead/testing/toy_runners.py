@@ -21,7 +21,7 @@ from playhead.graph.piecewise import PiecewiseCapture, compiler_for
 from playhead.graph.registry import CudaGraphBufferRegistry
 from playhead.graph.runner import GraphRunner, OwnedMemory, RunAxis, StepSpec
 from playhead.graph.shapes import Dispatcher, DispatchLimits, Mode
-from playhead.graph.slots import GraphSlot, IndexSpace, PaddingPolicy
+from playhead.graph.slots import Batch, FillContext, GraphSlot, IndexSpace, PaddingPolicy
 from playhead.testing.toy import ToyModel, ToyShape, toy_registry
 
 LOCS = IndexSpace(name="locations", dtype=torch.int64)
@@ -87,6 +87,11 @@ def locs_slot(**changes: Any) -> GraphSlot:
     )
 
 
+def mark_live(buffer: torch.Tensor, batch: Batch, ctx: FillContext) -> None:
+    """One for each live row, zero for the others."""
+    buffer.copy_(torch.arange(len(buffer)) < ctx.raw_bs)
+
+
 def write_runner(step_over: WriteStep, slot: GraphSlot | None = None) -> GraphRunner:
     """A captured step that writes into a cache; `step_over` says where, and what it leaves in its locations."""
     registry = CudaGraphBufferRegistry(max_bs=WRITE_BUCKET, max_num_tokens=WRITE_BUCKET, device="cpu")
@@ -99,7 +104,7 @@ def write_runner(step_over: WriteStep, slot: GraphSlot | None = None) -> GraphRu
             axis="bs",
             padding_policy=PaddingPolicy.ZERO,
             copy_from_fb=False,
-            post_fill=lambda buffer, batch, ctx: buffer.copy_(torch.arange(WRITE_BUCKET) < ctx.raw_bs),
+            post_fill=mark_live,
         )
     )
     cache = torch.zeros(NUM_LOCS)

@@ -76,7 +76,8 @@ def test_what_fits_can_be_planned(model, free, device):
     memory = fit(model, device, free)
     dtype = torch.float32 if device is CPU else torch.bfloat16
     geometry = kv_geometry(spec_from_config(model), page_size=16, dtype=dtype)
-    assert plan_kv(num_bytes=memory.kv_memory_bytes, geometry=geometry, limits=memory.limits).num_slabs
+    plan = plan_kv(num_bytes=memory.kv_memory_bytes, geometry=geometry, limits=memory.limits)
+    assert plan.capacity(memory.limits.max_context_tokens).num_requests >= 1
 
 
 def test_a_context_that_was_asked_for_is_refused_with_the_numbers_that_would_fit():

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
 from bench.kv_models import models
 from playhead.errors import ConfigError
 from playhead.kv.geometry import KVGeometry
+from playhead.kv.layout import lay_out
 from playhead.kv.plan import KVLimits, hybrid_bound_tokens, plan_kv
 from playhead.testing.kv_rules import small_layer
 
@@ -76,10 +78,19 @@ def test_too_many_running_requests_are_refused_with_as_many_as_fit():
     plan_of("Gemma-3-1B", num_bytes=GIB, limits=KVLimits(max_context_tokens=1024, max_running=most, chunk_tokens=128))
 
 
-def test_locations_beyond_int32_are_refused():
-    geometry = KVGeometry.of([small_layer(None)], 16)
-    with pytest.raises(ConfigError, match="int32"):
-        plan_kv(num_bytes=2**40, geometry=geometry, limits=LIMITS)
+@pytest.mark.parametrize("windows", [(None,), (1024, 1024, None), (1024,)], ids=str)
+def test_the_last_location_of_the_largest_plan_is_an_int32_and_a_slab_more_is_refused(windows):
+    geometry = KVGeometry.of([small_layer(window) for window in windows], 16)
+    layout = lay_out(geometry)
+    most_per_slab = 16 * max(group.pages_per_slab for group in layout.groups if group.has_bytes)
+    num_slabs = (2**31 - 1) // most_per_slab
+    plan = plan_kv(num_bytes=num_slabs * layout.slab_bytes, geometry=geometry, limits=LIMITS)
+    last_loc = max(16 * plan.num_pages(index) for index in range(len(geometry.groups))) - 1
+    assert np.array(last_loc).astype(np.int32) == last_loc
+    with pytest.raises(ConfigError, match="int32") as refused:
+        plan_kv(num_bytes=(num_slabs + 1) * layout.slab_bytes, geometry=geometry, limits=LIMITS)
+    advised = int(re.search(r"Lower kv_memory_bytes to (\d+)", str(refused.value)).group(1))
+    plan_kv(num_bytes=advised, geometry=geometry, limits=LIMITS)
 
 
 @pytest.mark.parametrize("field", ["max_context_tokens", "max_running", "chunk_tokens", "num_steps_in_flight"])
