@@ -112,10 +112,29 @@ class Engine:
         self.submit(request_id, self.check_request(prompt, params), wishes)
 
     def submit(self, request_id: str, checked: CheckedPrompt, wishes: Wishes | None = None) -> None:
-        """Queue a request whose prompt was checked already."""
-        params, wishes = checked.params, wishes or Wishes()
+        """Queue a request whose prompt was checked already. If that raises, nothing of the request is left behind."""
         if request_id in self._answers or any(output.request_id == request_id for output in self._ready):
             raise RequestError(f"request {request_id!r}", "an id in use", "a new id", "Wait for the other to end.")
+        try:
+            answer = self._answer(request_id, checked, wishes or Wishes())
+            self._queue(answer)
+        except PlayheadError:
+            raise
+        except Exception as error:
+            raise RequestFailed(request_id) from error
+
+    def _queue(self, answer: Answer) -> None:
+        try:
+            self._scheduler.add(answer.request)
+            self._answers[answer.request.id] = answer
+        except BaseException:
+            self._answers.pop(answer.request.id, None)
+            self._scheduler.finish(answer.request, FinishReason.ABORT)
+            raise
+
+    def _answer(self, request_id: str, checked: CheckedPrompt, wishes: Wishes) -> Answer:
+        """The request and its answer-to-be, with room in the sampler."""
+        params = checked.params
         ending_ids = self._ending_ids(params)
         # Without a seed each request still has one of its own, so that a rerun of the program repeats itself.
         seed = params.seed if params.seed is not None else self._arrivals + 1
@@ -130,7 +149,7 @@ class Engine:
             priority=wishes.priority,
             salt=wishes.salt,
         )
-        answer = Answer(
+        return Answer(
             request=request,
             prompt=checked.text,
             ending_ids=ending_ids,
@@ -141,13 +160,6 @@ class Engine:
             streams=wishes.streams,
             arrival_s=time.perf_counter(),
         )
-        try:
-            self._scheduler.add(request)
-            self._answers[request_id] = answer
-        except BaseException:
-            self._scheduler.finish(request, FinishReason.ABORT)
-            self._answers.pop(request_id, None)
-            raise
 
     def check_request(self, prompt: str | Sequence[int], params: SamplingParams) -> CheckedPrompt:
         """The prompt as the engine takes it, or `RequestError`. Changes nothing."""

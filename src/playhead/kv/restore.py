@@ -34,6 +34,9 @@ def restore(cache: HybridKVCache) -> None:
         seq.offered_key, seq.slides_at = b"", 0
         for group_index, pages in enumerate(recount.pages_of(seq)):
             first = 0 if group_index == FULL else seq.frontiers[group_index - 1]
+            # Live entries stay while the rest is cleared: cut short here, the next restoration still finds them.
+            cache.rows.clear(group_index, seq.row, 0, first)
+            cache.rows.clear(group_index, seq.row, first + len(pages), None)
             cache.rows.write(group_index, seq.row, first, pages)
     cache.rows.show_all()
 
