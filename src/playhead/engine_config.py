@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
+from playhead.env import wants_strict_ledger
 from playhead.errors import ConfigError
 from playhead.graph.shapes import Mode
 from playhead.kv.plan import KVLimits
 from playhead.models.load import LoadFormat, ModelDescription
-from playhead.step.worker import WorkerConfig
+from playhead.step.worker import AUDIT_EVERY_STEPS, WorkerConfig
 
 CPU_KV_BYTES = 1 << 28
 KV_SHARE_OF_FREE = 0.8  # the rest of a GPU's free memory is for graphs, activations and the CUDA context
@@ -41,6 +42,11 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     overlap: bool | None = None
     """Launch a step before the last one is read. By default where the device is not the host."""
+    strict_ledger: bool | None = None
+    """Recount the account of KV pages after every step and raise at the first violation. By default only where
+    PLAYHEAD_STRICT_LEDGER is set. Otherwise the requests that touch the pages end, and all others go on."""
+    ledger_audit_steps: int = AUDIT_EVERY_STEPS
+    """Steps between two recounts of the whole account. Its counts are compared after every step."""
 
     def __post_init__(self) -> None:
         # Words are taken for their members, as in LLM(load_format="dummy"). Frozen, so not by `=`.
@@ -130,6 +136,11 @@ def resolve_sizes(config: EngineConfig, device: torch.device) -> StepSizes:
     )
 
 
+def resolve_overlap(config: EngineConfig, device: torch.device) -> bool:
+    """It pays where a device works while the host does."""
+    return device.type != "cpu" if config.overlap is None else config.overlap
+
+
 def kv_limits(description: ModelDescription, config: EngineConfig, device: torch.device) -> KVLimits:
     """What the scheduler promises, with the model's own context where none was asked for."""
     longest = description.spec.max_context_tokens
@@ -138,7 +149,10 @@ def kv_limits(description: ModelDescription, config: EngineConfig, device: torch
         raise ConfigError(f"max_model_len: found {context}; wanted 1 to {longest}, what the model has. Lower it.")
     sizes = resolve_sizes(config, device)
     return KVLimits(
-        max_context_tokens=context, max_running=sizes.max_num_seqs, chunk_tokens=sizes.max_num_batched_tokens
+        max_context_tokens=context,
+        max_running=sizes.max_num_seqs,
+        chunk_tokens=sizes.max_num_batched_tokens,
+        num_steps_in_flight=2 if resolve_overlap(config, device) else 1,
     )
 
 
@@ -154,6 +168,8 @@ def worker_config(description: ModelDescription, config: EngineConfig, device: t
         page_size=config.page_size,
         token_mode=resolve_mode(config, device),
         prefix_caching=config.enable_prefix_caching,
+        strict_ledger=wants_strict_ledger() if config.strict_ledger is None else config.strict_ledger,
+        audit_every_steps=config.ledger_audit_steps,
     )
 
 
@@ -168,4 +184,6 @@ def resolved(config: EngineConfig, worker: WorkerConfig, device: torch.device) -
         max_num_batched_tokens=worker.limits.chunk_tokens,
         kv_memory_bytes=worker.kv_memory_bytes,
         graph_mode=worker.token_mode,
+        overlap=worker.limits.num_steps_in_flight > 1,
+        strict_ledger=worker.strict_ledger,
     )
