@@ -19,6 +19,9 @@ from dataclasses import dataclass
 from playhead.answers import Answer
 from playhead.engine_stats import EngineStats
 from playhead.errors import PlayheadError
+from playhead.kv.errors import PagesLost
+from playhead.kv.ledger import Findings, report
+from playhead.kv.watch import KVWatch
 from playhead.models.text.tokenizer import Tokenizer
 from playhead.outputs import Logprob, RequestOutput
 from playhead.schedule.errors import RequestError, RequestFailed
@@ -77,14 +80,15 @@ class LaunchedStep:
 class Engine:
     """Continuous batching of one model on one worker.
 
-    With `overlap` a step is launched before the last one is read, so `step` gives the tokens of the step before. It
-    pays where a device works while the host does; by default that is wherever the device is not the host.
+    With `overlap` a step is launched before the last one is read, so `step` gives the tokens of the step before. KV
+    memory is planned for so many steps in flight (`KVLimits.num_steps_in_flight`), and the plan decides.
     """
 
-    def __init__(self, worker: Worker, tokenizer: Tokenizer, *, overlap: bool | None = None) -> None:
+    def __init__(self, worker: Worker, tokenizer: Tokenizer) -> None:
         self.worker, self.tokenizer = worker, tokenizer
-        self.overlap = worker.device.type != "cpu" if overlap is None else overlap
         limits = worker.config.limits
+        self.overlap = limits.num_steps_in_flight > 1
+        self._watch = KVWatch(worker.kv, every_steps=worker.config.audit_every_steps)
         self._scheduler = Scheduler(
             worker.kv,
             ScheduleLimits(chunk_tokens=limits.chunk_tokens, max_waiting=WAITING_PER_RUNNING * limits.max_running),
@@ -213,7 +217,20 @@ class Engine:
         if not planned and not self._in_flight:
             self._refuse_to_starve()
         self._read_until(1 if planned and self.overlap else 0)
+        self._end_the_touched(self._watch.look(is_idle=not (self._scheduler.has_work or self._in_flight)))
         return self.take_ready()
+
+    def _end_the_touched(self, findings: Findings) -> None:
+        """End the requests whose pages failed an audit: what they would be told next could be wrong."""
+        self.stats.num_violations += len(findings.violations)
+        for request_id, violation in findings.by_request.items():
+            answer = self._answers.get(request_id)
+            if answer is not None:
+                self._ready.append(self._end(answer, FinishReason.ERROR, PagesLost(request_id, violation)))
+
+    def kv_report(self) -> str:
+        """The account of KV pages as a table, and what was ever found wrong in it."""
+        return report(self.worker.kv)
 
     def take_ready(self) -> list[RequestOutput]:
         """Outputs that were read and not given out: after a step that raised there may be some."""
@@ -224,8 +241,8 @@ class Engine:
         left = (*self._scheduler.waiting, *self._scheduler.running)
         if left:
             raise PlayheadError(
-                f"request {left[0].id!r}: found no memory although nothing runs; wanted a step. "
-                "See the ledger's report."
+                f"request {left[0].id!r} finds no KV memory although nothing runs. This is a bug in Playhead; please "
+                f"report it with what LLM.kv_report() prints:\n{self.kv_report()}"
             )
 
     def _plan(self) -> list[PlannedChunk]:

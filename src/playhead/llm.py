@@ -108,7 +108,7 @@ class LLM:
         )
         worker = Worker(decoder, worker_config(self.description, config, device))
         self.config = resolved(config, worker.config, decoder)
-        self.engine = Engine(worker, self.tokenizer, overlap=config.overlap)
+        self.engine = Engine(worker, self.tokenizer)
         self.is_lent = False  # to an AsyncEngine, whose thread alone may then touch the engine
         self._unfreeze: Callable[[], object] | None = None
         self._num_calls = 0
@@ -147,6 +147,10 @@ class LLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """What a request without parameters gets: the checkpoint's generation_config.json over vLLM's defaults."""
         return self._generation.sampling
+
+    def kv_report(self) -> str:
+        """The account of KV pages as a table: free, held, cached, in quarantine, and what was ever found wrong."""
+        return self.engine.kv_report()
 
     def capture_graphs(self, progress: Callable[[CaptureReport], None] | None = None) -> None:
         """Capture all sizes now; otherwise each is captured when it is first wanted.
