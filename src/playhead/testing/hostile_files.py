@@ -140,7 +140,7 @@ def config_cases(seeds: range) -> Cases:
     """config.json: text, values, and each key with values that no model has."""
     yield case("config", "sound", base.base_files, is_harmless=True)
     yield from json_cases("config", "config.json", seeds)
-    numbers = (0, -1, 2**40, 0.5, float("nan"), float("inf"), "2", None, [], True)
+    numbers: tuple[object, ...] = (0, -1, 2**40, 0.5, float("nan"), float("inf"), "2", None, [], True)
     for key in base.CONFIG:
         for value in numbers:
             table = {**base.CONFIG, key: value}

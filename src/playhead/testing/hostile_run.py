@@ -22,8 +22,10 @@ from pathlib import Path
 import torch
 
 from playhead.checkup import Checkup
+from playhead.engine_config import EngineConfig
 from playhead.errors import PlayheadError
-from playhead.llm import LLM
+from playhead.graph.shapes import Mode
+from playhead.llm import LLM, Prompt
 from playhead.models.errors import ChatTemplateError, CheckpointError, UnsupportedModelError
 from playhead.schedule.sampling_params import SamplingParams
 from playhead.testing.hostile_base import Files, write_files
@@ -33,7 +35,9 @@ MEMORY_BYTES = 1 << 30
 WALL_S = 300.0
 """Only for a child that neither works nor ends. CPU time decides all else: machines are shared."""
 
-SETTINGS = {"max_model_len": 32, "max_num_seqs": 1, "max_num_batched_tokens": 8, "kv_memory_bytes": 1 << 20}
+SETTINGS = EngineConfig(
+    max_model_len=32, max_num_seqs=1, max_num_batched_tokens=8, kv_memory_bytes=1 << 20, graph_mode=Mode.EAGER
+)
 GREEDY = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 PROMPT = "hello, world"
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -79,9 +83,9 @@ class Outcome:
 
 def load_and_answer(model: Path, *, chats: bool) -> str:
     """What a user does: load, ask, read. The tokens and their text."""
-    with LLM(str(model), graph_mode="eager", **SETTINGS) as llm:
-        prompt = llm.chat_prompt(MESSAGES) if chats else PROMPT
-        completion = llm.generate([prompt], GREEDY)[0].outputs[0]
+    with LLM(str(model), SETTINGS) as llm:
+        prompt: Prompt = llm.chat_prompt(MESSAGES) if chats else PROMPT
+        completion = llm.generate(prompt, GREEDY)[0].outputs[0]
         return f"{completion.token_ids} {completion.text!r}"
 
 
@@ -151,7 +155,7 @@ def run_one(case: HostileCase, model: Path, act: Callable[[Path, bool], str], cp
 
 def read_all(reader: int, child: int) -> bytes:
     """What the child wrote; a child that hangs without working is killed."""
-    poll, parts = select.poll(), []
+    poll, parts = select.poll(), list[bytes]()
     poll.register(reader, select.POLLIN | select.POLLHUP)
     while True:
         if not poll.poll(WALL_S * 1000):

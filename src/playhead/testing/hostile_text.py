@@ -22,7 +22,7 @@ def tokenizer_cases(seeds: range) -> Cases:
     yield from json_cases(kind, "tokenizer.json", seeds)
     for name, change in HARMLESS.items():
         yield case(kind, name, partial(tokenizer_with, change), is_harmless=True)
-    for name, change in known_tokenizers().items():
+    for name, change in (hostile_pipelines() | hostile_models()).items():
         yield case(kind, name, partial(tokenizer_with, change))
 
 
@@ -53,15 +53,17 @@ HARMLESS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def known_tokenizers() -> dict[str, Mapping[str, Any]]:
-    def split(pattern: str) -> dict[str, object]:
-        return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+def split(pattern: str) -> dict[str, object]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
-    def replace(pattern: Mapping[str, str], content: str) -> dict[str, object]:
-        return {"type": "Replace", "pattern": pattern, "content": content}
 
+def replace(pattern: Mapping[str, str], content: str) -> dict[str, object]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def hostile_pipelines() -> dict[str, Mapping[str, Any]]:
+    """What is done to a text before it is cut into tokens."""
     charsmap = base64.b64encode((1000).to_bytes(4, "little") + b"\xff" * 1000 + b"abc\0").decode()
-    added = {"single_word": False, "lstrip": True, "rstrip": True, "normalized": False, "special": True}
     return {
         "pattern that never ends": {"pre_tokenizer": split(r"(\w+)+$")},
         "pattern of many steps": {"pre_tokenizer": split(r"(.|..)+$")},
@@ -79,6 +81,13 @@ def known_tokenizers() -> dict[str, Mapping[str, Any]]:
         "replace nothing": {"normalizer": replace({"String": ""}, "zzz")},
         "prepend a megabyte": {"normalizer": {"type": "Prepend", "prepend": "z" * 1_000_000}},
         "a thousand normalizers": {"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKD"}] * 1000}},
+    }
+
+
+def hostile_models() -> dict[str, Mapping[str, Any]]:
+    """What is around a text, the vocabulary, the way back."""
+    added = {"single_word": False, "lstrip": True, "rstrip": True, "normalized": False, "special": True}
+    return {
         "unknown special token": {
             "post_processor": {
                 "type": "TemplateProcessing",

@@ -216,7 +216,7 @@ def decoder_parameters_are_read() -> list[str]:
 
 def requests_start_from_the_file() -> list[str]:
     table = {**base.GENERATION, "temperature": 90.0, "top_k": 1, "top_p": 1.0}
-    with checkpoint(generation_config=table) as directory, LLM(str(directory), graph_mode="eager", **SETTINGS) as llm:
+    with checkpoint(generation_config=table) as directory, LLM(str(directory), SETTINGS) as llm:
         (narrow,) = llm.generate("hello")
         (greedy,) = llm.generate("hello", SamplingParams(temperature=0))
     same = narrow.outputs[0].token_ids == greedy.outputs[0].token_ids
@@ -225,7 +225,7 @@ def requests_start_from_the_file() -> list[str]:
 
 def end_ids_are_of_the_vocabulary() -> list[str]:
     with checkpoint(generation_config={"eos_token_id": [258, 4000]}) as directory:
-        return refusals(CheckpointError, lambda: LLM(str(directory), graph_mode="eager", **SETTINGS), "end id 4000")
+        return refusals(CheckpointError, lambda: LLM(str(directory), SETTINGS), "end id 4000")
 
 
 def long_prompts_are_not_encoded() -> list[str]:
