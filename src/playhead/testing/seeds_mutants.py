@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from importlib import import_module
@@ -30,7 +30,7 @@ from playhead.kv import swa_pool as swa_pool_module
 from playhead.kv.hybrid import FULL
 from playhead.kv.mapping import Int32Array
 from playhead.kv.plan import KVPlan
-from playhead.kv.pool import ForwardLocs, ForwardTokens, MHAKVPool
+from playhead.kv.pool import ForwardLocs, MHAKVPool
 from playhead.kv.swa_pool import SWAKVPool
 from playhead.models import build
 from playhead.models.families import FAMILIES
@@ -45,8 +45,15 @@ from playhead.testing.graph_mutants import (
     plan_made_at_capture_only,
     stale_tail,
 )
-from playhead.testing.kv_mutants import translation_per_layer, unpublished_mapping_used
 from playhead.testing.mutant import Mutant, swapped
+from playhead.testing.translation_mutants import (
+    full_locations_in_windows,
+    look_up_in_attention,
+    memo_by_storage,
+    memo_of_the_warm_up,
+    translation_per_layer,
+    unpublished_mapping_used,
+)
 
 Patch = AbstractContextManager[None]
 GPU_CONTRACT = "tests.gpu.test_graph_contract"
@@ -201,42 +208,6 @@ def any_index_taken() -> Patch:
 # S3: translation belongs to the pool.
 
 
-def remembered(key_of: Callable[[SWAKVPool, torch.Tensor], Hashable]) -> Patch:
-    """A forward whose tokens have the key of an earlier one is given that one's translation."""
-    begin = SWAKVPool.begin_forward
-    memo: dict[Hashable, ForwardLocs] = {}
-
-    def memoised(self: SWAKVPool, tokens: ForwardTokens, *, is_launched: bool = False) -> ForwardLocs:
-        key = key_of(self, tokens.full_locs_T)
-        if key not in memo:
-            memo[key] = begin(self, tokens, is_launched=is_launched)
-        return memo[key]
-
-    return swapped(SWAKVPool, "begin_forward", memoised)
-
-
-def memo_by_address() -> Patch:
-    def place(pool: SWAKVPool, locs: torch.Tensor) -> Hashable:
-        return locs.untyped_storage().data_ptr(), int(locs.storage_offset()), locs.shape[0], pool.mapping.version
-
-    return remembered(place)
-
-
-def memo_by_storage() -> Patch:
-    return remembered(lambda pool, locs: (locs.untyped_storage().data_ptr(), locs.shape[0], pool.mapping.version))
-
-
-def full_locations_in_windows() -> Patch:
-    """A window layer is given the full group's table and locations."""
-    original = SWAKVPool.forward_locs
-
-    def as_full(self: SWAKVPool, page_table_RP: torch.Tensor, full_locs_T: torch.Tensor) -> ForwardLocs:
-        forward = original(self, page_table_RP, full_locs_T)
-        return replace(forward, groups=(forward.groups[FULL],) * len(forward.groups))
-
-    return swapped(SWAKVPool, "forward_locs", as_full)
-
-
 def versions_stand_still() -> Patch:
     """Every translation has the version of the mapping, however old it is."""
     original = SWAKVPool.set_kv_buffer
@@ -358,6 +329,7 @@ REMOVALS: tuple[tuple[str, str, Callable[[], Patch]], ...] = (
     ("S0.2", "a plain pool has a mapping", plain_pool_with_a_mapping),
     ("S0.3", "copies go one by one", copied_one_by_one),
     ("S0.4", "look-ups per layer in the graph", translation_per_layer),
+    ("S0.4", "look-ups per layer between the graph's segments", look_up_in_attention),
     ("S1.1", "the tail of a device slot is kept", device_tail_never_reset),
     ("S1.1", "the tail of a staged slot is kept", staged_tail_never_reset),
     ("S1.1", "any axis and policy is taken", any_declaration_taken),
@@ -382,10 +354,10 @@ REMOVALS: tuple[tuple[str, str, Callable[[], Patch]], ...] = (
     ("S3.3", "memo keyed by the storage's base", memo_by_storage),
     ("S3.4", "an unpublished mapping is used", unpublished_mapping_used),
     ("S3.4", "an old translation is used", versions_stand_still),
-    ("S3.5", "a warm-up's translation is remembered", memo_by_address),
+    ("S3.5", "a warm-up's translation is remembered", memo_of_the_warm_up),
     ("S3.6", "-1 is the sink", minus_one_is_the_sink),
     ("S3.6", "a plain pool translates", plain_pool_translates),
-    ("S3.7", "memo keyed by address", memo_by_address),
+    ("S3.7", "memo keyed by address", memo_of_the_warm_up),
     ("S4.1", "rows per request are captured", requests_captured),
     ("S4.1", "logits are captured", logits_captured),
     ("S4.2", "one placeholder's plan for all", plan_made_at_capture_only),

@@ -79,7 +79,8 @@ def test_too_many_running_requests_are_refused_with_as_many_as_fit():
 
 
 @pytest.mark.parametrize("windows", [(None,), (1024, 1024, None), (1024,)], ids=str)
-def test_the_last_location_of_the_largest_plan_is_an_int32_and_a_slab_more_is_refused(windows):
+def test_locations_beyond_int32_are_refused(windows):
+    """The last location of the largest plan is an int32; a plan of one slab more is refused, with bytes that fit."""
     geometry = KVGeometry.of([small_layer(window) for window in windows], 16)
     layout = lay_out(geometry)
     most_per_slab = 16 * max(group.pages_per_slab for group in layout.groups if group.has_bytes)
