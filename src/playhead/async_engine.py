@@ -15,6 +15,8 @@ engine misses intermediate outputs, never text, and always gets the last one. Me
 PlayheadError
 ├── EngineStopped   not started, closed, or dead; the request was not taken or will not be finished
 └── StepFailed      a step raised, and this request was in flight; the engine takes new ones
+
+What belongs to one request alone raises for its consumer alone: `RequestError` or `RequestFailed`.
 """
 
 from __future__ import annotations
@@ -250,7 +252,7 @@ class AsyncEngine:
             while (orders := self._next_orders()) is not None:
                 try:
                     self._turn(orders)
-                except Exception as error:  # noqa: BLE001  whatever it is, those who wait must hear of it
+                except BaseException as error:  # noqa: BLE001  whatever it is, those who wait must hear of it
                     self._fail(error, orders)
         except Exception as error:  # noqa: BLE001  the engine would not even let go of its requests
             cause = error
@@ -269,8 +271,7 @@ class AsyncEngine:
         """Follow these orders, then run one step if anything is left to run."""
         for order in orders:
             if not order.is_abort:
-                for name, checked in order.ticket.samples.items():
-                    self._engine.submit(name, checked, order.ticket.wishes)
+                self._submit(order.ticket)
             elif self._tickets.get(order.ticket.request_id) is order.ticket:  # its id may have a new owner
                 aborted = [self._engine.abort(name) for name in order.ticket.samples]
                 self._deliver([output for output in aborted if output is not None])
@@ -278,26 +279,44 @@ class AsyncEngine:
         if self._engine.has_work:
             self._deliver(self._engine.step())
 
+    def _submit(self, ticket: Ticket) -> None:
+        """Queue a request's samples. What the engine has against one of them is this request's affair alone."""
+        try:
+            for name, checked in ticket.samples.items():
+                self._engine.submit(name, checked, ticket.wishes)
+        except PlayheadError as error:
+            refusal = error
+        else:
+            return
+        self._give_up([ticket], [], lambda request_id: refusal)
+
     def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
         """Put each output in the place of the one before, and wake the consumers if they are not about to be woken."""
+        failed: list[tuple[Ticket, PlayheadError]] = []
         with self._work:
             was_told = bool(self._fresh)
             for output in outputs:
                 ticket = self._tickets.get(output.request_id.rpartition(".")[0])
-                if ticket is not None:
+                if ticket is None:
+                    continue
+                if output.error is not None:
+                    failed.append((ticket, output.error))
+                else:
                     ticket.latest[output.request_id] = output
                     self._changed(ticket)
             is_news = bool(self._fresh) and not was_told
         if is_news:
             self._on_loop(self._wake)
+        for ticket, error in failed:
+            self._give_up([ticket], [], lambda request_id, error=error: error)  # its other samples end with it
 
     def _changed(self, ticket: Ticket) -> None:
         """Under the lock."""
         self._fresh.add(ticket)
         if ticket.is_done:
-            del self._tickets[ticket.request_id]
+            self._tickets.pop(ticket.request_id, None)
 
-    def _fail(self, error: Exception, orders: Sequence[Order]) -> None:
+    def _fail(self, error: BaseException, orders: Sequence[Order]) -> None:
         """A turn raised: the requests in flight end, and the engine is there for those not begun.
 
         Those that had ended before it get what they have.
@@ -306,7 +325,7 @@ class AsyncEngine:
         with self._work:
             not_begun = {order.ticket for order in self._orders if not order.is_abort}
             begun = [ticket for ticket in self._tickets.values() if ticket not in not_begun]
-        self._give_up(begun, orders, StepFailed, error)
+        self._give_up(begun, orders, lambda request_id: caused(StepFailed(f"request {request_id!r}"), error))
 
     def _end(self, cause: BaseException | None) -> None:
         """Nobody runs steps any more: say so to all who wait or ask for something."""
@@ -315,7 +334,7 @@ class AsyncEngine:
             orders, tickets = list(self._orders), list(self._tickets.values())
             self._orders.clear()
         with suppress(Exception):  # a dead engine need not let go, and a closed event loop has nobody waiting
-            self._give_up(tickets, orders, EngineStopped, cause)
+            self._give_up(tickets, orders, lambda name: caused(EngineStopped(f"request {name!r}"), cause))
             while self._engine.has_work:  # a step that was launched and not read
                 self._engine.step()
 
@@ -323,8 +342,7 @@ class AsyncEngine:
         self,
         tickets: Sequence[Ticket],
         orders: Sequence[Order],
-        kind: type[StepFailed] | type[EngineStopped],
-        cause: BaseException | None,
+        reason: Callable[[str], PlayheadError],
     ) -> None:
         """Let go of these requests, then tell their consumers why, and whoever waits for an order that it is done."""
         try:
@@ -333,8 +351,7 @@ class AsyncEngine:
         finally:
             with self._work:
                 for ticket in tickets:
-                    ticket.error = kind(f"request {ticket.request_id!r}")
-                    ticket.error.__cause__ = cause
+                    ticket.error = reason(ticket.request_id)
                     self._changed(ticket)
             self._on_loop(self._wake)
             self._settle(orders)
@@ -347,6 +364,12 @@ class AsyncEngine:
     def _on_loop(self, call: Callable[..., None], *args: object) -> None:
         assert self._loop is not None, "the thread was started on a loop"
         self._loop.call_soon_threadsafe(call, *args)
+
+
+def caused(error: PlayheadError, cause: BaseException | None) -> PlayheadError:
+    """An error with what led to it, as `raise error from cause` would have it."""
+    error.__cause__ = cause
+    return error
 
 
 def settle(done: asyncio.Future[None]) -> None:

@@ -19,6 +19,9 @@ from dataclasses import dataclass
 from playhead.answers import Answer
 from playhead.engine_stats import EngineStats
 from playhead.errors import PlayheadError
+from playhead.kv.errors import PagesLost
+from playhead.kv.ledger import Findings, report
+from playhead.kv.watch import KVWatch
 from playhead.models.text.tokenizer import Tokenizer
 from playhead.outputs import Logprob, RequestOutput
 from playhead.schedule.errors import RequestError, RequestFailed
@@ -77,14 +80,15 @@ class LaunchedStep:
 class Engine:
     """Continuous batching of one model on one worker.
 
-    With `overlap` a step is launched before the last one is read, so `step` gives the tokens of the step before. It
-    pays where a device works while the host does; by default that is wherever the device is not the host.
+    With `overlap` a step is launched before the last one is read, so `step` gives the tokens of the step before. KV
+    memory is planned for so many steps in flight (`KVLimits.num_steps_in_flight`), and the plan decides.
     """
 
-    def __init__(self, worker: Worker, tokenizer: Tokenizer, *, overlap: bool | None = None) -> None:
+    def __init__(self, worker: Worker, tokenizer: Tokenizer) -> None:
         self.worker, self.tokenizer = worker, tokenizer
-        self.overlap = worker.device.type != "cpu" if overlap is None else overlap
         limits = worker.config.limits
+        self.overlap = limits.num_steps_in_flight > 1
+        self._watch = KVWatch(worker.kv, every_steps=worker.config.audit_every_steps)
         self._scheduler = Scheduler(
             worker.kv,
             ScheduleLimits(chunk_tokens=limits.chunk_tokens, max_waiting=WAITING_PER_RUNNING * limits.max_running),
@@ -112,10 +116,29 @@ class Engine:
         self.submit(request_id, self.check_request(prompt, params), wishes)
 
     def submit(self, request_id: str, checked: CheckedPrompt, wishes: Wishes | None = None) -> None:
-        """Queue a request whose prompt was checked already."""
-        params, wishes = checked.params, wishes or Wishes()
+        """Queue a request whose prompt was checked already. If that raises, nothing of the request is left behind."""
         if request_id in self._answers or any(output.request_id == request_id for output in self._ready):
             raise RequestError(f"request {request_id!r}", "an id in use", "a new id", "Wait for the other to end.")
+        try:
+            answer = self._answer(request_id, checked, wishes or Wishes())
+            self._queue(answer)
+        except PlayheadError:
+            raise
+        except Exception as error:
+            raise RequestFailed(request_id) from error
+
+    def _queue(self, answer: Answer) -> None:
+        try:
+            self._scheduler.add(answer.request)
+            self._answers[answer.request.id] = answer
+        except BaseException:
+            self._answers.pop(answer.request.id, None)
+            self._scheduler.finish(answer.request, FinishReason.ABORT)
+            raise
+
+    def _answer(self, request_id: str, checked: CheckedPrompt, wishes: Wishes) -> Answer:
+        """The request and its answer-to-be, with room in the sampler."""
+        params = checked.params
         ending_ids = self._ending_ids(params)
         # Without a seed each request still has one of its own, so that a rerun of the program repeats itself.
         seed = params.seed if params.seed is not None else self._arrivals + 1
@@ -130,7 +153,7 @@ class Engine:
             priority=wishes.priority,
             salt=wishes.salt,
         )
-        answer = Answer(
+        return Answer(
             request=request,
             prompt=checked.text,
             ending_ids=ending_ids,
@@ -141,13 +164,6 @@ class Engine:
             streams=wishes.streams,
             arrival_s=time.perf_counter(),
         )
-        try:
-            self._scheduler.add(request)
-            self._answers[request_id] = answer
-        except BaseException:
-            self._scheduler.finish(request, FinishReason.ABORT)
-            self._answers.pop(request_id, None)
-            raise
 
     def check_request(self, prompt: str | Sequence[int], params: SamplingParams) -> CheckedPrompt:
         """The prompt as the engine takes it, or `RequestError`. Changes nothing."""
@@ -201,7 +217,20 @@ class Engine:
         if not planned and not self._in_flight:
             self._refuse_to_starve()
         self._read_until(1 if planned and self.overlap else 0)
+        self._end_the_touched(self._watch.look(is_idle=not (self._scheduler.has_work or self._in_flight)))
         return self.take_ready()
+
+    def _end_the_touched(self, findings: Findings) -> None:
+        """End the requests whose pages failed an audit: what they would be told next could be wrong."""
+        self.stats.num_violations += len(findings.violations)
+        for request_id, violation in findings.by_request.items():
+            answer = self._answers.get(request_id)
+            if answer is not None:
+                self._ready.append(self._end(answer, FinishReason.ERROR, PagesLost(request_id, violation)))
+
+    def kv_report(self) -> str:
+        """The account of KV pages as a table, and what was ever found wrong in it."""
+        return report(self.worker.kv)
 
     def take_ready(self) -> list[RequestOutput]:
         """Outputs that were read and not given out: after a step that raised there may be some."""
@@ -212,8 +241,8 @@ class Engine:
         left = (*self._scheduler.waiting, *self._scheduler.running)
         if left:
             raise PlayheadError(
-                f"request {left[0].id!r}: found no memory although nothing runs; wanted a step. "
-                "See the ledger's report."
+                f"request {left[0].id!r} finds no KV memory although nothing runs. This is a bug in Playhead; please "
+                f"report it with what LLM.kv_report() prints:\n{self.kv_report()}"
             )
 
     def _plan(self) -> list[PlannedChunk]:

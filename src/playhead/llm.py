@@ -7,15 +7,17 @@ with LLM("embedded", max_num_seqs=4) as llm:
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from importlib.resources import files
 from types import TracebackType
 from typing import Any
 
-from playhead.engine import Engine, Wishes
+from playhead.engine import CheckedPrompt, Engine, Wishes
 from playhead.engine_config import (
     EngineConfig,
     config_from,
@@ -34,9 +36,10 @@ from playhead.models.text.generation_config import GenerationConfig, check_end_i
 from playhead.models.text.gguf_vocab import tokenizer_from_gguf
 from playhead.models.text.ids_only import IdsOnlyTokenizer
 from playhead.models.text.tokenizer import Tokenizer, tokenizer_from_directory
-from playhead.outputs import RequestMetrics, RequestOutput
+from playhead.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from playhead.progress import prompt_bar
 from playhead.schedule.errors import RequestError
+from playhead.schedule.request import FinishReason
 from playhead.schedule.sampling_params import SamplingParams
 from playhead.step.worker import Worker
 
@@ -105,12 +108,13 @@ class LLM:
         )
         worker = Worker(decoder, worker_config(self.description, config, device))
         self.config = resolved(config, worker.config, decoder)
-        self.engine = Engine(worker, self.tokenizer, overlap=config.overlap)
+        self.engine = Engine(worker, self.tokenizer)
         self.is_lent = False  # to an AsyncEngine, whose thread alone may then touch the engine
         self._unfreeze: Callable[[], object] | None = None
         self._num_calls = 0
         # Whoever steps the engine steps it for all: outputs wait in the inbox of the call that asked for them.
         self._inboxes: dict[str, deque[RequestOutput]] = {}
+        self._arrived: deque[RequestOutput] = deque()
 
     def __enter__(self) -> LLM:
         return self
@@ -144,6 +148,10 @@ class LLM:
         """What a request without parameters gets: the checkpoint's generation_config.json over vLLM's defaults."""
         return self._generation.sampling
 
+    def kv_report(self) -> str:
+        """The account of KV pages as a table: free, held, cached, in quarantine, and what was ever found wrong."""
+        return self.engine.kv_report()
+
     def capture_graphs(self, progress: Callable[[CaptureReport], None] | None = None) -> None:
         """Capture all sizes now; otherwise each is captured when it is first wanted.
 
@@ -167,6 +175,7 @@ class LLM:
         """One output per prompt, in their order. Prompts are text or token ids; one prompt may stand alone.
 
         There may be any number of them: the engine is given more as it has room. `use_tqdm` shows a bar on a terminal.
+        A request that fails has its `error` in its output; the others' outputs are whole.
         Without `params` they are sampled as the model's authors say (`get_default_sampling_params`).
         """
         prompt_list = as_prompts(prompts)
@@ -192,11 +201,14 @@ class LLM:
         wanted = self.get_default_sampling_params() if params is None else checked_params(params)
         if wanted.n != 1:
             raise RequestError("stream", f"n={wanted.n}", "n=1", "Use generate for several samples.")
-        return self.outputs_of([(self._name(), prompt, wanted)], Wishes())
+        return raising(self.outputs_of([(self._name(), prompt, wanted)], Wishes()))
 
     def chat(self, messages: Sequence[Mapping[str, str]], params: SamplingParams | None = None) -> RequestOutput:
         """The answer to a conversation, written out by the model's own chat template."""
-        return self.generate([self.chat_prompt(messages)], params)[0]
+        output = self.generate([self.chat_prompt(messages)], params)[0]
+        if output.error is not None:
+            raise output.error
+        return output
 
     def chat_stream(
         self, messages: Sequence[Mapping[str, str]], params: SamplingParams | None = None
@@ -236,9 +248,12 @@ class LLM:
             while waiting or mine:
                 while waiting and self.engine.can_take:
                     request_id, prompt = waiting.popleft()
-                    self.engine.submit(request_id, prompt, wishes)
                     self._inboxes[request_id] = inbox
                     mine.add(request_id)
+                    try:
+                        self.engine.submit(request_id, prompt, wishes)
+                    except PlayheadError as error:
+                        inbox.append(not_begun(request_id, prompt, error))
                 if not inbox:
                     if not self.engine.has_work:
                         raise PlayheadError(f"LLM: found no trace of {min(mine)!r}; wanted its end. A bug: report it.")
@@ -256,9 +271,36 @@ class LLM:
 
     def _step(self) -> None:
         """One step of the engine, its outputs to whoever waits for them."""
-        for output in self.engine.step():
+        self._arrived.extend(self.engine.step())
+        while self._arrived:  # one by one, so that an interrupt loses nobody's
+            output = self._arrived[0]
             if output.request_id in self._inboxes:
                 self._inboxes[output.request_id].append(output)
+            self._arrived.popleft()
+
+
+def not_begun(request_id: str, checked: CheckedPrompt, error: PlayheadError) -> RequestOutput:
+    """The whole answer of a request that could not be queued."""
+    nothing = CompletionOutput(index=0, text="", token_ids=(), finish_reason=FinishReason.ERROR)
+    now_s = time.perf_counter()
+    return RequestOutput(
+        request_id=request_id,
+        prompt=checked.text,
+        prompt_token_ids=checked.ids,
+        outputs=(nothing,),
+        finished=True,
+        metrics=RequestMetrics(arrival_s=now_s, finished_s=now_s),
+        error=error,
+    )
+
+
+def raising(outputs: Generator[RequestOutput, None, None]) -> Generator[RequestOutput, None, None]:
+    """One request's outputs; if it failed, its error is raised in the place of the last one."""
+    with closing(outputs):
+        for output in outputs:
+            if output.error is not None:
+                raise output.error
+            yield output
 
 
 def as_prompts(prompts: Prompts) -> list[Prompt]:
@@ -312,6 +354,7 @@ def gathered(request_id: str, samples: Sequence[RequestOutput | None]) -> Reques
         request_id=request_id,
         outputs=tuple(replace(output.outputs[0], index=i) for i, output in begun),
         finished=finished,
+        error=next((output.error for _, output in begun if output.error is not None), None),
         metrics=RequestMetrics(
             arrival_s=min(metric.arrival_s for metric in metrics),
             first_token_s=min(firsts, default=None),

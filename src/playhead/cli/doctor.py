@@ -1,4 +1,7 @@
-"""`playhead doctor`: the machine, the versions, what Playhead would choose here and why, and what to look out for."""
+"""`playhead doctor`: the machine, the versions, what Playhead would choose here and why, and what to look out for.
+
+With a model: what is wrong with its files.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,15 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 from pathlib import Path
+from typing import Annotated
 
 import torch
+import typer
 from rich.console import Console
 from rich.table import Table
 
 from playhead import __version__
+from playhead.checkup import Checkup
 from playhead.cli.options import DEFAULTS, show_size
 from playhead.engine_config import (
     resolve_device,
@@ -23,6 +29,8 @@ from playhead.engine_config import (
     resolve_sizes,
 )
 from playhead.engine_memory import CPU_KV_BYTES, CPU_SHARE_OF_FREE, KV_SHARE_OF_FREE
+from playhead.llm import resolve_model_name
+from playhead.models.hub import resolve_model
 
 PACKAGES = ("torch", "triton", "tokenizers", "gguf", "huggingface_hub")
 
@@ -36,8 +44,12 @@ class Machine:
     environment: Mapping[str, str]
 
 
-def doctor() -> None:
-    """Show machine, versions, defaults with their reasons, and known traps."""
+def doctor(
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Look at this checkpoint instead.")] = None,
+) -> None:
+    """Show machine, versions, defaults, traps; or what is wrong with MODEL."""
+    if model is not None:
+        raise typer.Exit(show_checkup(Console(), model))
     machine = this_machine()
     console = Console()
     for title, rows in (
@@ -51,6 +63,17 @@ def doctor() -> None:
             table.add_row(*row)
         console.print(title, style="bold")
         console.print(table)
+
+
+def show_checkup(console: Console, model: str) -> int:
+    """Print every problem of a checkpoint. The exit status is 0 if there is none."""
+    checkup = Checkup(resolve_model(resolve_model_name(model)))
+    problems = checkup.run()
+    for problem in problems:
+        console.out(f"  {problem}", highlight=False)
+    verdict = f"{len(problems)} problems" if problems else f"nothing wrong found; {checkup.num_tensors} tensors"
+    console.out(f"{model}: {verdict}", highlight=False, style="bold")
+    return 1 if problems else 0
 
 
 def this_machine() -> Machine:

@@ -123,7 +123,10 @@ def show_answer(console: Console, llm: LLM, job: GenerateJob, params: SamplingPa
 
 def whole(llm: LLM, job: GenerateJob, params: SamplingParams) -> RequestOutput:
     with spinner("generating"):
-        return llm.generate(job.prompt, params)[0]
+        output = llm.generate(job.prompt, params)[0]
+    if output.error is not None:
+        raise output.error
+    return output
 
 
 def several(console: Console, llm: LLM, job: GenerateJob, params: SamplingParams) -> RequestOutput:

@@ -78,7 +78,7 @@ class RowTables:
         if group_index == FULL:  # the device has a copy of this table alone: it finds window pages by the mapping
             self._mark(row, first, end)
 
-    def clear(self, group_index: int, row: Row, first: int, end: int) -> None:
+    def clear(self, group_index: int, row: Row, first: int, end: int | None) -> None:
         """Entries [first, end) of a group are gone: their window has passed."""
         self.tables[group_index][row, first:end] = NO_PAGE
 

@@ -31,7 +31,7 @@ MAX_TENSORS = 1 << 14
 MAX_METADATA_ENTRIES = 1 << 16
 MAX_ARRAY_ITEMS = 1 << 21  # of all arrays together; 202,000 tokens and their 440,000 merges have 1.1 million
 MAX_STRING_BYTES = 1 << 24
-MAX_METADATA_BYTES = 1 << 28
+MAX_METADATA_BYTES = 1 << 28  # and the table of tensors; nothing of it is looked for beyond
 MAX_NAME_CHARS = 512
 
 SCALARS = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", 7: "?", 10: "u8", 11: "i8", 12: "f8"}
@@ -63,9 +63,11 @@ class GgufFile:
         # Unbuffered, and read by position: a map of a file that shrinks would end the process.
         self._handle = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._handle)
-        if os.fstat(self._handle).st_size == 0:
+        num_bytes = os.fstat(self._handle).st_size
+        if num_bytes == 0:
             raise _damaged(path, "an empty file", "a GGUF header")
-        with mmap.mmap(self._handle, 0, access=mmap.ACCESS_READ) as data:
+        # The head alone: a map of a whole sparse file asks for an address space that may not be there.
+        with mmap.mmap(self._handle, min(num_bytes, MAX_METADATA_BYTES), access=mmap.ACCESS_READ) as data:
             cursor = _Cursor(path, data)
             if cursor.take(4) != MAGIC:
                 raise _damaged(path, "another format", "a file that begins with 'GGUF'")
@@ -82,7 +84,7 @@ class GgufFile:
             if not isinstance(alignment, int) or not 1 <= alignment <= MAX_ALIGNMENT:
                 raise _damaged(path, f"alignment {alignment!r}", f"1 to {MAX_ALIGNMENT} bytes")
             data_start = -(-cursor.offset // alignment) * alignment
-            self.tensors = self._place(entries, data_start, len(data))
+            self.tensors = self._place(entries, data_start, num_bytes)
 
     def _add_metadata(self, key: str, value: object) -> None:
         if key in self.metadata:
@@ -181,9 +183,6 @@ class _Cursor:
         self._array_items_left = MAX_ARRAY_ITEMS
 
     def take(self, num_bytes: int) -> bytes:
-        if self.offset + num_bytes > MAX_METADATA_BYTES:
-            found = f"metadata and tensor table beyond byte {MAX_METADATA_BYTES}"
-            raise _damaged(self._path, found, "all of them before it")
         if num_bytes > len(self._data) - self.offset:
             found = f"{num_bytes} bytes announced at byte {self.offset} of {len(self._data)}"
             raise _damaged(self._path, found, "lengths inside the file")
@@ -237,7 +236,7 @@ class _Cursor:
     def _strings(self, number: int) -> list[str]:
         """As `string` reads them, without three calls for each: a vocabulary has half a million."""
         offset, data, length_at = self.offset, self._data, struct.Struct("<Q").unpack_from
-        size = min(len(data), MAX_METADATA_BYTES)
+        size = len(data)
         strings = []
         for _ in range(number):
             end = offset + 8 + (length_at(data, offset)[0] if offset + 8 <= size else size)

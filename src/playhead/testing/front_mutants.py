@@ -18,6 +18,7 @@ from playhead.outputs import RequestOutput
 from playhead.schedule.errors import RequestError
 from playhead.schedule.sampling_params import SamplingParams
 from playhead.testing.mutant import Checker, Mutant, swapped
+from playhead.testing.text_mutants import TEXT_CHECKERS, TEXT_MUTANTS
 from playhead.testing.tiny_engine import small_llm
 
 HANGS_S = 300.0  # no verdict depends on it: a checker that does not come back is ended
@@ -253,6 +254,7 @@ FRONT_MUTANTS: tuple[Mutant, ...] = (
         apply=streams_lost_at_close,
         killed_by=("closed with a stream open",),
     ),
+    *TEXT_MUTANTS,
 )
 
 FRONT_CHECKERS: tuple[Checker, ...] = (
@@ -262,4 +264,5 @@ FRONT_CHECKERS: tuple[Checker, ...] = (
     Checker(name="calls on a busy loop", run=calls_on_a_busy_loop),
     Checker(name="an endless token id", run=bad_token_id),
     Checker(name="closed with a stream open", run=closed_with_a_stream_open),
+    *TEXT_CHECKERS,
 )

@@ -230,7 +230,7 @@ def entry(shape, start, stop, dtype="F32"):
         (b'{"a": [' + b"[]," * (1 << 21) + b"[]]}", b"", "values"),
         ({"__metadata__": {"format": 7}}, b"", "__metadata__"),
         ({"__metadata__": [1]}, b"", "__metadata__"),
-        (b"{" * 50_000, b"", "JSON"),
+        (b"{" * 20_000, b"", "JSON"),
     ],
 )
 def test_a_hostile_header_is_refused(tmp_path, header, data, found):
@@ -240,9 +240,9 @@ def test_a_hostile_header_is_refused(tmp_path, header, data, found):
 
 def test_more_tensors_than_a_file_may_have_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("playhead.models.safetensors_file.MAX_TENSORS", 3)
-    header = {str(i): entry([1], 4 * i, 4 * i + 4) for i in range(4)}
-    with pytest.raises(CheckpointError, match="4 tensors; wanted at most 3"):
-        SafetensorsFile(write_raw(tmp_path / "x.safetensors", header, bytes(16)), Staging())
+    header = {str(i): entry([1], 4 * i, 4 * i + 4) for i in range(5)}
+    with pytest.raises(CheckpointError, match="4 tensors or more; wanted at most 3"):
+        SafetensorsFile(write_raw(tmp_path / "x.safetensors", header, bytes(20)), Staging())
 
 
 @pytest.mark.parametrize("content", [b"", b"\x01", struct.pack("<Q", 2**63), struct.pack("<Q", 9) + b"{}"])

@@ -60,7 +60,7 @@ class TemplateWorker:
                 self._stop(is_killed=True)
                 raise
         if "error" in answer:
-            raise ChatTemplateError(f"chat template: {answer['error']}. {FIX}")
+            raise ChatTemplateError(f"chat template: {answer['error'].rstrip('.')}. {FIX}")
         return str(answer["text"])
 
     def close(self) -> None:
