@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 
-from playhead.env import wants_strict_ledger
 from playhead.errors import ConfigError
 from playhead.graph.shapes import Mode
 from playhead.kv.plan import KVLimits
+from playhead.models.build import family_named
+from playhead.models.config import MAX_SIZE
+from playhead.models.decoder import Decoder
 from playhead.models.load import LoadFormat, ModelDescription
+from playhead.schedule.sampling_params import shown
 from playhead.step.worker import AUDIT_EVERY_STEPS, WorkerConfig
 
-CPU_KV_BYTES = 1 << 28
-KV_SHARE_OF_FREE = 0.8  # the rest of a GPU's free memory is for graphs, activations and the CUDA context
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,2})?")
+
+# What each size may be. The largest are far beyond any machine, and small enough that nothing overflows on the way to
+# the check that knows this one.
+SIZES: Mapping[str, tuple[int, int]] = {
+    "max_model_len": (1, MAX_SIZE),
+    "max_num_seqs": (1, 1 << 16),
+    "max_num_batched_tokens": (1, 1 << 20),
+    "kv_memory_bytes": (1, 1 << 50),
+    "page_size": (1, 1 << 12),
+    "ledger_audit_steps": (1, 1 << 30),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +68,47 @@ class EngineConfig:
         object.__setattr__(self, "load_format", member("load_format", LoadFormat, self.load_format))
         if self.graph_mode is not None:
             object.__setattr__(self, "graph_mode", member("graph_mode", Mode, self.graph_mode))
+        check_size("page_size", self.page_size)
+        check_size("ledger_audit_steps", self.ledger_audit_steps)
+        check_size_or_none("max_model_len", self.max_model_len)
+        check_size_or_none("max_num_seqs", self.max_num_seqs)
+        check_size_or_none("max_num_batched_tokens", self.max_num_batched_tokens)
+        check_size_or_none("kv_memory_bytes", self.kv_memory_bytes)
+        check_flag("skip_tokenizer_init", self.skip_tokenizer_init)
+        check_flag("enable_prefix_caching", self.enable_prefix_caching)
+        if self.overlap is not None:
+            check_flag("overlap", self.overlap)
+        if self.strict_ledger is not None:
+            check_flag("strict_ledger", self.strict_ledger)
+        if not isinstance(self.device, str) or not DEVICE.fullmatch(self.device):
+            raise ConfigError(f"device: found {shown(self.device)}; wanted auto, cpu or cuda[:N]. Choose one.")
+        if not isinstance(self.dtype, str) or self.dtype not in ("auto", *DTYPES):
+            raise ConfigError(
+                f"dtype: found {shown(self.dtype)}; wanted auto or one of {', '.join(DTYPES)}. Choose one."
+            )
 
 
-def member(name: str, kind: type[LoadFormat] | type[Mode], value: str) -> LoadFormat | Mode:
+def check_size(name: str, value: object) -> None:
+    """Refuse what is not a whole number in the setting's range. True is no number, and neither is 2.0 or "2"."""
+    least, most = SIZES[name]
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ConfigError(f"{name}: found {shown(value)}; wanted a whole number from {least} to {most}.")
+
+
+def check_size_or_none(name: str, value: object) -> None:
+    if value is not None:
+        check_size(name, value)
+
+
+def check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}: found {shown(value)}; wanted True or False.")
+
+
+def member(name: str, kind: type[LoadFormat] | type[Mode], value: object) -> LoadFormat | Mode:
     """The member of an enumeration with this value."""
     if value not in [known.value for known in kind]:
-        raise ConfigError(f"{name}: found {value!r}; wanted one of {', '.join(kind)}. Choose one.")
+        raise ConfigError(f"{name}: found {shown(value)}; wanted one of {', '.join(kind)}. Choose one.")
     return kind(value)
 
 
@@ -79,23 +129,36 @@ def config_from(config: EngineConfig | None, settings: Mapping[str, Any]) -> Eng
 
 
 def resolve_device(config: EngineConfig) -> torch.device:
-    """The device asked for, or CUDA where there is one."""
-    if config.device != "auto":
-        try:
-            return torch.device(config.device)
-        except RuntimeError:
-            raise ConfigError(f"device: found {config.device!r}; wanted auto, cpu or cuda[:N]. Choose one.") from None
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """The device asked for if this machine has it, or CUDA where there is one."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if config.device == "auto":
+        return torch.device("cuda" if count else "cpu")
+    device = torch.device(config.device)
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise ConfigError(
+            f"device: found {config.device!r}; this machine has {count} CUDA devices. Choose auto or cpu."
+        )
+    return device
 
 
-def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
-    """bfloat16 on a GPU; float32 on a CPU, where half precision is far slower."""
-    names = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if config.dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    if config.dtype not in names:
-        raise ConfigError(f"dtype: found {config.dtype!r}; wanted auto or one of {', '.join(names)}. Choose one.")
-    return names[config.dtype]
+def resolve_dtype(
+    config: EngineConfig, device: torch.device, description: ModelDescription | None = None
+) -> torch.dtype:
+    """The dtype asked for, or the checkpoint's own where the device is fast in it.
+
+    On a CPU that is float32: half precision is far slower there. On a GPU a float16 checkpoint stays float16, unless
+    its family overflows in it. Every other checkpoint runs in bfloat16, float32 ones too, as in vLLM: they take half
+    the memory and time, and bfloat16 has float32's range. GPUs without bfloat16 run in float16.
+    """
+    if config.dtype != "auto":
+        return DTYPES[config.dtype]
+    if device.type != "cuda":
+        return torch.float32
+    if torch.cuda.is_available() and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return torch.float16
+    if description is not None and description.stored_dtype is torch.float16:
+        return torch.bfloat16 if family_named(description.spec.family).overflows_float16 else torch.float16
+    return torch.bfloat16
 
 
 def resolve_mode(config: EngineConfig, device: torch.device) -> Mode:
@@ -156,29 +219,12 @@ def kv_limits(description: ModelDescription, config: EngineConfig, device: torch
     )
 
 
-def worker_config(description: ModelDescription, config: EngineConfig, device: torch.device) -> WorkerConfig:
-    """Every size, with what was left open filled in."""
-    kv_bytes = CPU_KV_BYTES if config.kv_memory_bytes is None else config.kv_memory_bytes
-    if config.kv_memory_bytes is None and device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        kv_bytes = int(free * KV_SHARE_OF_FREE)
-    return WorkerConfig(
-        kv_memory_bytes=kv_bytes,
-        limits=kv_limits(description, config, device),
-        page_size=config.page_size,
-        token_mode=resolve_mode(config, device),
-        prefix_caching=config.enable_prefix_caching,
-        strict_ledger=wants_strict_ledger() if config.strict_ledger is None else config.strict_ledger,
-        audit_every_steps=config.ledger_audit_steps,
-    )
-
-
-def resolved(config: EngineConfig, worker: WorkerConfig, device: torch.device) -> EngineConfig:
+def resolved(config: EngineConfig, worker: WorkerConfig, decoder: Decoder) -> EngineConfig:
     """The configuration with every open value replaced by what a worker was made with."""
     return replace(
         config,
-        device=str(device),
-        dtype=str(resolve_dtype(config, device)).removeprefix("torch."),
+        device=str(decoder.embedding_VM.device),
+        dtype=str(decoder.dtype).removeprefix("torch."),
         max_model_len=worker.limits.max_context_tokens,
         max_num_seqs=worker.limits.max_running,
         max_num_batched_tokens=worker.limits.chunk_tokens,

@@ -24,8 +24,8 @@ from playhead.engine_config import (
     resolve_device,
     resolve_dtype,
     resolved,
-    worker_config,
 )
+from playhead.engine_memory import fit_memory, free_bytes, worker_config
 from playhead.engine_stats import EngineStats
 from playhead.errors import PlayheadError
 from playhead.graph.runner import CaptureReport
@@ -94,17 +94,20 @@ class LLM:
         device = resolve_device(config)
         is_dummy = config.load_format is LoadFormat.DUMMY
         self.description = describe_model(resolve_model_name(model), config_only=is_dummy)
+        # What cannot fit even now is refused before the weights are loaded.
+        fit_memory(self.description, config, device, free_bytes(device))
         self.tokenizer = load_tokenizer(self.description, config)
         self._generation = load_generation_config(self.description, self.tokenizer)
+        self._template: ChatTemplate | None = None
         decoder = load_weights(
             self.description,
-            dtype=resolve_dtype(config, device),
+            dtype=resolve_dtype(config, device, self.description),
             device=device,
             load_format=config.load_format,
             on_progress=on_load_progress,
         )
         worker = Worker(decoder, worker_config(self.description, config, device))
-        self.config = resolved(config, worker.config, device)
+        self.config = resolved(config, worker.config, decoder)
         self.engine = Engine(worker, self.tokenizer)
         self.is_lent = False  # to an AsyncEngine, whose thread alone may then touch the engine
         self._unfreeze: Callable[[], object] | None = None
@@ -125,6 +128,8 @@ class LLM:
         """Abort whatever still runs. A stream that is open gets what it has so far, as its last output."""
         if self._unfreeze is not None:
             self._unfreeze()  # once: a second call does nothing
+        if self._template is not None:
+            self._template.close()
         for request_id, inbox in sorted(self._inboxes.items()):
             output = self.engine.abort(request_id)
             if output is not None:
@@ -215,10 +220,12 @@ class LLM:
         """A conversation as the model reads it, up to where its answer begins."""
         if self.tokenizer.chat_template is None:
             raise RequestError("chat", "a model without a chat template", "one that has one", "Use generate.")
-        special = self.tokenizer.special
-        template = ChatTemplate(self.tokenizer.chat_template, bos=special.bos, eos=special.eos)
-        text = template.render(list(messages), add_generation_prompt=True)
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        if self._template is None:
+            special = self.tokenizer.special
+            self._template = ChatTemplate(self.tokenizer.chat_template, bos=special.bos, eos=special.eos)
+        text = self._template.render(messages, add_generation_prompt=True)
+        max_context = self.engine.worker.config.limits.max_context_tokens
+        return self.tokenizer.encode(text, add_special_tokens=False, max_context=max_context)
 
     def _name(self) -> str:
         self._num_calls += 1

@@ -240,7 +240,7 @@ def test_one_request_merges_many_splits_to_the_same_bits_every_time(num_splits, 
     spec = SceneSpec(seq_lens=(8000,), group_size=4, k_head_dim=256, v_head_dim=256, page_size=16)
     scene = make_scene(spec, seed=1, dtype=torch.bfloat16, device="cuda")
     layer, plan = scene.layer, scene.plan
-    where = (plan.page_table_RP, plan.rows_B, plan.seq_lens_B, None, None)
+    where = (plan.page_table_RP, plan.rows_B, plan.seq_lens_B, None)
     scratch = (torch.full((4 * num_splits * width,), float("nan"), device="cuda") for width in (256, 2))
     arrivals = torch.zeros(4 * (num_splits + 1), dtype=torch.int32, device="cuda")
     call = (layer.k_cache_NSKD, layer.v_cache_NSKE, *where, *scratch, arrivals, layer.scale, None, None, num_splits)

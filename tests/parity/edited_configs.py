@@ -142,6 +142,7 @@ ALTERNATES: dict[str, tuple[object, ...]] = {
     "embedding_multiplier": (2.0,),
     "rotary_pct": (0.5,),
 }
+BESIDE_ROPE_TABLES = ("original_max_position_embeddings", "rope_theta", "rope_local_base_freq", "partial_rotary_factor")
 DROPPABLE = ("num_key_value_heads", "head_dim", "sliding_window", "num_experts_per_tok", "query_pre_attn_scalar")
 EDITS: tuple[tuple[str, object], ...] = (
     *((key, value) for key, values in ALTERNATES.items() for value in values),
@@ -181,7 +182,8 @@ def edited_configs(model_type: str, count: int, seed: int) -> list[Edited]:
     """`count` configs: every single edit in a shuffled order first, then edits by twos, threes and fours."""
     rng = random.Random(f"{model_type} {seed}")
     edits = EDITS + (OUTER_EDITS if model_type == "gemma3" else ())
-    ropes = [edit for edit in edits if edit[0].startswith(("rope_", "original_max"))]
+    tables = [edit for edit in edits if edit[0] in ("rope_parameters", "rope_scaling")]
+    beside = [edit for edit in edits if edit[0] in BESIDE_ROPE_TABLES]
     singles = [Edited(model_type, (edit,)) for edit in rng.sample(edits, len(edits))]
     if count <= len(edits):
         # Few examples: half of them single, half with several edits at once.
@@ -189,7 +191,8 @@ def edited_configs(model_type: str, count: int, seed: int) -> list[Edited]:
     several = []
     while len(singles) + len(several) < count:
         # Rope has the most keys that depend on each other.
-        chosen = rng.sample(ropes, rng.randint(0, 2)) + rng.sample(edits, rng.randint(1, 2))
+        chosen = rng.sample(tables, rng.randint(0, 2)) + rng.sample(beside, rng.randint(0, 2))
+        chosen += rng.sample(edits, rng.randint(0 if chosen else 1, 2))
         several.append(Edited(model_type, tuple(dict(chosen).items())))
     return singles + several
 

@@ -151,6 +151,8 @@ class AttentionBackend(Protocol):
 
     page_table_RP: torch.Tensor
     """The table of full pages, at an address that never changes."""
+    seq_len_fill_value: int
+    """The length that padded requests must have: the least this backend computes without dividing by nothing."""
 
     @property
     def name(self) -> str: ...

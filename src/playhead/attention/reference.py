@@ -38,6 +38,7 @@ class ReferenceBackend:
     """
 
     name = "reference"
+    seq_len_fill_value = 1  # a softmax over no keys has no value
 
     def __init__(self, *, page_table_RP: torch.Tensor) -> None:
         self.page_table_RP = page_table_RP

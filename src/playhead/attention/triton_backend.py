@@ -36,6 +36,7 @@ class TritonBackend:
     """
 
     name = "triton"
+    seq_len_fill_value = 1  # a softmax over no keys has no value
 
     def __init__(self, *, page_table_RP: torch.Tensor, layers: Sequence[LayerAttention], max_bs: int) -> None:
         self.page_table_RP = page_table_RP

@@ -14,13 +14,13 @@ from playhead.cli.options import EngineFlags, engine_config
 from playhead.engine_config import EngineConfig, resolve_device, resolve_dtype, resolve_sizes
 from playhead.graph.report import Report
 from playhead.llm import EMBEDDED, resolve_model_name
-from playhead.models.load import LoadFormat, describe_model
-from playhead.models.spec import ModelSpec
+from playhead.models.load import LoadFormat, ModelDescription, describe_model
 from playhead.progress import capture_bar, spinner
 from playhead.step.audit import audit_worker
 from playhead.step.model_step import kv_geometry
 
 MAX_SHOWN = 5
+MAX_CONTEXT_TOKENS = 4096
 
 
 # Typer reads a command's options from its parameters, so commands have as many as they have options.
@@ -61,7 +61,7 @@ def audit(
 def audit_model(model: str, config: EngineConfig) -> list[Report]:
     """One report per runner."""
     if config.kv_memory_bytes is None:
-        config = with_small_kv(describe_model(resolve_model_name(model), config_only=True).spec, config)
+        config = with_small_kv(describe_model(resolve_model_name(model), config_only=True), config)
     with loaded(model, config) as llm:
         with capture_bar() as advance:
             llm.capture_graphs(advance)
@@ -69,17 +69,21 @@ def audit_model(model: str, config: EngineConfig) -> list[Report]:
             return audit_worker(llm.engine.worker)
 
 
-def with_small_kv(spec: ModelSpec, config: EngineConfig) -> EngineConfig:
-    """Room for every request at the maximum context and no more: an audit compares the KV memory again and again."""
-    device = resolve_device(config)
-    dtype, sizes = resolve_dtype(config, device), resolve_sizes(config, device)
+def with_small_kv(description: ModelDescription, config: EngineConfig) -> EngineConfig:
+    """Room for every request at the maximum context and no more: an audit compares the KV memory again and again.
+
+    A context that nobody asked for is a short one: graphs are the same at any length.
+    """
+    device, spec = resolve_device(config), description.spec
+    dtype, sizes = resolve_dtype(config, device, description), resolve_sizes(config, device)
     geometry = kv_geometry(spec, page_size=config.page_size, dtype=dtype)
-    context = min(config.max_model_len or spec.max_context_tokens, spec.max_context_tokens)
+    context = min(config.max_model_len or MAX_CONTEXT_TOKENS, spec.max_context_tokens)
     # Pages round each request up, and window groups hold a page more and the chunk in flight.
     per_request = context + sizes.max_num_batched_tokens + 2 * config.page_size
     # Groups of unequal size share slabs, so a group may leave most of its last slab empty.
     num_tokens = (sizes.max_num_seqs + 2) * per_request * len(geometry.groups)
-    return replace(config, kv_memory_bytes=num_tokens * geometry.bytes_per_token)
+    num_bytes = num_tokens * geometry.bytes_per_token
+    return replace(config, kv_memory_bytes=num_bytes, max_model_len=config.max_model_len or context)
 
 
 def show_reports(console: Console, reports: list[Report]) -> None:

@@ -1,4 +1,7 @@
-"""`playhead doctor`: the machine, the versions, what Playhead would choose here and why, and what to look out for."""
+"""`playhead doctor`: the machine, the versions, what Playhead would choose here and why, and what to look out for.
+
+With a model: what is wrong with its files.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,25 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 from pathlib import Path
+from typing import Annotated
 
 import torch
+import typer
 from rich.console import Console
 from rich.table import Table
 
 from playhead import __version__
+from playhead.checkup import Checkup
 from playhead.cli.options import DEFAULTS, show_size
 from playhead.engine_config import (
-    CPU_KV_BYTES,
-    KV_SHARE_OF_FREE,
     resolve_device,
     resolve_dtype,
     resolve_mode,
     resolve_sizes,
 )
+from playhead.engine_memory import CPU_KV_BYTES, CPU_SHARE_OF_FREE, KV_SHARE_OF_FREE
+from playhead.llm import resolve_model_name
+from playhead.models.hub import resolve_model
 
 PACKAGES = ("torch", "triton", "tokenizers", "gguf", "huggingface_hub")
 
@@ -37,8 +44,12 @@ class Machine:
     environment: Mapping[str, str]
 
 
-def doctor() -> None:
-    """Show machine, versions, defaults with their reasons, and known traps."""
+def doctor(
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Look at this checkpoint instead.")] = None,
+) -> None:
+    """Show machine, versions, defaults, traps; or what is wrong with MODEL."""
+    if model is not None:
+        raise typer.Exit(show_checkup(Console(), model))
     machine = this_machine()
     console = Console()
     for title, rows in (
@@ -52,6 +63,17 @@ def doctor() -> None:
             table.add_row(*row)
         console.print(title, style="bold")
         console.print(table)
+
+
+def show_checkup(console: Console, model: str) -> int:
+    """Print every problem of a checkpoint. The exit status is 0 if there is none."""
+    checkup = Checkup(resolve_model(resolve_model_name(model)))
+    problems = checkup.run()
+    for problem in problems:
+        console.out(f"  {problem}", highlight=False)
+    verdict = f"{len(problems)} problems" if problems else f"nothing wrong found; {checkup.num_tensors} tensors"
+    console.out(f"{model}: {verdict}", highlight=False, style="bold")
+    return 1 if problems else 0
 
 
 def this_machine() -> Machine:
@@ -107,7 +129,7 @@ def default_rows(device: torch.device) -> list[tuple[str, ...]]:
     if device.type == "cuda":
         return [
             ("  device", "cuda", "a CUDA device is here"),
-            ("  dtype", dtype, "half the bytes of float32, and its range"),
+            ("  dtype", dtype, "float16 where the checkpoint is; else half the bytes of float32, and its range"),
             ("  attention", "TritonBackend", "compiled for this GPU, reads pages and windows directly"),
             ("  graphs", "CudaBackend", "CUDA graphs: a step is one launch"),
             ("  graph_mode", mode, "prefill too: attention finds its requests on the GPU"),
@@ -123,7 +145,11 @@ def default_rows(device: torch.device) -> list[tuple[str, ...]]:
         ("  graph_mode", mode, "prefill's attention runs live: it finds its keys once for all layers"),
         ("  max_num_seqs", num_seqs, "a CPU is busy with a few rows"),
         ("  max_num_batched_tokens", num_tokens, "more would keep who decodes waiting for seconds"),
-        ("  kv_memory_bytes", show_size(CPU_KV_BYTES), "leaves the machine's memory to others"),
+        (
+            "  kv_memory_bytes",
+            show_size(CPU_KV_BYTES),
+            f"up to {CPU_SHARE_OF_FREE:.0%} of free memory where one long context needs it",
+        ),
     ]
 
 

@@ -12,9 +12,10 @@ from rich.table import Table
 
 from playhead.cli import options
 from playhead.cli.options import DEFAULTS, parse_size, show_size
-from playhead.engine_config import KV_SHARE_OF_FREE, EngineConfig, kv_limits, resolve_dtype
+from playhead.engine_config import EngineConfig, resolve_dtype
+from playhead.engine_memory import fit_memory
 from playhead.errors import ConfigError
-from playhead.kv.plan import KVPlan, MemoryLimit, plan_kv
+from playhead.kv.plan import KVPlan, plan_kv
 from playhead.llm import resolve_model_name
 from playhead.models.decoder import Decoder
 from playhead.models.load import ModelDescription, describe_model
@@ -36,6 +37,7 @@ class MemoryPlan:
     device_bytes: int
     weight_bytes: int
     kv: KVPlan
+    notes: tuple[str, ...] = ()
 
     @property
     def rest_bytes(self) -> int:
@@ -68,6 +70,8 @@ def plan(
     console = Console()
     console.print(memory_table(model, made))
     console.print(capacity_table(made.kv))
+    for note in made.notes:
+        console.print(note, markup=False, highlight=False)
 
 
 def this_gpu_bytes() -> int:
@@ -85,7 +89,7 @@ def num_weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
 def plan_memory(description: ModelDescription, config: EngineConfig, device_bytes: int) -> MemoryPlan:
     """The same sizes the engine would choose on a device of this size, or the `ConfigError` it would raise."""
     device = torch.device("cuda")
-    dtype = resolve_dtype(config, device)
+    dtype = resolve_dtype(config, device, description)
     weight_bytes = num_weight_bytes(description.spec, dtype)
     free = device_bytes - weight_bytes
     if free <= 0:
@@ -93,14 +97,13 @@ def plan_memory(description: ModelDescription, config: EngineConfig, device_byte
             f"gpu-memory: found {device_bytes} bytes; wanted more than {weight_bytes}, the weights in {dtype}. "
             f"Take a GPU with more than {show_size(weight_bytes)} or a smaller model."
         )
-    wanted = int(free * KV_SHARE_OF_FREE) if config.kv_memory_bytes is None else config.kv_memory_bytes
-    kv_bytes = MemoryLimit(kv_memory_bytes=wanted).resolve(device_bytes=device_bytes, taken_bytes=weight_bytes)
-    limits = kv_limits(description, config, device)
+    memory = fit_memory(description, config, device, free)
     geometry = kv_geometry(description.spec, page_size=config.page_size, dtype=dtype)
     return MemoryPlan(
         device_bytes=device_bytes,
         weight_bytes=weight_bytes,
-        kv=plan_kv(num_bytes=kv_bytes, geometry=geometry, limits=limits),
+        kv=plan_kv(num_bytes=memory.kv_memory_bytes, geometry=geometry, limits=memory.limits),
+        notes=memory.notes,
     )
 
 

@@ -234,21 +234,12 @@ def audit_two_captures(runner: GraphRunner, bucket: int, sample: Sample, report:
 
 
 def audit_sample(runner: GraphRunner, bucket: int, raw: int, sample: Sample, report: Report) -> None:
-    """One raw size in one bucket: fill over poison; then replay, replay again, eager, and replay with stale tails."""
+    """One raw size in one bucket: fill over poison, then compare runs, then let steps follow one another."""
     step = sample(raw, 3)
-    batch = step.batch
-    raw = step.raw_bs if runner.step.axis == "bs" else step.raw_num_tokens
     ctx = step.context(runner, bucket)
-
-    def run(how: Callable[[LivePlan | None], Outputs], *, stale_tails: bool = False) -> list[torch.Tensor]:
-        with restored_memory(runner):
-            runner.registry.poison()
-            live = runner.prepare(batch, ctx)
-            write_unread_tails(runner.registry, ctx, stale=stale_tails)
-            return live_state(runner, map_tensors(torch.clone, how(live)), ctx)
-
+    raw = ctx.raw(runner.step.axis)
     runner.registry.poison()
-    runner.registry.fill_from(batch, ctx)
+    runner.registry.fill_from(step.batch, ctx)
     report.checked[Check.TAILS] += len(runner.registry.slots)
     unwritten = list(unwritten_tails(runner.registry, ctx))
     if unwritten:  # poison used as an index would take the process down: nothing may run on it
@@ -256,18 +247,34 @@ def audit_sample(runner: GraphRunner, bucket: int, raw: int, sample: Sample, rep
             Finding(check=Check.TAILS, bucket=bucket, where=f"raw {raw}", message=message) for message in unwritten
         ]
         return
-    replayed = run(lambda live: runner.replay(bucket, live))
-    for check, other in (
-        (Check.REPLAY_TWICE, run(lambda live: runner.replay(bucket, live))),
-        (Check.REPLAY_VS_EAGER, run(lambda live: runner.run_eager(ctx, live, prepared=True))),
-        (Check.UNREAD_TAILS, run(lambda live: runner.replay(bucket, live), stale_tails=True)),
-    ):
-        report.checked[check] += 1
-        if not same_bits(replayed, other):
-            message = f"live rows or owned memory differ by up to {largest_difference(replayed, other)}."
-            report.findings.append(Finding(check=check, bucket=bucket, where=f"raw {raw}", message=message))
+    audit_replays(runner, step, ctx, report)
     if raw < bucket:
         audit_padded_rows(runner, step, ctx, report)
+
+
+def audit_replays(runner: GraphRunner, step: SampledStep, ctx: FillContext, report: Report) -> None:
+    """Replay, replay again, eager, and replay with stale tails: live rows and owned memory must be the same."""
+    bucket = ctx.padded(runner.step.axis)
+
+    def run(how: Callable[[LivePlan | None], Outputs], *, stale_tails: bool = False) -> list[torch.Tensor]:
+        with restored_memory(runner):
+            runner.registry.poison()
+            live = runner.prepare(step.batch, ctx)
+            write_unread_tails(runner.registry, ctx, stale=stale_tails)
+            return live_state(runner, map_tensors(torch.clone, how(live)), ctx)
+
+    replayed = run(lambda live: runner.replay(bucket, live))
+    for check, how, stale_tails in (
+        (Check.REPLAY_TWICE, lambda live: runner.replay(bucket, live), False),
+        (Check.REPLAY_VS_EAGER, lambda live: runner.run_eager(ctx, live, prepared=True), False),
+        (Check.UNREAD_TAILS, lambda live: runner.replay(bucket, live), True),
+    ):
+        other = run(how, stale_tails=stale_tails)
+        report.checked[check] += 1
+        if not same_bits(replayed, other):
+            where = f"raw {ctx.raw(runner.step.axis)}"
+            message = f"live rows or owned memory differ by up to {largest_difference(replayed, other)}."
+            report.findings.append(Finding(check=check, bucket=bucket, where=where, message=message))
 
 
 def audit_padded_rows(runner: GraphRunner, step: SampledStep, ctx: FillContext, report: Report) -> None:
@@ -327,7 +334,8 @@ def rows_beside_the_sink(runner: GraphRunner) -> dict[str, torch.Tensor]:
         for i, tensor in enumerate(memory.tensors):
             live = tensor[memory.sink_rows :]
             if memory.writable and memory.sink_rows and live.numel():
-                rows[f"{memory.name} {i}"] = live.reshape(live.shape[0], -1).clone().view(torch.uint8)
+                copy = live.clone(memory_format=torch.contiguous_format)
+                rows[f"{memory.name} {i}"] = copy.view(live.shape[0], -1).view(torch.uint8)
     return rows
 
 

@@ -25,6 +25,7 @@ from playhead.graph.capture import CapturedStep, Inputs, StepFn
 from playhead.graph.oplog import current_observer
 from playhead.graph.outputs import Outputs, map_tensors, tensors_of, with_tensors
 from playhead.graph.shapes import Mode
+from playhead.graph.slots import SlotViews
 
 Piece = Callable[..., Any]
 CompilePiece = Callable[[GraphModule, Sequence[Any]], Piece]
@@ -115,7 +116,8 @@ def split_at_breaks(fn: StepFn, inputs: Inputs, compile_piece: CompilePiece) -> 
     outputs: list[Outputs] = []
 
     def positional(*tensors: torch.Tensor) -> Tensors:
-        outputs.append(fn(dict(zip(names, tensors, strict=True)), scope))
+        views = SlotViews(dict(zip(names, tensors, strict=True)), inputs.__getitem__)
+        outputs.append(fn(views, scope))
         return tuple(tensors_of(outputs[-1]))
 
     with torch.no_grad():

@@ -17,7 +17,7 @@ from playhead.errors import SlotError
 from playhead.graph.copies import grouped_foreach_copy_
 from playhead.graph.oplog import byte_span
 from playhead.graph.sharing import InputBufferPool, SharedBuffer
-from playhead.graph.slots import Batch, FillContext, GraphSlot, PaddingPolicy, leading_rows
+from playhead.graph.slots import Batch, FillContext, GraphSlot, PaddingPolicy, SlotViews, leading_rows
 from playhead.graph.staging import CopyPort, Stage, StagingRing, field_view, lay_out, port_for
 
 NUM_STAGES = 4  # the host may be this many steps ahead of the device's copies before it waits
@@ -68,7 +68,6 @@ class CudaGraphBufferRegistry:
 
     Register slots, `freeze()`, then `fill_from` once per step. After `freeze()` nothing can be added: a graph captured
     before could not know of it. Registries given the same `pool` share the memory of equal device-sourced slots.
-    `num_fills` tells whoever counts on what the slots hold whether somebody has written them since.
     """
 
     def __init__(
@@ -84,6 +83,7 @@ class CudaGraphBufferRegistry:
         self.device = torch.device(device)
         self._pool, self._port = pool, port
         self._slots: dict[str, GraphSlot] = {}
+        self._disabled: set[str] = set()
         self._device: list[DeviceEntry] = []
         self._staged: list[StagedEntry] = []
         self._vectors: list[tuple[int, str, np.dtype[Any], bool]] = []
@@ -93,7 +93,16 @@ class CudaGraphBufferRegistry:
         self._proxies: frozenset[str] = frozenset()
         self._hooked: tuple[GraphSlot, ...] = ()
         self._frozen = False
-        self.num_fills = 0
+        self._num_own_fills = 0
+        self._shared: tuple[SharedBuffer, ...] = ()
+
+    @property
+    def num_fills(self) -> int:
+        """Grows whenever a slot may have been written: by this registry, or by another that shares memory with it.
+
+        Whoever goes on over what the slots hold compares it with what it was.
+        """
+        return self._num_own_fills + sum(shared.num_writes for shared in self._shared)
 
     @property
     def slots(self) -> Mapping[str, GraphSlot]:
@@ -106,6 +115,8 @@ class CudaGraphBufferRegistry:
     def get_slot(self, name: str) -> GraphSlot:
         """The slot with its buffer. Unknown names list what there is."""
         slot = self._slots.get(name)
+        if slot is None and name in self._disabled:
+            raise SlotError(name, "declared with enabled=False", "an enabled slot", "Enable what needs it.")
         if slot is None:
             raise SlotError(name, "not registered", f"one of {sorted(self._slots)}", "Register it before freeze().")
         return slot
@@ -120,8 +131,11 @@ class CudaGraphBufferRegistry:
         """
         if self._frozen:
             raise SlotError(slot.name, "registered after freeze()", "registration before it", "Captured graphs exist.")
-        if slot.name in self._slots:
+        if slot.name in self._slots or slot.name in self._disabled:
             raise SlotError(slot.name, "registered twice", "one declaration", "Rename one, or drop it.")
+        if not slot.enabled:
+            self._disabled.add(slot.name)
+            return slot
         adopted = self._adopted(slot, bind)
         if slot.staged:
             self._staged.append(StagedEntry(slot=slot, numpy_dtype=as_numpy_dtype(slot)))
@@ -136,6 +150,7 @@ class CudaGraphBufferRegistry:
         elif self._pool is not None:
             buffer, shared = self._pool.share_input_buffer(slot.name, shape, dtype=slot.dtype, device=device)
             buffer.fill_(slot.pad_value)
+            shared.mark_written(by=None)
         else:
             buffer = torch.full(shape, slot.pad_value, dtype=slot.dtype, device=device)
         bound = replace(slot, buffer=buffer)
@@ -184,6 +199,7 @@ class CudaGraphBufferRegistry:
                     self._others.append(i)
                 self._slots[bound.name] = bound
             self._ring = StagingRing(fields, arena, self._port or port_for(self.device), NUM_STAGES)
+        self._shared = tuple(entry.shared for entry in self._device if entry.shared is not None)
         self._hooked = tuple(slot for slot in self._slots.values() if slot.post_fill is not None)
         self._proxies = frozenset(slot.proxy for slot in self._slots.values() if slot.proxy is not None)
         self._sources = frozenset(name for slot in self._slots.values() for name in slot.takes)
@@ -195,7 +211,7 @@ class CudaGraphBufferRegistry:
         A hook is the slot's own code and runs last: what it raises comes after the others were written.
         """
         self._check_fill(batch, ctx)
-        self.num_fills += 1
+        self._num_own_fills += 1
         copies = [self._device_source(entry, batch, ctx) for entry in self._device if entry.slot.copy_from_fb]
         if self._ring is not None:
             stage = self._ring.acquire()
@@ -212,7 +228,8 @@ class CudaGraphBufferRegistry:
 
     def extract_buffer(self, ctx: FillContext) -> dict[str, torch.Tensor]:
         """The views a graph of this padded size reads, by name."""
-        return {name: slot.slice_for(ctx.padded_bs, ctx.padded_num_tokens) for name, slot in self._slots.items()}
+        bs, num_tokens = ctx.padded_bs, ctx.padded_num_tokens
+        return SlotViews({name: slot.slice_for(bs, num_tokens) for name, slot in self._slots.items()}, self.get_slot)
 
     def null_batch(self, ctx: FillContext) -> dict[str, Any]:
         """Padding as values: a batch of null requests, for capture. Slots with a `source_fn` are the caller's part."""
@@ -234,7 +251,9 @@ class CudaGraphBufferRegistry:
 
     def poison(self) -> None:
         """Overwrite every slot, on both sides of the copy, so that whatever a fill does not write shows."""
-        self.num_fills += 1
+        self._num_own_fills += 1
+        for shared in self._shared:
+            shared.mark_written(by=self)
         for slot in self._slots.values():
             if slot.buffer is not None:
                 slot.buffer.fill_(poison_value(slot.dtype))
@@ -321,11 +340,13 @@ class CudaGraphBufferRegistry:
     def _reset_tail(self, entry: DeviceEntry, ctx: FillContext) -> None:
         """Padding of one device-sourced slot. FILL_ONCE writes only what a larger fill, or another filler, left."""
         slot = entry.slot
+        if entry.shared is not None:
+            if entry.shared.filled_by is not self:
+                entry.dirty_rows = entry.num_rows
+            entry.shared.mark_written(by=self)
         if slot.axis == "none":
             return
         raw, padded = ctx.raw(slot.axis), ctx.padded(slot.axis)
-        if entry.shared is not None and entry.shared.filled_by is not self:
-            entry.dirty_rows, entry.shared.filled_by = entry.num_rows, self
         if slot.padding_policy is PaddingPolicy.FILL_ONCE:
             if raw < entry.dirty_rows:
                 slot.rows(raw, entry.dirty_rows).fill_(slot.pad_value)

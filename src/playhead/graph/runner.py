@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 
 import torch
 
-from playhead.errors import ConfigError, GraphError
+from playhead.errors import ConfigError, GraphError, SlotError
 from playhead.graph.backends.base import Backend
 from playhead.graph.backends.eager import EagerBackend
 from playhead.graph.breaks import InlineScope
@@ -24,7 +24,7 @@ from playhead.graph.capture import Capture, CapturedStep, Inputs, StepFn
 from playhead.graph.outputs import Outputs, map_tensors, tensors_of
 from playhead.graph.registry import CudaGraphBufferRegistry
 from playhead.graph.shapes import Decision, Dispatcher, Mode, Reason
-from playhead.graph.slots import Batch, FillContext
+from playhead.graph.slots import Batch, FillContext, SlotViews
 
 RunAxis = Literal["bs", "tokens"]
 
@@ -326,7 +326,13 @@ class GraphRunner:
         if self.step.axis == "bs" or self.capture.mode is Mode.FULL:
             return views
         slots = self.registry.slots
-        return {name: view for name, view in views.items() if slots[name].axis != "bs"}
+        return SlotViews({name: view for name, view in views.items() if slots[name].axis != "bs"}, self._explain_absent)
+
+    def _explain_absent(self, name: str) -> None:
+        """Why captured work with breaks was not given this slot."""
+        axis = self.registry.get_slot(name).axis
+        fix = "Read it in the plan, which hands it to the breaks."
+        raise SlotError(name, f"axis {axis!r} read by a {self.capture.mode.value} graph", "a slot over tokens", fix)
 
     def _refuse_live_rows(self, ctx: FillContext) -> None:
         """A capture runs the step for real: its writes must end in the sink."""

@@ -1,4 +1,7 @@
-"""Input buffers that several registries share, because only one of them runs at a time."""
+"""Input buffers that several registries share, because only one of them runs at a time.
+
+Only slots whose values are on the device already share: a registry's staged slots are one arena, which one copy fills.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,22 @@ from dataclasses import dataclass
 import torch
 
 
-@dataclass(slots=True)  # mutable: `filled_by` is the one thing that changes
+@dataclass(slots=True)  # mutable: it follows the fills
 class SharedBuffer:
-    """One allocation and who wrote it last.
+    """One allocation, who wrote it last, and how often it was written.
 
     A registry that remembers which rows it left dirty may only trust that memory while it was the last to fill:
-    another registry's rows may stand in what it believes to be padding.
+    another registry's rows may stand in what it believes to be padding. A graph that goes on without a fill may only
+    do so while nobody has written what it left: `num_writes` tells.
     """
 
     flat: torch.Tensor
     filled_by: object | None = None
+    num_writes: int = 0
+
+    def mark_written(self, by: object | None) -> None:
+        self.filled_by = by
+        self.num_writes += 1
 
 
 class InputBufferPool:

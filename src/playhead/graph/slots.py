@@ -92,6 +92,18 @@ def leading_rows(buffer: Any, start: int, stop: int) -> Any:
     return buffer[start:stop]
 
 
+class SlotViews(dict[str, torch.Tensor]):
+    """Views by slot name. Reading a name that is not there asks `explain`, which raises with the reason."""
+
+    def __init__(self, views: Mapping[str, torch.Tensor], explain: Callable[[str], Any]) -> None:
+        super().__init__(views)
+        self._explain = explain
+
+    def __missing__(self, name: str) -> torch.Tensor:
+        self._explain(name)
+        raise KeyError(name)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSlot:
     """One input of captured graphs: a fixed address with one row per request or token.
@@ -127,11 +139,14 @@ class GraphSlot:
     """Names of the batch that `source_fn` or `post_fill` takes, if it takes any."""
     copy_from_fb: bool = True
     post_fill: PostFill | None = None
+    enabled: bool = True
+    """False: declared, but this model does without it. It has no memory, no source, and reading it is an error."""
     buffer: torch.Tensor | None = None
     """The slot's memory. Given at declaration, the registry adopts it as if bound; else the registry sets it."""
 
     def __post_init__(self) -> None:
         self._check_axis_and_policy()
+        self._check_fill_once()
         self._check_writer()
         if self.index is not None:
             self._check_index(self.index)
@@ -183,13 +198,6 @@ class GraphSlot:
             raise SlotError(
                 self.name, f"tail_unread with {self.padding_policy.name}", "no claim", "This tail is written."
             )
-        if self.padding_policy is PaddingPolicy.FILL_ONCE and (self.graph_writes or self.post_fill):
-            raise SlotError(
-                self.name,
-                "FILL_ONCE with graph_writes or post_fill",
-                "a slot that fills alone write",
-                "What else writes the padding would stay there. Use ZERO or FILL_SENTINEL.",
-            )
         if self.padding_policy is PaddingPolicy.ZERO and self.pad_value != 0:
             raise SlotError(self.name, f"ZERO with pad_value {self.pad_value}", "0", "Use FILL_SENTINEL.")
         if not self.dtype.is_floating_point and self.dtype is not torch.bool:
@@ -201,6 +209,15 @@ class GraphSlot:
                     f"an integer that fits {self.dtype}",
                     "A value that wraps points somewhere else.",
                 )
+
+    def _check_fill_once(self) -> None:
+        if self.padding_policy is PaddingPolicy.FILL_ONCE and (self.graph_writes or self.post_fill):
+            raise SlotError(
+                self.name,
+                "FILL_ONCE with graph_writes or post_fill",
+                "a slot that fills alone write",
+                "What else writes the padding would stay there. Use ZERO or FILL_SENTINEL.",
+            )
 
     def _check_writer(self) -> None:
         if self.source_fn is not None and not self.copy_from_fb:

@@ -145,8 +145,7 @@ def bind_qk_rope_write(
             norm()
         turn()
         np.copyto(q, q_turned)
-        # Without the clamp, -1 would be the last offset of the last page: somebody's token.
-        write_rows(np.maximum(locs, 0), (k_cache, k_turned), (v_cache, v))
+        write_rows(locs, (k_cache, k_turned), (v_cache, v))
 
     return work
 
@@ -180,11 +179,13 @@ def are_neighbours(q_THD: torch.Tensor, k_TKD: torch.Tensor) -> bool:
 
 
 def write_rows(locs: Floats, *caches_rows: tuple[Floats, Floats]) -> None:
-    """In every cache one row [K, D] per location but the sink's.
+    """In every cache one row [K, D] per location but the sink's, which -1 is too.
 
     With pages of one location, which is how decode sees memory, nothing is divided.
     """
-    live = slice(None) if locs.all() else np.flatnonzero(locs)
+    # Without the comparison, -1 would be the last offset of the last page: somebody's token.
+    is_live = locs > 0
+    live = slice(None) if is_live.all() else np.flatnonzero(is_live)
     page_size = caches_rows[0][0].shape[1]
     place: tuple[Floats, Floats | int] = (locs[live], 0) if page_size == 1 else np.divmod(locs[live], page_size)
     for cache, rows in caches_rows:

@@ -105,6 +105,13 @@ class WindowMapping:
         self.version += 1
         return window
 
+    def clear(self) -> None:
+        """Forget every pair of every group."""
+        for window_of, full_of, unpublished in zip(self._window_of, self._full_of, self._unpublished, strict=True):
+            for full in np.flatnonzero(np.frombuffer(window_of, dtype=np.int32)).tolist():
+                full_of[window_of[full]] = window_of[full] = unpublished[full] = NO_PAGE
+        self.version += 1
+
     def restore(self, group: int, window_of: Mapping[int, int]) -> None:
         """Exactly these pairs. The device is told every entry again, whatever it has."""
         pages, windows = self._window_of[group], self._full_of[group]
@@ -120,13 +127,6 @@ class WindowMapping:
             unpublished.update(enumerate(table))
         self.version += 1
         self._last_set_version = self.version
-
-    def clear(self) -> None:
-        """Forget every pair of every group."""
-        for window_of, full_of, unpublished in zip(self._window_of, self._full_of, self._unpublished, strict=True):
-            for full in np.flatnonzero(np.frombuffer(window_of, dtype=np.int32)).tolist():
-                full_of[window_of[full]] = window_of[full] = unpublished[full] = NO_PAGE
-        self.version += 1
 
     @property
     def must_publish(self) -> bool:

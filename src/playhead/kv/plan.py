@@ -18,43 +18,8 @@ MAX_LOCS = 2**31 - 1
 
 NUM_SINK_SLABS = 1
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryLimit:
-    """How much memory KV may take: exactly one of an absolute size and a fraction of the device.
-
-    The fraction counts everything on the device, weights and graphs included, so KV gets what is left of it.
-    """
-
-    kv_memory_bytes: int | None = None
-    device_fraction: float | None = None
-
-    def __post_init__(self) -> None:
-        if (self.kv_memory_bytes is None) == (self.device_fraction is None):
-            raise ConfigError(
-                f"kv memory: found kv_memory_bytes={self.kv_memory_bytes} and device_fraction={self.device_fraction}; "
-                "wanted exactly one. Remove one of the two settings"
-            )
-        if self.device_fraction is not None and not 0 < self.device_fraction <= 1:
-            raise ConfigError(f"kv.device_fraction: found {self.device_fraction}; wanted (0, 1]. 0.9 suits a GPU alone")
-
-    def resolve(self, *, device_bytes: int, taken_bytes: int) -> int:
-        """Bytes for KV: 0.9 of 100 GB with 30 GB taken leaves 60 GB."""
-        free = device_bytes - taken_bytes
-        if self.kv_memory_bytes is not None:
-            found = self.kv_memory_bytes
-            if found > free:
-                raise ConfigError(f"kv.kv_memory_bytes: found {found}; wanted at most {free}, what is free. Lower it")
-            return found
-        assert self.device_fraction is not None
-        left = int(device_bytes * self.device_fraction) - taken_bytes
-        if left <= 0:
-            least = taken_bytes / device_bytes
-            raise ConfigError(
-                f"kv.device_fraction: found {self.device_fraction}, which weights and graphs use up; "
-                f"wanted more than {least:.3f}. Raise it or load a smaller model"
-            )
-        return left
+BYTES_PER_NAME = 16
+"""Bytes of KV to every token that a model without full layers can name: the names take four, a quarter beside them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,17 +135,16 @@ class KVPlan:
 
 def plan_kv(*, num_bytes: int, geometry: KVGeometry, limits: KVLimits) -> KVPlan:
     """The arena for these bytes, or a `ConfigError` that names the value that would fit."""
-    layout = lay_out(geometry)
-    plan = KVPlan(geometry=geometry, limits=limits, layout=layout, num_slabs=num_bytes // layout.slab_bytes)
-    least = _least_slabs(plan, limits.max_context_tokens) * layout.slab_bytes
+    plan = _plan_of(geometry, limits, num_bytes)
+    least = least_bytes(geometry, limits)
     if num_bytes < least:
-        longest = _largest(lambda tokens: _least_slabs(plan, tokens) <= plan.num_slabs)
+        longest = longest_context(num_bytes, geometry, limits)
         advice = f"lower max_context_tokens to {longest}" if longest else "lower chunk_tokens"
         raise ConfigError(
             f"kv.max_context_tokens: found {limits.max_context_tokens}, which needs {least} bytes; "
             f"wanted at most {num_bytes} bytes. Raise kv_memory_bytes to {least} or {advice}"
         )
-    most = _largest(lambda n: plan._holds([n] * len(geometry.groups)))
+    most = most_running(num_bytes, geometry, limits)
     if limits.max_running > most:
         raise ConfigError(
             f"kv.max_running: found {limits.max_running}; wanted at most {most}, one page each. "
@@ -194,6 +158,40 @@ def plan_kv(*, num_bytes: int, geometry: KVGeometry, limits: KVLimits) -> KVPlan
                 f"Lower kv_memory_bytes to {num_bytes * MAX_LOCS // num_locs}"
             )
     return plan
+
+
+def least_bytes(geometry: KVGeometry, limits: KVLimits) -> int:
+    """What one request of the longest context needs, with its chunks in flight and the sink."""
+    plan = _plan_of(geometry, limits, num_bytes=0)
+    return _least_slabs(plan, limits.max_context_tokens) * plan.layout.slab_bytes
+
+
+def longest_context(num_bytes: int, geometry: KVGeometry, limits: KVLimits) -> int:
+    """The longest context that these bytes hold for one request; 0 if they hold none."""
+    plan = _plan_of(geometry, limits, num_bytes)
+    has_full_layers = plan.layout.groups[0].has_bytes
+    # Without full layers a request of any length takes the same bytes, but its tokens still need names.
+    most_names = num_bytes // BYTES_PER_NAME // (2 * limits.max_running)
+    most = MAX_LOCS if has_full_layers else min(MAX_LOCS // (2 * limits.max_running), most_names)
+    return _largest(lambda tokens: tokens <= most and _least_slabs(plan, tokens) <= plan.num_slabs)
+
+
+def most_running(num_bytes: int, geometry: KVGeometry, limits: KVLimits) -> int:
+    """How many requests these bytes hold with one page each."""
+    plan = _plan_of(geometry, limits, num_bytes)
+    return _largest(lambda n: plan._holds([n] * len(geometry.groups)))
+
+
+def most_useful_bytes(geometry: KVGeometry) -> int:
+    """The largest arena whose every location has an int32."""
+    layout = lay_out(geometry)
+    most_pages = MAX_LOCS // geometry.page_size
+    return min(most_pages // group.pages_per_slab for group in layout.groups if group.has_bytes) * layout.slab_bytes
+
+
+def _plan_of(geometry: KVGeometry, limits: KVLimits, num_bytes: int) -> KVPlan:
+    layout = lay_out(geometry)
+    return KVPlan(geometry=geometry, limits=limits, layout=layout, num_slabs=num_bytes // layout.slab_bytes)
 
 
 def hybrid_bound_tokens(num_bytes: int, geometry: KVGeometry, context_tokens: int) -> int:

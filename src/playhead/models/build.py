@@ -50,12 +50,13 @@ def _read(config: Mapping[str, object]) -> tuple[ModelSpec | None, list[Unsuppor
     architectures = outer.texts_or_none("architectures")
     if architectures and not set(architectures) & set(family.architectures):
         outer.refuse("architectures", list(architectures), family.architectures)
-    text: object = config
+    text = config
     if family.text_key is not None:
-        text = config.get(family.text_key)
-        if not isinstance(text, Mapping):
-            outer.refuse(family.text_key, text, ["a table that describes the decoder"])
+        inner = config.get(family.text_key)
+        if not isinstance(inner, Mapping):
+            outer.refuse(family.text_key, inner, ["a table that describes the decoder"])
             return None, problems
+        text = inner
     renamed = {family.aliases[alias]: text[alias] for alias in family.aliases if alias in text}
     return _build(family, outer, ConfigReader({**text, **renamed}, problems, defaults=family.defaults)), problems
 
@@ -71,7 +72,7 @@ def family_named(model_type: object) -> Family:
 
 def _build(family: Family, outer: ConfigReader, config: ConfigReader) -> ModelSpec:
     """The spec of a config's text part; `outer` is the whole config, which is the same for most families."""
-    for key, allowed in (REQUIRED | family.required).items():
+    for key, allowed in {**REQUIRED, **family.required}.items():
         config.require(key, allowed)
     for level in dict.fromkeys((outer, config)):
         quantization = level.table_or_none("quantization_config")

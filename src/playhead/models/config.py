@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from playhead.models.bounded_json import parse_json
 from playhead.models.errors import CheckpointError, UnsupportedModelError
 
-MAX_CONFIG_BYTES = 4 << 20
+MAX_CONFIG_BYTES = 16 << 20
+MAX_CONFIG_VALUES = 1 << 19
+"""An index of 91,000 tensors has 91,000 values in 9 MB."""
+
 # Larger than any model there is, small enough that a hostile config cannot make us build a list of a billion layers.
 MAX_SIZE = 1 << 24
 MAX_LAYERS = 1024
@@ -206,8 +209,8 @@ def read_json(path: Path) -> dict[str, object]:
         found = f"{path.stat().st_size} bytes"
         raise CheckpointError(where, found, f"at most {MAX_CONFIG_BYTES}", "This is not a config; download it again.")
     try:
-        value = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+        value = parse_json(path.read_bytes(), max_values=MAX_CONFIG_VALUES)
+    except ValueError as error:
         raise CheckpointError(where, f"not JSON ({error})", "an object", "Download it again.") from None
     if not isinstance(value, dict):
         raise CheckpointError(where, f"a {type(value).__name__}", "an object", "Download it again.")

@@ -47,8 +47,7 @@ def load_decoder(
     """A decoder with the source's weights, or a `CheckpointError` before any of its memory is taken."""
     family = family_named(spec.family)
     spec = as_stored(spec, family, source)
-    pieces = pieces_of(spec, family, source.tensors)
-    _check(pieces, spec, family, source)
+    pieces = check_tensors(spec, source)
     decoder = Decoder(spec, dtype=dtype, device=device)
     parameters = dict(decoder.named_parameters())
     place = {name: i for i, name in enumerate(source.tensors)}
@@ -76,8 +75,13 @@ def as_stored(spec: ModelSpec, family: Family, source: TensorSource) -> ModelSpe
     return replace(spec, is_tied=False)
 
 
-def _check(pieces: list[Piece], spec: ModelSpec, family: Family, source: TensorSource) -> None:
-    """All disagreements at once: which tensors are missing, of another shape or type, or nobody's."""
+def check_tensors(spec: ModelSpec, source: TensorSource) -> list[Piece]:
+    """The pieces of a decoder, all there. Or all disagreements at once: what is missing, of another shape, or nobody's.
+
+    Headers are enough: no tensor is read.
+    """
+    family = family_named(spec.family)
+    pieces = pieces_of(spec, family, source.tensors)
     wanted = {name: (shape, piece) for piece in pieces for name, shape in piece.sources}
     found = source.tensors
     missing = [name for name in wanted if name not in found]
@@ -101,6 +105,7 @@ def _check(pieces: list[Piece], spec: ModelSpec, family: Family, source: TensorS
             f"the {len(wanted)} tensors of a {spec.family} decoder as its config describes it",
             "Config and weights must come from the same checkpoint; download both again.",
         )
+    return pieces
 
 
 def _rows(parameters: Mapping[str, torch.Tensor], piece: Piece) -> torch.Tensor:

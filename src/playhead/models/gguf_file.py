@@ -26,6 +26,14 @@ MAX_DIMS = 4
 DEFAULT_ALIGNMENT = 32
 MAX_ALIGNMENT = 1 << 16
 
+# A file can announce any count that its length allows, and a sparse file of a terabyte takes no room on a disk.
+MAX_TENSORS = 1 << 14
+MAX_METADATA_ENTRIES = 1 << 16
+MAX_ARRAY_ITEMS = 1 << 21  # of all arrays together; 202,000 tokens and their 440,000 merges have 1.1 million
+MAX_STRING_BYTES = 1 << 24
+MAX_METADATA_BYTES = 1 << 28  # and the table of tensors; nothing of it is looked for beyond
+MAX_NAME_CHARS = 512
+
 SCALARS = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", 7: "?", 10: "u8", 11: "i8", 12: "f8"}
 STRING, ARRAY = 8, 9
 
@@ -55,26 +63,28 @@ class GgufFile:
         # Unbuffered, and read by position: a map of a file that shrinks would end the process.
         self._handle = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._handle)
-        if os.fstat(self._handle).st_size == 0:
+        num_bytes = os.fstat(self._handle).st_size
+        if num_bytes == 0:
             raise _damaged(path, "an empty file", "a GGUF header")
-        with mmap.mmap(self._handle, 0, access=mmap.ACCESS_READ) as data:
+        # The head alone: a map of a whole sparse file asks for an address space that may not be there.
+        with mmap.mmap(self._handle, min(num_bytes, MAX_METADATA_BYTES), access=mmap.ACCESS_READ) as data:
             cursor = _Cursor(path, data)
             if cursor.take(4) != MAGIC:
                 raise _damaged(path, "another format", "a file that begins with 'GGUF'")
             version = cursor.scalar("u4")
             if version not in VERSIONS:
                 raise _damaged(path, f"version {version}", f"one of {VERSIONS}")
-            num_tensors = cursor.count(MIN_TENSOR_ENTRY_BYTES)
-            num_entries = cursor.count(MIN_METADATA_ENTRY_BYTES)
+            num_tensors = cursor.count(MIN_TENSOR_ENTRY_BYTES, at_most=MAX_TENSORS)
+            num_entries = cursor.count(MIN_METADATA_ENTRY_BYTES, at_most=MAX_METADATA_ENTRIES)
             self.metadata: dict[str, Any] = {}
             for _ in range(num_entries):
-                self._add_metadata(cursor.string(), cursor.value(cursor.scalar("u4")))
+                self._add_metadata(cursor.name(), cursor.value(cursor.scalar("u4")))
             entries = [self._entry(cursor) for _ in range(num_tensors)]
             alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
             if not isinstance(alignment, int) or not 1 <= alignment <= MAX_ALIGNMENT:
                 raise _damaged(path, f"alignment {alignment!r}", f"1 to {MAX_ALIGNMENT} bytes")
             data_start = -(-cursor.offset // alignment) * alignment
-            self.tensors = self._place(entries, data_start, len(data))
+            self.tensors = self._place(entries, data_start, num_bytes)
 
     def _add_metadata(self, key: str, value: object) -> None:
         if key in self.metadata:
@@ -82,7 +92,7 @@ class GgufFile:
         self.metadata[key] = value
 
     def _entry(self, cursor: _Cursor) -> tuple[str, GgufTensor]:
-        name, num_dims = cursor.string(), cursor.scalar("u4")
+        name, num_dims = cursor.name(), cursor.scalar("u4")
         if not 1 <= num_dims <= MAX_DIMS:
             raise _damaged(self._path, f"tensor {name!r:.80} with {num_dims} dims", f"1 to {MAX_DIMS}")
         shape = tuple(int(cursor.scalar("u8")) for _ in range(num_dims))[::-1]
@@ -114,7 +124,7 @@ class GgufFile:
         """The tensor as float32 numbers."""
         tensor = self.tensors[name]
         packed = np.empty(tensor.num_bytes, dtype=np.uint8)
-        done, into = 0, memoryview(packed)
+        done, into = 0, packed.data
         while done < tensor.num_bytes:
             # The system reads at most 2 GiB at once.
             num_read = os.preadv(self._handle, [into[done:]], tensor.start + done)
@@ -130,9 +140,12 @@ class _Quants:
 
     def __init__(self, path: Path, gguf: Any) -> None:
         self._path, self._gguf = path, gguf
+        self._blocks: dict[int, tuple[int, int]] = {}
 
     def block_of(self, name: str, type_id: int) -> tuple[int, int]:
         """Values and bytes of one block, for types that can be unpacked."""
+        if type_id in self._blocks:
+            return self._blocks[type_id]
         try:
             kind = self._gguf.GGMLQuantizationType(type_id)
             values, num_bytes = self._gguf.GGML_QUANT_SIZES[kind]
@@ -140,6 +153,7 @@ class _Quants:
         except (ValueError, KeyError, NotImplementedError):
             found = f"tensor {name!r:.80} of type {type_id}"
             raise _damaged(self._path, found, "a type the gguf package unpacks") from None
+        self._blocks[type_id] = values, num_bytes
         return values, num_bytes
 
     def dequantise(self, packed: np.ndarray[Any, Any], type_id: int) -> np.ndarray[Any, Any]:
@@ -166,6 +180,7 @@ class _Cursor:
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path, self._data, self.offset = path, data, 0
+        self._array_items_left = MAX_ARRAY_ITEMS
 
     def take(self, num_bytes: int) -> bytes:
         if num_bytes > len(self._data) - self.offset:
@@ -178,20 +193,25 @@ class _Cursor:
         dtype = np.dtype(code).newbyteorder("<")
         return np.frombuffer(self.take(dtype.itemsize), dtype=dtype)[0].item()
 
-    def count(self, min_bytes_each: int) -> int:
-        """How many items follow; refused if they cannot fit."""
+    def count(self, min_bytes_each: int, *, at_most: int) -> int:
+        """How many items follow; refused if they cannot fit or are more than any model has."""
         (number,) = struct.unpack("<Q", self.take(8))
+        if number > at_most:
+            raise _damaged(self._path, f"{number} items announced at byte {self.offset}", f"at most {at_most}")
         if number * min_bytes_each > len(self._data) - self.offset:
             found = f"{number} items announced at byte {self.offset} of {len(self._data)}"
             raise _damaged(self._path, found, "counts that fit into the file")
         return int(number)
 
-    def string(self) -> str:
-        raw = self.take(self.count(1))
-        try:
-            return raw.decode("utf-8")
-        except UnicodeDecodeError:
-            raise _damaged(self._path, f"bytes that are not UTF-8 before byte {self.offset}", "UTF-8 text") from None
+    def name(self) -> str:
+        name = self.string(at_most=4 * MAX_NAME_CHARS)
+        if not 1 <= len(name) <= MAX_NAME_CHARS:
+            raise _damaged(self._path, f"a name of {len(name)} characters", f"1 to {MAX_NAME_CHARS}")
+        return name
+
+    def string(self, *, at_most: int = MAX_STRING_BYTES) -> str:
+        raw = self.take(self.count(1, at_most=at_most))
+        return self._text(raw, self.offset)
 
     def value(self, type_id: int) -> Any:
         if type_id in SCALARS:
@@ -203,14 +223,35 @@ class _Cursor:
         raise _damaged(self._path, f"metadata of type {type_id}", "a type of the format")
 
     def _array(self, type_id: int) -> list[Any]:
+        if type_id != STRING and type_id not in SCALARS:
+            raise _damaged(self._path, f"an array of type {type_id}", "an array of numbers or strings")
+        dtype = np.dtype(SCALARS.get(type_id, "u8")).newbyteorder("<")
+        number = self.count(dtype.itemsize, at_most=self._array_items_left)
+        self._array_items_left -= number
         if type_id == STRING:
-            return [self.string() for _ in range(self.count(8))]
-        if type_id in SCALARS:
-            dtype = np.dtype(SCALARS[type_id]).newbyteorder("<")
-            number = self.count(dtype.itemsize)
-            values: list[Any] = np.frombuffer(self.take(number * dtype.itemsize), dtype=dtype).tolist()
-            return values
-        raise _damaged(self._path, f"an array of type {type_id}", "an array of numbers or strings")
+            return self._strings(number)
+        values: list[Any] = np.frombuffer(self.take(number * dtype.itemsize), dtype=dtype).tolist()
+        return values
+
+    def _strings(self, number: int) -> list[str]:
+        """As `string` reads them, without three calls for each: a vocabulary has half a million."""
+        offset, data, length_at = self.offset, self._data, struct.Struct("<Q").unpack_from
+        size = len(data)
+        strings = []
+        for _ in range(number):
+            end = offset + 8 + (length_at(data, offset)[0] if offset + 8 <= size else size)
+            if end > size:
+                raise _damaged(self._path, f"a string that ends at byte {end} of {size}", "lengths inside the file")
+            strings.append(self._text(data[offset + 8 : end], end))
+            offset = end
+        self.offset = offset
+        return strings
+
+    def _text(self, raw: bytes, end: int) -> str:
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError:
+            raise _damaged(self._path, f"bytes that are not UTF-8 before byte {end}", "UTF-8 text") from None
 
 
 def _damaged(path: Path, found: str, wanted: str) -> CheckpointError:

@@ -20,6 +20,8 @@ from playhead.models.hub import resolve_model
 from playhead.models.sources import TensorSource
 from playhead.models.spec import ModelSpec
 
+STORED_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
 
 class LoadFormat(StrEnum):
     """Where weights come from: the checkpoint, or random numbers of its shapes, for speed work. vLLM's words."""
@@ -39,6 +41,17 @@ class ModelDescription:
     config: dict[str, object]
     spec: ModelSpec
     gguf: GgufFile | None = None
+
+    @property
+    def stored_dtype(self) -> torch.dtype | None:
+        """What the config says its weights are in; None if it does not say, as in GGUF files."""
+        text = self.config.get("text_config")
+        for level in (self.config, text if isinstance(text, dict) else {}):
+            for key in ("dtype", "torch_dtype"):
+                value = level.get(key)
+                if isinstance(value, str) and value in STORED_DTYPES:
+                    return STORED_DTYPES[value]
+        return None
 
 
 def describe_model(model: str, *, revision: str | None = None, config_only: bool = False) -> ModelDescription:

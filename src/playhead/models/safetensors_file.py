@@ -7,7 +7,6 @@ file, and no two tensors to overlap; shapes are plain ints, so a product cannot 
 from __future__ import annotations
 
 import io
-import json
 import math
 import struct
 from collections.abc import Iterable
@@ -15,10 +14,16 @@ from pathlib import Path
 
 import torch
 
+from playhead.models.bounded_json import parse_json
 from playhead.models.errors import CheckpointError
 from playhead.models.sources import TensorInfo
 
-MAX_HEADER_BYTES = 100_000_000  # what the format's own library allows
+MAX_HEADER_BYTES = 32 << 20
+MAX_TENSORS = 1 << 15
+"""In one file. The largest checkpoints have 91,000 tensors in 163 shards."""
+
+MAX_HEADER_VALUES = 16 * MAX_TENSORS
+MAX_NAME_CHARS = 512
 MAX_DIMS = 8
 
 PART_BYTES = 16 << 20
@@ -61,7 +66,8 @@ class SafetensorsFile:
     def __init__(self, path: Path, staging: Staging) -> None:
         self._path, self._staging = path, staging
         header, self._data_start = _read_header(path)
-        entries = {name: _Entry(path, name, value) for name, value in header.items() if name != "__metadata__"}
+        _check_metadata(path, header.pop("__metadata__", {}))
+        entries = {name: _Entry(path, name, value) for name, value in header.items()}
         self._entries = dict(sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)))
         self._check_layout()
         self.tensors = {name: entry.info for name, entry in self._entries.items()}
@@ -111,6 +117,8 @@ class _Entry:
     """One line of the header, checked on its own."""
 
     def __init__(self, path: Path, name: str, value: object) -> None:
+        if not 1 <= len(name) <= MAX_NAME_CHARS:
+            raise _damaged(path, f"a tensor's name of {len(name)} characters", f"1 to {MAX_NAME_CHARS}")
         match value:
             case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [start, stop]}:
                 pass
@@ -145,21 +153,22 @@ def _read_header(path: Path) -> tuple[dict[str, object], int]:
             found = f"a header of {length} bytes in a file of {num_bytes}"
             raise _damaged(path, found, f"at most {MAX_HEADER_BYTES} bytes, inside the file")
         raw = file.read(length)
+    # Each tensor is a table; the file and its metadata are two more. Counted here, a million are refused unparsed.
+    if (num_tensors := raw.count(b"{") - 2) > MAX_TENSORS:
+        raise _damaged(path, f"{num_tensors} tensors or more", f"at most {MAX_TENSORS}")
     try:
-        header = json.loads(raw, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
+        header = parse_json(raw, max_values=MAX_HEADER_VALUES, unique_keys=True)
+    except ValueError as error:
         raise _damaged(path, f"a header that is not JSON ({error})", "a JSON object") from None
     if not isinstance(header, dict):
         raise _damaged(path, f"a header that is a {type(header).__name__}", "a JSON object")
     return header, 8 + length
 
 
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Two readers must not see two different files: a name that appears twice is refused."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name appears twice")
-    return found
+def _check_metadata(path: Path, metadata: object) -> None:
+    """Texts by name. Nothing here reads them, but other readers refuse anything else."""
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise _damaged(path, f"__metadata__ {metadata!r:.80}", "texts by name")
 
 
 def _damaged(path: Path, found: str, wanted: str) -> CheckpointError:

@@ -8,7 +8,7 @@ length 1.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -36,10 +36,12 @@ SHORTEST_LENGTH = 1  # with length 0 a softmax has no terms, and its NaN would r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFeatures:
-    """Inputs that only some models or backends read. What nobody reads has no slot."""
+    """Inputs that only some models or backends read. What nobody reads is declared, and has no memory."""
 
     host_lengths: bool = False
     """`seq_lens_cpu`, for a backend that plans on the host. A graph cannot advance it: such a step is filled anew."""
+    seq_len_fill_value: int = SHORTEST_LENGTH
+    """The length of a padded request: what the attention backend wants there."""
     encoder: bool = False
     mamba_tracking: bool = False
     mrope: bool = False
@@ -55,12 +57,14 @@ def build_decode_registry(
     device: torch.device | str,
     features: InputFeatures | None = None,
     pool: InputBufferPool | None = None,
+    num_tokens_per_bs: int = 1,
 ) -> CudaGraphBufferRegistry:
-    """Inputs of a step with one token per request: everything has `max_bs` rows.
+    """Inputs of a step with one token per request, or with `num_tokens_per_bs` where a draft is verified.
 
     A decode graph may leave them as the next step's: fed back, one further, at the next place.
     """
-    registry = CudaGraphBufferRegistry(max_bs=max_bs, max_num_tokens=max_bs, device=device, pool=pool)
+    max_num_tokens = max_bs * num_tokens_per_bs
+    registry = CudaGraphBufferRegistry(max_bs=max_bs, max_num_tokens=max_num_tokens, device=device, pool=pool)
     return register_inputs(registry, features or InputFeatures(), advances=ADVANCES)
 
 
@@ -81,13 +85,13 @@ def register_inputs(
     registry: CudaGraphBufferRegistry, features: InputFeatures, *, advances: str | None = None
 ) -> CudaGraphBufferRegistry:
     """All declarations, then freeze."""
-    for slot in (*usual_slots(advances), *optional_slots(features), *features.extra):
+    for slot in (*usual_slots(features, advances), *optional_slots(features), *features.extra):
         registry.register_slot(slot)
     registry.freeze()
     return registry
 
 
-def usual_slots(advances: str | None = None) -> tuple[GraphSlot, ...]:
+def usual_slots(features: InputFeatures, advances: str | None = None) -> tuple[GraphSlot, ...]:
     """What every model reads. `advances` says why a graph may write what the next step differs in."""
     return (
         # An id below zero is -row: that row's newest token, which is on the device alone.
@@ -95,44 +99,41 @@ def usual_slots(advances: str | None = None) -> tuple[GraphSlot, ...]:
         host_vector("positions", "tokens", POSITIONS.dtype, index=POSITIONS, graph_writes=advances),
         host_vector("out_cache_loc", "tokens", FULL_LOCS.dtype, index=FULL_LOCS, graph_writes=advances),
         host_vector("req_pool_indices", "bs", ROWS.dtype, index=ROWS),
-        host_vector("seq_lens", "bs", torch.int32, pad_value=SHORTEST_LENGTH, graph_writes=advances),
+        host_vector("seq_lens", "bs", torch.int32, pad_value=features.seq_len_fill_value, graph_writes=advances),
         host_scalar("num_token_non_padded", lambda batch, ctx: np.array([ctx.raw_num_tokens], dtype=np.int32)),
     )
 
 
 def optional_slots(features: InputFeatures) -> list[GraphSlot]:
-    """What the model's features add."""
-    slots = []
-    if features.host_lengths:
-        slots.append(
-            GraphSlot(
-                name="seq_lens_cpu",
-                shape_fn=lambda bs, tokens: (bs,),
-                dtype=torch.int32,
-                axis="bs",
-                device=torch.device("cpu"),
-                padding_policy=PaddingPolicy.FILL_SENTINEL,
-                pad_value=SHORTEST_LENGTH,
-            )
-        )
-    if features.encoder:
-        slots.append(host_vector("encoder_lens", "bs", torch.int32, pad_value=SHORTEST_LENGTH, fill_once=True))
-    if features.mamba_tracking:
-        slots.append(host_vector("mamba_track_indices", "bs", MAMBA_SLOTS.dtype, index=MAMBA_SLOTS))
-        slots.append(host_vector("mamba_track_mask", "bs", torch.bool))
-    if features.mrope:
-        slots.append(
-            GraphSlot(
-                name="mrope_positions",
-                shape_fn=lambda bs, tokens: (3, tokens),
-                dtype=POSITIONS.dtype,
-                axis="tokens",
-                padding_policy=PaddingPolicy.ZERO,
-                index=POSITIONS,
-                staged=True,
-                slice_fn=lambda buffer, start, stop: buffer[:, start:stop],
-            )
-        )
+    """What features add. Without its feature a slot is disabled: who reads it all the same is told so by name."""
+    slots = [
+        GraphSlot(
+            name="seq_lens_cpu",
+            shape_fn=lambda bs, tokens: (bs,),
+            dtype=torch.int32,
+            axis="bs",
+            device=torch.device("cpu"),
+            padding_policy=PaddingPolicy.FILL_SENTINEL,
+            pad_value=features.seq_len_fill_value,
+            enabled=features.host_lengths,
+        ),
+        GraphSlot(
+            name="mrope_positions",
+            shape_fn=lambda bs, tokens: (3, tokens),
+            dtype=POSITIONS.dtype,
+            axis="tokens",
+            padding_policy=PaddingPolicy.ZERO,
+            index=POSITIONS,
+            staged=True,
+            slice_fn=lambda buffer, start, stop: buffer[:, start:stop],
+            enabled=features.mrope,
+        ),
+    ]
+    encoder_lens = host_vector("encoder_lens", "bs", torch.int32, pad_value=SHORTEST_LENGTH, fill_once=True)
+    mamba_indices = host_vector("mamba_track_indices", "bs", MAMBA_SLOTS.dtype, index=MAMBA_SLOTS)
+    mamba_mask = host_vector("mamba_track_mask", "bs", torch.bool)
+    slots.append(replace(encoder_lens, enabled=features.encoder))
+    slots += [replace(slot, enabled=features.mamba_tracking) for slot in (mamba_indices, mamba_mask)]
     slots += [proxy_slot(name, width, dtype) for name, (width, dtype) in features.pp_proxies.items()]
     return slots
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any
+from weakref import WeakMethod
 
 import torch
 
@@ -147,7 +149,9 @@ class ModelStep:
         self._specs, self._turns = tuple(layer.attention for layer in decoder.spec.layers), decoder.turns
         # The packed projection does not say how wide attention's output is, so every width has a break of its own.
         widths = dict.fromkeys(spec.output_size for spec in self._specs)
-        breaks = {width: attention_break(self._attend, width) for width in widths}
+        # A strong reference to the method would be a cycle, and all KV memory would wait for the garbage collector.
+        run = weak_run(WeakMethod(self._attend))
+        breaks = {width: attention_break(run, width) for width in widths}
         self._breaks = tuple(breaks[spec.output_size] for spec in self._specs)
 
     @property
@@ -165,16 +169,19 @@ class ModelStep:
 
     def hidden(self, inputs: Inputs, scope: Scope, phase: Phase) -> torch.Tensor:
         """Embedding and layer stack: h_TM, as `head` wants it. Begins with the translation, for all layers."""
-        tokens = ForwardTokens(
+        forward = self.pool.begin_forward(self.tokens(inputs, phase), is_launched=True)
+        lookups = self._look_up(forward, inputs) if phase is Phase.DECODE else ((),) * len(self.layers)
+        context = ScopedContext(scope=scope, specs=self._specs, breaks=self._breaks, lookups=lookups)
+        return self.decoder.layers(self.decoder.embed(inputs["input_ids"]), context)
+
+    def tokens(self, inputs: Inputs, phase: Phase) -> ForwardTokens:
+        """A forward's tokens, from slots that have a row per token: captured segments may read no others."""
+        return ForwardTokens(
             page_table_RP=self.backend.page_table_RP,
             full_locs_T=inputs[LOCS_SLOT],
             rows_T=inputs[ROWS_SLOT if phase is Phase.DECODE else TOKEN_ROWS_SLOT],
             positions_T=inputs[POSITIONS_SLOT],
         )
-        forward = self.pool.begin_forward(tokens, is_launched=True)
-        lookups = self._look_up(forward, inputs) if phase is Phase.DECODE else ((),) * len(self.layers)
-        context = ScopedContext(scope=scope, specs=self._specs, breaks=self._breaks, lookups=lookups)
-        return self.decoder.layers(self.decoder.embed(inputs["input_ids"]), context)
 
     def spec(
         self, axis: RunAxis, fn: StepFn, placeholder: Callable[[FillContext], Batch], *, has_breaks: bool = False
@@ -242,6 +249,17 @@ class ModelStep:
         )
         out_THE = outputs[0][:n].view(n, spec.num_heads, spec.v_head_dim)
         attend(self.backend, attention, layer, q_THD, out_THE, lookup)
+
+
+def weak_run(method: WeakMethod[RunBreak]) -> RunBreak:
+    """The method's call, without holding the object whose method it is."""
+
+    def run(live: Any, inputs: Tensors, outputs: Tensors, site: str) -> None:
+        bound = method()
+        assert bound is not None, "a step runs while its model is there"
+        bound(live, inputs, outputs, site)
+
+    return run
 
 
 def attention_break(run: RunBreak, width: int) -> BreakOp:

@@ -31,7 +31,8 @@ from playhead.graph.piecewise import PiecewiseCapture, compiler_for
 from playhead.graph.registry import CudaGraphBufferRegistry
 from playhead.graph.runner import CaptureReport, GraphRunner, StepSpec
 from playhead.graph.shapes import Decision, Dispatcher, DispatchLimits, Mode, bucket_sizes
-from playhead.graph.slots import Batch, FillContext
+from playhead.graph.sharing import InputBufferPool
+from playhead.graph.slots import Batch, FillContext, GraphSlot
 from playhead.kv.cache import HybridKVCache, SequenceKV
 from playhead.kv.mapping import Int32Array
 from playhead.kv.plan import KVLimits, plan_kv
@@ -128,11 +129,16 @@ class Worker:
         self.sampler = SamplerRows(max_running=max_running, vocab_size=decoder.spec.vocab_size, device=self.device)
         self._sampled = SampledStep(self.model, self.sampler, self.page_table.table_RP)
         self._graphs: Backend = CudaBackend(self.device) if self.device.type == "cuda" else TapeBackend()
-        features = InputFeatures(extra=(*self._attention.slots(Phase.DECODE), *sampler_slots(advances=ADVANCES)))
-        self._decode_registry = build_decode_registry(max_bs=max_running, device=self.device, features=features)
+        self._input_pool = InputBufferPool()  # decode and prefill never run at once
+        self._decode_registry = build_decode_registry(
+            max_bs=max_running,
+            device=self.device,
+            features=self._features(Phase.DECODE, *sampler_slots(advances=ADVANCES)),
+            pool=self._input_pool,
+        )
         self.decoders: dict[SamplerNeeds, GraphRunner] = {}
         self.decode = self.decoder_for(GREEDY)
-        self.prefill = self._prefill_runner(self._attention)
+        self.prefill = self._prefill_runner()
         self._finish_views: dict[int, Inputs] = {}
         self._advanced: Advanced | None = None
         self._in_flight: dict[Step, InFlight] = {}
@@ -313,19 +319,26 @@ class Worker:
             return TritonBackend(page_table_RP=table_RP, layers=layers, max_bs=self.config.limits.max_running)
         return ReferenceBackend(page_table_RP=table_RP)
 
-    def _prefill_runner(self, backend: AttentionBackend) -> GraphRunner:
+    def _features(self, phase: Phase, *extra: GraphSlot) -> InputFeatures:
+        """What steps of a phase read beyond the usual: the attention backend's slots, and those of what runs beside."""
+        fill_value = self._attention.seq_len_fill_value
+        return InputFeatures(extra=(*self._attention.slots(phase), *extra), seq_len_fill_value=fill_value)
+
+    def _prefill_runner(self) -> GraphRunner:
         limits = self.config.limits
         # A step that mixes one chunk with decoding requests has a token of each of them besides.
         most_tokens = limits.chunk_tokens + limits.max_running
-        extra = (*backend.slots(Phase.EXTEND), *token_slots(), *sampler_slots(), *token_step_slots())
-        features = InputFeatures(extra=extra)
         registry = build_prefill_registry(
-            max_bs=limits.max_running, max_num_tokens=most_tokens, device=self.device, features=features
+            max_bs=limits.max_running,
+            max_num_tokens=most_tokens,
+            device=self.device,
+            features=self._features(Phase.EXTEND, *token_slots(), *sampler_slots(), *token_step_slots()),
+            pool=self._input_pool,
         )
 
         def one_request(ctx: FillContext) -> Batch:
-            """A null request of the bucket's tokens, all of it in the sink."""
-            length = np.array([self._placeholder_tokens(ctx.raw_num_tokens)], dtype=np.int32)
+            """A null request of the bucket's tokens, all of it in the sink. It must not hold the worker: a cycle."""
+            length = np.array([placeholder_tokens(ctx.raw_num_tokens, limits)], dtype=np.int32)
             queries = {"query_starts": np.zeros(1, np.int32), "query_lens": length}
             return registry.null_batch(ctx) | {"seq_lens": length} | queries
 
@@ -341,13 +354,6 @@ class Worker:
             return PiecewiseCapture(bridges, compiler_for(self.device))
         return BreakableCapture(bridges)
 
-    def _placeholder_tokens(self, num_tokens: int) -> int:
-        """Tokens of a bucket that are one request's: it cannot have more than its row of the page table has places.
-
-        The tokens after them are nobody's, like padding.
-        """
-        return min(num_tokens, self.config.limits.max_context_tokens)
-
     def _runner(
         self, step: StepSpec, registry: CudaGraphBufferRegistry, capture: Capture, *, largest: int
     ) -> GraphRunner:
@@ -359,6 +365,14 @@ class Worker:
             backend=self._graphs,
             dispatcher=Dispatcher(capture.mode, buckets, self.config.dispatch),
         )
+
+
+def placeholder_tokens(num_tokens: int, limits: KVLimits) -> int:
+    """Tokens of a bucket that are one request's: it cannot have more than its row of the page table has places.
+
+    The tokens after them are nobody's, like padding.
+    """
+    return min(num_tokens, limits.max_context_tokens)
 
 
 def decodes(chunks: Sequence[Chunk]) -> bool:

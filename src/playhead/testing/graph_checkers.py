@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from playhead.errors import CaptureError, SlotError
+from playhead.errors import CaptureError, GraphError, SlotError
 from playhead.graph.audit import audit, unwritten_tails
 from playhead.graph.backends.base import record
 from playhead.graph.backends.tape import TapeBackend
+from playhead.graph.breaks import Scope
+from playhead.graph.capture import Inputs
 from playhead.graph.registry import NUM_STAGES, CudaGraphBufferRegistry
 from playhead.graph.shapes import DispatchLimits
 from playhead.graph.sharing import InputBufferPool
@@ -19,7 +22,16 @@ from playhead.graph.staging import CopyPort
 from playhead.testing.fake_stream import LaggingPort
 from playhead.testing.mutant import Checker
 from playhead.testing.toy import KV_LOCS, POSITIONS, ROWS, ToyRequest
-from playhead.testing.toy_runners import Kind, toy_rig
+from playhead.testing.toy_runners import (
+    WRITE_BUCKET,
+    Kind,
+    advance_all,
+    advance_live,
+    locs_slot,
+    toy_rig,
+    write_runner,
+    write_sample,
+)
 
 ANY_PADDING = DispatchLimits(max_padding_ratio=100)
 MAX_BS = 6
@@ -182,6 +194,95 @@ def shrinking_batch() -> list[str]:
     return [] if bool((rig.model.k_cache[:, others] == 77).all()) else ["padded rows wrote into live KV locations"]
 
 
+def moving_padding() -> list[str]:
+    """S2.1: padding that is written once, in a slot that its graph moves."""
+    return refusal(
+        "an index slot with FILL_ONCE that its graph writes",
+        SlotError,
+        lambda: locs_slot(padding_policy=PaddingPolicy.FILL_ONCE),
+    )
+
+
+def consecutive_steps() -> list[str]:
+    """The audit tells a graph that moves its padded rows from one that does not."""
+    found = {step: audit(write_runner(step), write_sample).findings for step in (advance_all, advance_live)}
+    missed = [] if found[advance_all] else ["a graph that moves its padded rows passed the audit"]
+    return missed + [finding.message for finding in found[advance_live]]
+
+
+def stale_break_output() -> list[str]:
+    """A break's output, read after the next call of the break took its memory."""
+    rig = toy_rig("breakable", buckets=(8,))
+    op = rig.model.attention
+
+    def reads_late(inputs: Inputs, scope: Scope) -> torch.Tensor:
+        h_TM = rig.model.embed_VM[inputs["input_ids"]]
+        (first_TM,) = scope.call(op, h_TM, h_TM, h_TM, site="0")
+        (second_TM,) = scope.call(op, first_TM, first_TM, first_TM, site="1")
+        return first_TM + second_TM
+
+    ctx = rig.runner.placeholder_context(8)
+    live = rig.runner.prepare(rig.runner.step.placeholder(ctx), ctx)
+    inputs = rig.runner.graph_inputs(ctx)
+    return refusal(
+        "a break's output read too late",
+        CaptureError,
+        lambda: rig.runner.capture.capture(TapeBackend(), reads_late, inputs, live),
+    )
+
+
+def adopted_tensors() -> list[str]:
+    """Registration leaves an adopted tensor as it was, and refuses one whose rows are one place."""
+    registry = CudaGraphBufferRegistry(max_bs=WRITE_BUCKET, max_num_tokens=WRITE_BUCKET, device="cpu")
+    memory = torch.full((WRITE_BUCKET,), 5, dtype=torch.int64)
+    registry.register_slot(locs_slot(), bind=memory)
+    other = CudaGraphBufferRegistry(max_bs=WRITE_BUCKET, max_num_tokens=WRITE_BUCKET, device="cpu")
+    expanded = torch.zeros(1, dtype=torch.int64).expand(WRITE_BUCKET)
+    found = refusal("an expanded tensor", SlotError, lambda: other.register_slot(locs_slot(), bind=expanded))
+    return found if bool((memory == 5).all()) else [*found, "registration wrote into an adopted tensor"]
+
+
+def going_on() -> list[str]:
+    """A step without a fill runs over what its own graph left, and over nobody else's values."""
+    runner, ctx = write_runner(advance_live), square(1, WRITE_BUCKET)
+    runner.run({"locs": torch.tensor([5])}, raw_bs=1, raw_num_tokens=1)
+    runner.registry.fill_from({"locs": torch.tensor([9])}, ctx)
+    found = refusal("a step over slots that were filled since", GraphError, runner.run_again)
+    pool = InputBufferPool()
+    one, other = policy_registry(pool), policy_registry(pool)
+    before = one.num_fills
+    other.fill_from(policy_batch(other, 2, 1), square(2, 4))
+    return found if one.num_fills > before else [*found, "a fill of shared memory was not counted"]
+
+
+def late_joiner() -> list[str]:
+    """A registry that joins a pool must not leave its padding where another trusts its own."""
+    pool, registries = InputBufferPool(), []
+    for pad_value in (9, 5):
+        registry = CudaGraphBufferRegistry(max_bs=4, max_num_tokens=4, device="cpu", pool=pool)
+        once = locs_slot(padding_policy=PaddingPolicy.FILL_ONCE, pad_value=pad_value, index=None, graph_writes=None)
+        registry.register_slot(once)
+        registry.freeze()
+        registries.append(registry)
+        registries[0].fill_from({"locs": torch.ones(2, dtype=torch.int64)}, square(2, 4))
+    return list(unwritten_tails(registries[0], square(2, 4)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wrapped:
+    """An output that pytree would take for one opaque value."""
+
+    locs: torch.Tensor
+
+
+def nested_outputs() -> list[str]:
+    """Tensors of a dataclass are cut to the live rows like all others."""
+    runner = write_runner(advance_live)
+    ctx = runner.context(raw_bs=2, raw_num_tokens=2, bucket=WRITE_BUCKET)
+    cut = runner.live_rows(Wrapped(locs=torch.zeros(WRITE_BUCKET)), ctx)
+    return [] if len(cut.locs) == 2 else ["a dataclass of tensors keeps its padded rows"]
+
+
 GRAPH_CHECKERS: tuple[Checker, ...] = (
     Checker(name="shrinking batch", run=shrinking_batch),
     Checker(name="K1 poison", run=poisoned_fills),
@@ -192,6 +293,13 @@ GRAPH_CHECKERS: tuple[Checker, ...] = (
     Checker(name="wrapped value refused", run=wrapped_value),
     Checker(name="host value refused", run=host_value),
     Checker(name="late capture", run=late_capture),
+    Checker(name="moving padding refused", run=moving_padding),
+    Checker(name="consecutive steps", run=consecutive_steps),
+    Checker(name="stale break output refused", run=stale_break_output),
+    Checker(name="adopted tensors", run=adopted_tensors),
+    Checker(name="going on", run=going_on),
+    Checker(name="late joiner", run=late_joiner),
+    Checker(name="nested outputs", run=nested_outputs),
     Checker(name="audit, full", run=audited("full")),
     Checker(name="audit, breakable", run=audited("breakable")),
     Checker(name="audit, piecewise", run=audited("piecewise")),

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map_only
 
 from playhead.graph import registry as registry_module
+from playhead.graph import runner as runner_module
+from playhead.graph.audit import SampledStep
 from playhead.graph.breakable import BreakableStep
 from playhead.graph.breaks import BreakOp, BridgePool, Direction, TensorSpec
+from playhead.graph.leases import BridgeLeases
 from playhead.graph.oplog import OpObserver
 from playhead.graph.registry import CudaGraphBufferRegistry, DeviceEntry
-from playhead.graph.runner import GraphRunner, LivePlan
+from playhead.graph.report import Report
+from playhead.graph.runner import GraphRunner, LivePlan, StepResult
+from playhead.graph.sharing import SharedBuffer
 from playhead.graph.slots import Batch, FillContext, GraphSlot
 from playhead.graph.staging import Stage, StagingRing
 from playhead.testing.mutant import Mutant, swapped
@@ -164,6 +171,77 @@ def host_sync_recorded() -> AbstractContextManager[None]:
     return swapped(OpObserver, "_refuse", lenient)
 
 
+def moving_padding_accepted() -> AbstractContextManager[None]:
+    def nothing(self: GraphSlot) -> None:
+        return None
+
+    return swapped(GraphSlot, "_check_fill_once", nothing)
+
+
+def one_step_audited() -> AbstractContextManager[None]:
+    def nothing(runner: GraphRunner, step: SampledStep, ctx: FillContext, report: Report) -> None:
+        return None
+
+    # The package's `audit` is the function, which hides the module of that name.
+    return swapped(import_module("playhead.graph.audit"), "audit_padded_rows", nothing)
+
+
+def leases_never_end() -> AbstractContextManager[None]:
+    def nothing(self: BridgeLeases, reader: str, where: str, tensors: Sequence[torch.Tensor]) -> None:
+        return None
+
+    return swapped(BridgeLeases, "refuse_expired", nothing)
+
+
+def bind_overwrites() -> AbstractContextManager[None]:
+    adopted = CudaGraphBufferRegistry._adopted
+
+    def overwriting(self: CudaGraphBufferRegistry, slot: GraphSlot, bind: torch.Tensor | None) -> torch.Tensor | None:
+        tensor = adopted(self, slot, bind)
+        return None if tensor is None else tensor.contiguous().fill_(slot.pad_value)
+
+    return swapped(CudaGraphBufferRegistry, "_adopted", overwriting)
+
+
+def any_bind_accepted() -> AbstractContextManager[None]:
+    def nothing(slot: GraphSlot, bind: torch.Tensor, shape: Sequence[int], device: torch.device) -> None:
+        return None
+
+    return swapped(registry_module, "check_bind", nothing)
+
+
+def foreign_fill_ignored() -> AbstractContextManager[None]:
+    """A step goes on although the slots were filled since."""
+
+    def anyway(self: GraphRunner) -> StepResult:
+        assert self._last is not None
+        ctx, live, _ = self._last
+        return self._run_filled(self.dispatcher.decide(ctx.raw(self.step.axis)), ctx, live)
+
+    return swapped(GraphRunner, "run_again", anyway)
+
+
+def shared_fill_not_counted() -> AbstractContextManager[None]:
+    """Another registry's fill of shared memory does not show in `num_fills`."""
+    own_fills = property(lambda registry: registry._num_own_fills)
+    return swapped(CudaGraphBufferRegistry, "num_fills", own_fills)
+
+
+def joining_goes_unnoticed() -> AbstractContextManager[None]:
+    def only_fills(self: SharedBuffer, by: object | None) -> None:
+        self.filled_by = by or self.filled_by
+        self.num_writes += 1
+
+    return swapped(SharedBuffer, "mark_written", only_fills)
+
+
+def dataclasses_are_opaque() -> AbstractContextManager[None]:
+    def by_pytree(fn: Callable[[torch.Tensor], torch.Tensor], output: Any) -> Any:
+        return tree_map_only(torch.Tensor, fn, output)
+
+    return swapped(runner_module, "map_tensors", by_pytree)
+
+
 STALE_LOC_TAIL = Mutant(
     name="stale location tail",
     source="SGLang #23552: padded rows wrote into live requests' KV",
@@ -250,5 +328,59 @@ GRAPH_MUTANTS: tuple[Mutant, ...] = (
         source=".item() at capture",
         apply=host_sync_recorded,
         killed_by=("host value refused",),
+    ),
+    Mutant(
+        name="padding written once is moved by the graph",
+        source="an index slot with FILL_ONCE that its graph advances",
+        apply=moving_padding_accepted,
+        killed_by=("moving padding refused",),
+    ),
+    Mutant(
+        name="audit stops after one step",
+        source="padded rows that a graph moves are put back by every fill",
+        apply=one_step_audited,
+        killed_by=("consecutive steps",),
+    ),
+    Mutant(
+        name="break output read after its memory was reused",
+        source="bridges are shared by all calls of a break",
+        apply=leases_never_end,
+        killed_by=("stale break output refused",),
+    ),
+    Mutant(
+        name="bind overwrites",
+        source="padding written into an adopted tensor at registration",
+        apply=bind_overwrites,
+        killed_by=("adopted tensors",),
+    ),
+    Mutant(
+        name="expanded tensor bound",
+        source="all rows of a slot in one place",
+        apply=any_bind_accepted,
+        killed_by=("adopted tensors",),
+    ),
+    Mutant(
+        name="goes on over another's fill",
+        source="two runners over one registry",
+        apply=foreign_fill_ignored,
+        killed_by=("going on",),
+    ),
+    Mutant(
+        name="shared fill not counted",
+        source="two registries, one buffer",
+        apply=shared_fill_not_counted,
+        killed_by=("going on",),
+    ),
+    Mutant(
+        name="joining registry's padding trusted",
+        source="two registries, one buffer, another pad value",
+        apply=joining_goes_unnoticed,
+        killed_by=("late joiner",),
+    ),
+    Mutant(
+        name="dataclass outputs keep their padding",
+        source="pytree takes a dataclass for one value",
+        apply=dataclasses_are_opaque,
+        killed_by=("nested outputs",),
     ),
 )

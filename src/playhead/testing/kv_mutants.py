@@ -6,68 +6,19 @@ from array import array
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
-import torch
-
 from playhead.errors import OutOfPages
 from playhead.kv import cache as cache_module
+from playhead.kv import plan as plan_module
 from playhead.kv.allocator import SlabArena
 from playhead.kv.cache import HybridKVCache, SequenceKV
 from playhead.kv.geometry import next_slide, window_frontier
-from playhead.kv.hybrid import FULL, HybridAllocator
+from playhead.kv.hybrid import HybridAllocator
 from playhead.kv.mapping import Int32Array, WindowMapping
-from playhead.kv.pool import ForwardLocs, GroupKVPool
 from playhead.kv.prefix import PrefixCache, PrefixHit
 from playhead.kv.rows import RowTables
-from playhead.kv.swa_pool import SWAKVPool
 from playhead.testing.mutant import Mutant, swapped
+from playhead.testing.translation_mutants import TRANSLATION_MUTANTS
 from playhead.types import Row
-
-
-def memo_not_invalidated() -> AbstractContextManager[None]:
-    """A translation is remembered by address: a slot refilled in place finds the last step's."""
-    translate = SWAKVPool.translate_loc_from_full_to_swa
-    memo: dict[tuple[int, int, int], torch.Tensor] = {}
-
-    def memoised(self: SWAKVPool, full_locs: torch.Tensor, window: int = 0) -> torch.Tensor:
-        key = (full_locs.untyped_storage().data_ptr(), int(full_locs.storage_offset()), full_locs.numel())
-        if key not in memo:
-            memo[key] = translate(self, full_locs, window)
-        return memo[key]
-
-    return swapped(SWAKVPool, "translate_loc_from_full_to_swa", memoised)
-
-
-def memo_by_storage() -> AbstractContextManager[None]:
-    """A translation is remembered by the storage's base, so views at different offsets are taken for each other."""
-    translate = SWAKVPool.translate_loc_from_full_to_swa
-    memo: dict[tuple[int, int, int], torch.Tensor] = {}
-
-    def memoised(self: SWAKVPool, full_locs: torch.Tensor, window: int = 0) -> torch.Tensor:
-        key = (full_locs.untyped_storage().data_ptr(), full_locs.numel(), self.mapping.version)
-        if key not in memo:
-            memo[key] = translate(self, full_locs, window)
-        return memo[key]
-
-    return swapped(SWAKVPool, "translate_loc_from_full_to_swa", memoised)
-
-
-def translation_per_layer() -> AbstractContextManager[None]:
-    """Every layer translates again, instead of using what the forward began with."""
-    write = SWAKVPool.set_kv_buffer
-
-    def again(self: SWAKVPool, layer: int, locs: ForwardLocs | torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        write(self, layer, locs.groups[FULL].new_locs_T if isinstance(locs, ForwardLocs) else locs, k, v)
-
-    return swapped(SWAKVPool, "set_kv_buffer", again)
-
-
-def unpublished_mapping_used() -> AbstractContextManager[None]:
-    """Nobody notices that the device's mapping is behind."""
-
-    def silent(self: WindowMapping, where: str, *, pairs_only: bool = False) -> None:
-        return None
-
-    return swapped(WindowMapping, "require_published", silent)
 
 
 def double_free_of_windows() -> AbstractContextManager[None]:
@@ -129,12 +80,17 @@ def frontier_one_page_ahead() -> AbstractContextManager[None]:
 
 
 def frontier_one_page_behind() -> AbstractContextManager[None]:
-    """The window keeps a page nobody sees: more than window + chunk + page."""
+    """A window that slides keeps pages nobody sees: more than window + chunk + page."""
+    slide = HybridKVCache._slide
 
     def behind(num_tokens: int, window: int, page_size: int) -> int:
         return max(0, window_frontier(num_tokens, window, page_size) - 2)
 
-    return swapped(cache_module, "window_frontier", behind)
+    def lazily(self: HybridKVCache, seq: SequenceKV) -> None:
+        with swapped(cache_module, "window_frontier", behind):
+            slide(self, seq)
+
+    return swapped(HybridKVCache, "_slide", lazily)
 
 
 def slides_late() -> AbstractContextManager[None]:
@@ -177,6 +133,11 @@ def dtype_wraps() -> AbstractContextManager[None]:
     return swapped(WindowMapping, "take_unpublished", wrapping)
 
 
+def locations_beyond_int32() -> AbstractContextManager[None]:
+    """An arena is planned whose last locations do not fit the device's int32."""
+    return swapped(plan_module, "MAX_LOCS", 2**40)
+
+
 def placed_counts_as_computed() -> AbstractContextManager[None]:
     """A preempted request's tokens are cached although the step that would have computed them was never launched."""
     finish = HybridKVCache.finish
@@ -200,11 +161,13 @@ def salts_share() -> AbstractContextManager[None]:
 
 def shared_page_stolen() -> AbstractContextManager[None]:
     """A page's windows are moved away under another sequence that holds it too."""
+    adopt = HybridKVCache._adopt
 
-    def alone(self: HybridAllocator, group_index: int, page: int) -> int:
-        return min(1, self._holders[group_index][page])
+    def regardless(self: HybridKVCache, seq: SequenceKV, index: int, theirs: int) -> None:
+        with swapped(HybridAllocator, "num_holders", lambda self, group_index, page: 1):
+            adopt(self, seq, index, theirs)
 
-    return swapped(HybridAllocator, "num_holders", alone)
+    return swapped(HybridKVCache, "_adopt", regardless)
 
 
 def sink_handed_out() -> AbstractContextManager[None]:
@@ -217,41 +180,8 @@ def sink_handed_out() -> AbstractContextManager[None]:
     return swapped(SlabArena, "__init__", from_zero)
 
 
-def minus_one_wraps() -> AbstractContextManager[None]:
-    """A location of -1 is written at the end of the last page."""
-
-    def unclamped(self: GroupKVPool, index: int, locs_T: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        for cache, rows in zip(self.get_kv_buffer(index), (k, v), strict=True):
-            cache[locs_T // cache.shape[1], locs_T % cache.shape[1]] = rows
-
-    return swapped(GroupKVPool, "set_kv_buffer", unclamped)
-
-
 KV_MUTANTS: tuple[Mutant, ...] = (
-    Mutant(
-        name="memo not invalidated",
-        source="S3.7: SGLang #25824",
-        apply=memo_not_invalidated,
-        killed_by=("translation in a replay",),
-    ),
-    Mutant(
-        name="memo keyed by the storage's base",
-        source="S3.3: SGLang #25824",
-        apply=memo_by_storage,
-        killed_by=("translation in a replay",),
-    ),
-    Mutant(
-        name="translation in every layer",
-        source="S0.1: before SGLang #23552",
-        apply=translation_per_layer,
-        killed_by=("one gather per forward",),
-    ),
-    Mutant(
-        name="mapping used before it is published",
-        source="S3.4",
-        apply=unpublished_mapping_used,
-        killed_by=("publication",),
-    ),
+    *TRANSLATION_MUTANTS,
     Mutant(
         name="double free of window pages",
         source="K10",
@@ -313,6 +243,12 @@ KV_MUTANTS: tuple[Mutant, ...] = (
         killed_by=("device mapping",),
     ),
     Mutant(
+        name="locations beyond int32",
+        source="a limit that no test noticed",
+        apply=locations_beyond_int32,
+        killed_by=("int32 locations",),
+    ),
+    Mutant(
         name="uncomputed tokens cached",
         source="found while building",
         apply=placed_counts_as_computed,
@@ -335,11 +271,5 @@ KV_MUTANTS: tuple[Mutant, ...] = (
         source="S2.1",
         apply=sink_handed_out,
         killed_by=("rules (K6)",),
-    ),
-    Mutant(
-        name="location -1 written into the last page",
-        source="S3.6",
-        apply=minus_one_wraps,
-        killed_by=("sink writes",),
     ),
 )

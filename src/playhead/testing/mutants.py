@@ -24,18 +24,32 @@ from playhead.testing.graph_checkers import GRAPH_CHECKERS
 from playhead.testing.graph_mutants import GRAPH_MUTANTS
 from playhead.testing.kv_checkers import KV_CHECKERS
 from playhead.testing.kv_mutants import KV_MUTANTS
+from playhead.testing.model_checkers import MODEL_CHECKERS
+from playhead.testing.model_mutants import MODEL_MUTANTS
 from playhead.testing.mutant import Answer, MutantError, Oracles, Outcome, Package, hunt, last_line
+from playhead.testing.seeds_checkers import SEEDS, seed_rows, seeds_checkers, what_is_missing
+from playhead.testing.seeds_mutants import SEEDS_MUTANTS
 from playhead.testing.step_mutants import STEP_CHECKERS, STEP_MUTANTS
 
 TABLE_COLUMNS = 150
 MAX_SEED = 2**31
 
+
+def seeds() -> tuple[Package, ...]:
+    """The requirements of docs/seeds.md, where there are tests to hunt their removal with."""
+    if what_is_missing() is not None:
+        return ()
+    return (Package(name="seeds", mutants=SEEDS_MUTANTS, checkers=seeds_checkers(seed_rows(SEEDS.read_text()))),)
+
+
 PACKAGES: tuple[Package, ...] = (
     Package(name="graph", mutants=GRAPH_MUTANTS, checkers=GRAPH_CHECKERS),
     Package(name="kv", mutants=KV_MUTANTS, checkers=KV_CHECKERS),
+    Package(name="models", mutants=MODEL_MUTANTS, checkers=MODEL_CHECKERS),
     Package(name="step", mutants=STEP_MUTANTS, checkers=STEP_CHECKERS),
     Package(name="engine", mutants=ENGINE_MUTANTS, checkers=ENGINE_CHECKERS),
     Package(name="front", mutants=FRONT_MUTANTS, checkers=FRONT_CHECKERS),
+    *seeds(),
 )
 
 
@@ -145,6 +159,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for verdict in verdicts:
         if not verdict.is_right:
             console.print(complaint(verdict), style="red", markup=False, soft_wrap=True)
+    if (missing := what_is_missing()) is not None:
+        console.print(f"seeds: not hunted: {missing}.", highlight=False)
     hunted = [verdict for verdict in verdicts if verdict.job.mutant is not None]
     num_crashes = sum(verdict.has_crashed for verdict in verdicts)
     num_alarms = sum(not v.is_right and not v.has_crashed for v in verdicts if v.job.mutant is None)

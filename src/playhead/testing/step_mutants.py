@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
 
+from playhead.errors import GraphError
 from playhead.graph.shapes import Mode
 from playhead.kernels import rope
+from playhead.kernels.advance import advance
 from playhead.kernels.norm import Floats
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.plan import KVLimits
 from playhead.kv.pool import DeviceWrite
 from playhead.schedule.chunk import Chunk
+from playhead.step import sampled_step, worker
 from playhead.step.audit import audit_worker
+from playhead.step.inflight import InFlight
 from playhead.step.page_table import DevicePageTable
-from playhead.step.worker import ForwardResult, StepRequests, Worker
+from playhead.step.sampling import DRAWN, SamplerNeeds
+from playhead.step.worker import StepRequests, Worker
 from playhead.testing.mutant import Checker, Mutant, Oracle, swapped
-from playhead.testing.tiny_worker import dense_logits, last_logits, tiny_worker
+from playhead.testing.tiny_engine import Ask, greedy, tiny_engine, tokens_alone
+from playhead.testing.tiny_worker import dense_logits, differences, last_logits, tiny_worker
 from playhead.types import Step
 
 PROMPTS = ([7, 8, 9, 10, 11, 12], [7], [20, 21, 22])
@@ -28,15 +35,15 @@ MANY_PROMPTS = ([7, 8, 9, 10, 11, 12], [20, 21, 22, 23, 24, 25], [30, 31, 32, 33
 
 def places_read_after_launch() -> AbstractContextManager[None]:
     """The launch exchanged a page for the prefix cache's; the batch then points at one, the table at the other."""
-    forward = Worker.forward
+    original = Worker.launch
 
-    def late(self: Worker, chunks: Sequence[Chunk]) -> ForwardResult:
+    def late(self: Worker, chunks: Sequence[Chunk]) -> InFlight:
         self.publish()
         step = self.kv.launch()
         with swapped(HybridKVCache, "begin", lambda kv: step), swapped(Worker, "publish", lambda worker: None):
-            return forward(self, chunks)
+            return original(self, chunks)
 
-    return swapped(Worker, "forward", late)
+    return swapped(Worker, "launch", late)
 
 
 def page_table_behind() -> AbstractContextManager[None]:
@@ -57,10 +64,10 @@ def read_past_length() -> AbstractContextManager[None]:
 
 
 def placeholder_past_its_row() -> AbstractContextManager[None]:
-    def all_of_them(self: Worker, num_tokens: int) -> int:
+    def all_of_them(num_tokens: int, limits: KVLimits) -> int:
         return num_tokens
 
-    return swapped(Worker, "_placeholder_tokens", all_of_them)
+    return swapped(worker, "placeholder_tokens", all_of_them)
 
 
 def offered_before_it_runs() -> AbstractContextManager[None]:
@@ -85,9 +92,27 @@ def padding_in_the_sink() -> AbstractContextManager[None]:
     return swapped(rope, "write_rows", everywhere)
 
 
-def differences(found: torch.Tensor, wanted: torch.Tensor, what: str) -> list[str]:
-    worst = float((found - wanted).abs().max() / wanted.abs().max())
-    return [f"{what}: logits differ by {worst:.1e} of their size"] if not worst < 1e-5 else []
+def goes_on_over_anything() -> AbstractContextManager[None]:
+    """A decode graph goes on over its slots, although a capture has filled them since."""
+    goes_on = Worker._goes_on
+
+    def careless(self: Worker, requests: StepRequests, needs: SamplerNeeds) -> bool:
+        if self._advanced is not None:
+            self._advanced = replace(self._advanced, num_fills=self._decode_registry.num_fills)
+        return goes_on(self, requests, needs)
+
+    return swapped(Worker, "_goes_on", careless)
+
+
+def padded_rows_advanced() -> AbstractContextManager[None]:
+    """Decode counts null requests as live ones and moves them along. Every fill puts them back."""
+    live_rows: Callable[..., None] = advance
+
+    def everybody(*args: Any, **kwargs: Any) -> None:
+        *before, rows_B, num_live = args[:8]
+        live_rows(*before, rows_B, torch.full_like(num_live, len(rows_B)), *args[8:], **kwargs)
+
+    return swapped(sampled_step, "advance", everybody)
 
 
 Dense = dict[tuple[int, ...], torch.Tensor]
@@ -153,8 +178,23 @@ def fails(*args: object, **kwargs: object) -> NoReturn:
 
 
 def worker_audit() -> list[str]:
-    reports = [report for mode in (Mode.BREAKABLE, Mode.FULL) for report in audit_worker(tiny_worker(mode))]
+    reports = audit_worker(tiny_worker(Mode.FULL))
     return [f"{finding.check.value}: {finding.message}" for report in reports for finding in report.findings]
+
+
+def capture_between_steps(wanted: dict[str, tuple[int, ...]]) -> list[str]:
+    """A graph that is captured while a request decodes does not change its tokens."""
+    engine = tiny_engine(overlap=True)
+    engine.add_request(ALONE.name, ALONE.prompt, ALONE.params)
+    tokens: tuple[int, ...] = ()
+    for number in range(100):
+        if number == 6:
+            engine.worker.decoder_for(DRAWN).capture_all()
+        for output in engine.step():
+            tokens = output.outputs[0].token_ids
+        if not engine.has_work:
+            break
+    return [] if tokens == wanted[ALONE.name] else [f"found {tokens}; wanted {wanted[ALONE.name]}"]
 
 
 STEP_MUTANTS: tuple[Mutant, ...] = (
@@ -194,6 +234,18 @@ STEP_MUTANTS: tuple[Mutant, ...] = (
         apply=padding_in_the_sink,
         killed_by=("worker audit",),
     ),
+    Mutant(
+        name="graph goes on over filled slots",
+        source="a guard that no test noticed",
+        apply=goes_on_over_anything,
+        killed_by=("capture between steps",),
+    ),
+    Mutant(
+        name="decode moves its padded rows",
+        source="a graph that advances itself by an unmasked increment",
+        apply=padded_rows_advanced,
+        killed_by=("worker audit",),
+    ),
 )
 
 DENSE_PROMPTS = Oracle(name="dense prompts", compute=lambda: dense([*PROMPTS, *MANY_PROMPTS]))
@@ -201,10 +253,14 @@ DENSE_PREFIXES = Oracle(
     name="dense prefixes", compute=lambda: dense([PROMPTS[0][:n] for n in range(1, len(PROMPTS[0]) + 1)])
 )
 
+ALONE = Ask(name="alone", prompt=(7, 8, 9, 10, 11), params=greedy(20))
+TOKENS_ALONE = Oracle(name="tokens alone", compute=lambda: tokens_alone([ALONE]))
+
 STEP_CHECKERS: tuple[Checker, ...] = (
     Checker(name="batch against dense attention", run=batch_against_dense, oracles=(DENSE_PROMPTS,)),
     Checker(name="token by token", run=token_by_token, oracles=(DENSE_PREFIXES,)),
     Checker(name="chunks beyond the context", run=chunks_beyond_the_context, oracles=(DENSE_PROMPTS,)),
     Checker(name="failed step", run=failed_step, oracles=(DENSE_PROMPTS,)),
     Checker(name="worker audit", run=worker_audit),
+    Checker(name="capture between steps", run=capture_between_steps, oracles=(TOKENS_ALONE,), raises=(GraphError,)),
 )

@@ -108,3 +108,9 @@ def dense_logits(decoder: Decoder, prompt: Sequence[int]) -> torch.Tensor:
         context = DenseContext(decoder, [DenseSequence()], [len(prompt)])
         hidden_TM = decoder.layers(decoder.embed(torch.tensor(list(prompt), device=device)), context)
         return decoder.head(hidden_TM[-1:])
+
+
+def differences(found: torch.Tensor, wanted: torch.Tensor, what: str) -> list[str]:
+    """What is wrong with some logits, in words; nothing where they are equal but for rounding."""
+    worst = float((found - wanted).abs().max() / wanted.abs().max())
+    return [f"{what}: logits differ by {worst:.1e} of their size"] if not worst < 1e-5 else []

@@ -42,7 +42,7 @@ def test_keywords_and_an_object_make_the_same_engine():
         (EngineConfig(), {"max_num_seqs": 3}, "found a config object and max_num_seqs beside it"),
         (None, {"load_format": "pickle"}, "load_format: found 'pickle'; wanted one of auto, dummy"),
         (None, {"graph_mode": "fast"}, "graph_mode: found 'fast'; wanted one of full, breakable"),
-        (None, {"max_num_seqs": 0}, "max_running: found 0"),
+        (None, {"max_num_seqs": 0}, "max_num_seqs: found 0"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(config, settings, says):

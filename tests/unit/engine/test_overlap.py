@@ -9,6 +9,7 @@ from playhead.engine import Engine, Wishes
 from playhead.schedule.errors import RequestError
 from playhead.schedule.request import FinishReason
 from playhead.step.sampler_rows import SamplerRows
+from playhead.step.sampling import DRAWN
 from playhead.testing.engine_mutants import CROWD, CROWD_ALONE, ENGINE_CHECKERS, check_schedule
 from playhead.testing.mutant import Oracles
 from playhead.testing.tiny_engine import LITTLE_BYTES, greedy, run_schedule, tiny_engine
@@ -71,6 +72,19 @@ def test_a_steady_decode_fills_nothing_and_publishes_nothing(engine):
     for _ in range(10):
         engine.step()
     assert (registry.num_fills, sent) == (before, [])
+
+
+def test_a_graph_goes_on_only_over_slots_that_nobody_filled_since(engine):
+    """Capturing fills the slots of decode with a placeholder, whichever sampling the new graph is for."""
+    wanted = run_one(tiny_engine(overlap=False), greedy(20))[-1].outputs[0].token_ids
+    engine.add_request("one", PROMPT, greedy(20))
+    for _ in range(6):
+        engine.step()
+    engine.worker.decoder_for(DRAWN).capture_all()
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step()
+    assert outputs[-1].outputs[0].token_ids == wanted
 
 
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlapped", "one by one"])

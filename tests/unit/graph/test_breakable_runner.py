@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 
-from playhead.errors import GraphError
+from playhead.errors import GraphError, SlotError
 from playhead.graph import (
     BreakableCapture,
     BreakOp,
@@ -48,6 +48,13 @@ class TestBatchSize:
         assert per_request == {"req_pool_indices", "seq_lens", "extend_lens"}
         assert seen
         assert all(not names & per_request for names in seen)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_captured_work_that_reads_one_is_told_why_it_cannot(self, kind):
+        rig = toy_rig(kind, buckets=(8,))
+        object.__setattr__(rig.runner.step, "fn", lambda inputs, scope: inputs["seq_lens"] + 1)
+        with pytest.raises(SlotError, match=f"'seq_lens': axis 'bs' read by a {kind} graph"):
+            rig.runner.capture_all()
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_no_recorded_op_reads_a_slot_with_a_row_per_request(self, kind):

@@ -9,96 +9,28 @@ from playhead.errors import GraphError, SlotError
 from playhead.graph import (
     Check,
     CudaGraphBufferRegistry,
-    Dispatcher,
-    DispatchLimits,
-    FullCapture,
     GraphRunner,
     GraphSlot,
-    IndexSpace,
-    Mode,
-    OwnedMemory,
     PaddingPolicy,
-    SampledStep,
-    StepSpec,
-    TapeBackend,
     audit,
 )
-
-LOCS = IndexSpace(name="locations", dtype=torch.int64)
-NUM_LOCS = 40
-BUCKET = 4
-
-
-def locs_slot(**changes) -> GraphSlot:
-    settings = {"padding_policy": PaddingPolicy.ZERO, "graph_writes": "the step advances itself", "index": LOCS}
-    return GraphSlot(
-        name="locs",
-        shape_fn=lambda bs, tokens: (bs,),
-        dtype=torch.int64,
-        axis="bs",
-        **{**settings, **changes},
-    )
-
-
-def live_rows(buffer, batch, ctx):
-    buffer.copy_(torch.arange(BUCKET) < ctx.raw_bs)
-
-
-def write_runner(step_over, slot: GraphSlot | None = None) -> GraphRunner:
-    """A step that writes ones into a cache; `step_over(locs, live, cache)` says where, and what it leaves in `locs`."""
-    registry = CudaGraphBufferRegistry(max_bs=BUCKET, max_num_tokens=BUCKET, device="cpu")
-    registry.register_slot(slot or locs_slot())
-    live = {"padding_policy": PaddingPolicy.ZERO, "copy_from_fb": False, "post_fill": live_rows}
-    registry.register_slot(
-        GraphSlot(name="live", shape_fn=lambda bs, tokens: (bs,), dtype=torch.int64, axis="bs", **live)
-    )
-    cache = torch.zeros(NUM_LOCS)
-
-    def fn(inputs, scope):
-        step_over(inputs["locs"], inputs["live"], cache)
-        return inputs["locs"] * 1
-
-    step = StepSpec(
-        name="writes",
-        axis="bs",
-        fn=fn,
-        plan=lambda batch, ctx, inputs: None,
-        placeholder=registry.null_batch,
-        owned=(OwnedMemory(name="cache", tensors=(cache,), writable=True, sink_rows=1),),
-    )
-    runner = GraphRunner(
-        step,
-        registry=registry,
-        capture=FullCapture(),
-        backend=TapeBackend(),
-        dispatcher=Dispatcher(Mode.FULL, (BUCKET,), DispatchLimits(max_padding_ratio=100)),
-    )
-    runner.capture_all()
-    return runner
-
-
-def sample(raw: int, seed: int) -> SampledStep:
-    generator = torch.Generator().manual_seed(seed)
-    locs = 2 + torch.randperm(NUM_LOCS - 8, generator=generator)[:raw]
-    return SampledStep(batch={"locs": locs}, raw_bs=raw, raw_num_tokens=raw)
+from playhead.testing.toy_runners import (
+    LOCS,
+    WRITE_BUCKET,
+    advance_all,
+    advance_live,
+    locs_slot,
+    write_runner,
+    write_sample,
+)
 
 
 def broken(runner: GraphRunner) -> set[Check]:
-    return {finding.check for finding in audit(runner, sample).findings}
+    return {finding.check for finding in audit(runner, write_sample).findings}
 
 
 def write_there(locs, live, cache):
     cache.index_fill_(0, locs, 1.0)
-
-
-def advance_all(locs, live, cache):
-    cache.index_fill_(0, locs, 1.0)
-    locs.add_(1)
-
-
-def advance_live(locs, live, cache):
-    cache.index_fill_(0, locs, 1.0)
-    locs.add_(live)
 
 
 def write_beside(locs, live, cache):
@@ -139,7 +71,7 @@ class TestDeclarations:
 class TestConsecutiveSteps:
     def test_a_graph_that_moves_its_padded_rows_too_is_found(self):
         """Each fill puts them back; a step without a fill writes a live location."""
-        report = audit(write_runner(advance_all), sample)
+        report = audit(write_runner(advance_all), write_sample)
         (finding,) = {(f.check, f.message) for f in report.findings if f.where == "raw 3"}
         assert finding[0] is Check.PADDED_ROWS
         assert "'locs'" in finding[1]
@@ -156,7 +88,7 @@ class TestConsecutiveSteps:
         assert cache[1:3].tolist() == [1, 1]
 
     def test_a_graph_that_moves_its_live_rows_alone_is_clean(self):
-        report = audit(write_runner(advance_live), sample)
+        report = audit(write_runner(advance_live), write_sample)
         assert report.ok, report.text()
         assert report.checked[Check.PADDED_ROWS] > 0
 
@@ -165,14 +97,14 @@ class TestConsecutiveSteps:
         assert broken(write_runner(write_beside, locs_slot(graph_writes=None))) == {Check.PADDED_ROWS}
 
     def test_full_batches_have_no_padded_rows_to_look_at(self):
-        report = audit(write_runner(advance_live), sample, raws=(BUCKET,))
+        report = audit(write_runner(advance_live), write_sample, raws=(WRITE_BUCKET,))
         assert report.checked[Check.PADDED_ROWS] == 0
 
     def test_an_audit_that_runs_consecutive_steps_puts_memory_back(self):
         runner = write_runner(advance_live)
         cache = runner.step.owned[0].tensors[0].normal_()
         before = cache.clone()
-        audit(runner, sample)
+        audit(runner, write_sample)
         assert torch.equal(cache, before)
 
 
@@ -212,7 +144,7 @@ class TestRunAgain:
         runner.run({"locs": torch.tensor([5, 6])}, raw_bs=2, raw_num_tokens=2)
         runner.run_again()
         runner.registry.fill_from(
-            {"locs": torch.tensor([9])}, runner.context(raw_bs=1, raw_num_tokens=1, bucket=BUCKET)
+            {"locs": torch.tensor([9])}, runner.context(raw_bs=1, raw_num_tokens=1, bucket=WRITE_BUCKET)
         )
         with pytest.raises(GraphError, match="filled since"):
             runner.run_again()

@@ -374,3 +374,33 @@ class TestBuffers:
         assert batch["rows"].tolist() == [0, 0, 0]
         assert batch["lens"].tolist() == [1, 1, 1]
         registry.fill_from(batch, square(3, 4))
+
+
+class TestDisabledSlots:
+    """Declared, and absent."""
+
+    @pytest.fixture(params=[False, True])
+    def registry(self, request) -> CudaGraphBufferRegistry:
+        return registry_of(vector("x"), vector("y", staged=request.param, enabled=False))
+
+    def test_they_have_no_memory_and_no_source(self, registry):
+        registry.fill_from({"x": ints(1, 2)}, square(2, 4))
+        assert set(registry.slots) == set(registry.extract_buffer(square(2, 4))) == {"x"}
+        assert "y" not in registry.null_batch(square(2, 4))
+
+    @pytest.mark.parametrize("read", [lambda r: r.get_slot("y"), lambda r: r.extract_buffer(square(2, 4))["y"]])
+    def test_reading_one_names_it(self, registry, read):
+        with pytest.raises(SlotError, match="slot 'y': declared with enabled=False"):
+            read(registry)
+
+    def test_a_value_for_one_is_unknown(self, registry):
+        with pytest.raises(SlotError, match=r"unknown sources \['y'\]"):
+            registry.fill_from({"x": ints(1), "y": ints(1)}, square(1, 4))
+
+    def test_its_name_is_taken(self, registry):
+        with pytest.raises(SlotError, match="registered twice"):
+            registry_of(vector("y", enabled=False), vector("y"))
+
+    def test_reading_a_name_nobody_declared_lists_what_there_is(self, registry):
+        with pytest.raises(SlotError, match=r"one of \['x'\]"):
+            registry.extract_buffer(square(2, 4))["z"]

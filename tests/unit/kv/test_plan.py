@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
 from bench.kv_models import models
 from playhead.errors import ConfigError
 from playhead.kv.geometry import KVGeometry
-from playhead.kv.plan import KVLimits, MemoryLimit, hybrid_bound_tokens, plan_kv
+from playhead.kv.layout import lay_out
+from playhead.kv.plan import KVLimits, hybrid_bound_tokens, plan_kv
 from playhead.testing.kv_rules import small_layer
 
 GIB = 2**30
@@ -76,10 +78,20 @@ def test_too_many_running_requests_are_refused_with_as_many_as_fit():
     plan_of("Gemma-3-1B", num_bytes=GIB, limits=KVLimits(max_context_tokens=1024, max_running=most, chunk_tokens=128))
 
 
-def test_locations_beyond_int32_are_refused():
-    geometry = KVGeometry.of([small_layer(None)], 16)
-    with pytest.raises(ConfigError, match="int32"):
-        plan_kv(num_bytes=2**40, geometry=geometry, limits=LIMITS)
+@pytest.mark.parametrize("windows", [(None,), (1024, 1024, None), (1024,)], ids=str)
+def test_locations_beyond_int32_are_refused(windows):
+    """The last location of the largest plan is an int32; a plan of one slab more is refused, with bytes that fit."""
+    geometry = KVGeometry.of([small_layer(window) for window in windows], 16)
+    layout = lay_out(geometry)
+    most_per_slab = 16 * max(group.pages_per_slab for group in layout.groups if group.has_bytes)
+    num_slabs = (2**31 - 1) // most_per_slab
+    plan = plan_kv(num_bytes=num_slabs * layout.slab_bytes, geometry=geometry, limits=LIMITS)
+    last_loc = max(16 * plan.num_pages(index) for index in range(len(geometry.groups))) - 1
+    assert np.array(last_loc).astype(np.int32) == last_loc
+    with pytest.raises(ConfigError, match="int32") as refused:
+        plan_kv(num_bytes=(num_slabs + 1) * layout.slab_bytes, geometry=geometry, limits=LIMITS)
+    advised = int(re.search(r"Lower kv_memory_bytes to (\d+)", str(refused.value)).group(1))
+    plan_kv(num_bytes=advised, geometry=geometry, limits=LIMITS)
 
 
 @pytest.mark.parametrize("field", ["max_context_tokens", "max_running", "chunk_tokens", "num_steps_in_flight"])
@@ -87,30 +99,6 @@ def test_limits_refuse_values_below_one(field):
     values = {"max_context_tokens": 1, "max_running": 1, "chunk_tokens": 1, "num_steps_in_flight": 1, field: 0}
     with pytest.raises(ConfigError, match=field):
         KVLimits(**values)
-
-
-def test_nine_tenths_of_100_gb_with_30_taken_leave_60():
-    limit = MemoryLimit(device_fraction=0.9)
-    assert limit.resolve(device_bytes=100 * 10**9, taken_bytes=30 * 10**9) == 60 * 10**9
-
-
-def test_an_absolute_limit_is_taken_as_it_is():
-    assert MemoryLimit(kv_memory_bytes=5 * GIB).resolve(device_bytes=80 * GIB, taken_bytes=20 * GIB) == 5 * GIB
-
-
-@pytest.mark.parametrize(
-    ("limit", "says"),
-    [(MemoryLimit(kv_memory_bytes=90), "at most 60"), (MemoryLimit(device_fraction=0.3), "more than 0.400")],
-)
-def test_a_limit_beyond_the_device_is_refused_with_one_that_fits(limit, says):
-    with pytest.raises(ConfigError, match=says):
-        limit.resolve(device_bytes=100, taken_bytes=40)
-
-
-@pytest.mark.parametrize("values", [{}, {"kv_memory_bytes": 1, "device_fraction": 0.5}, {"device_fraction": 1.5}])
-def test_memory_limit_wants_exactly_one_sound_setting(values):
-    with pytest.raises(ConfigError):
-        MemoryLimit(**values)
 
 
 def test_the_plan_reads_as_text():

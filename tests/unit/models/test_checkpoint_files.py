@@ -160,7 +160,9 @@ def test_a_directory_without_safetensors_says_that_pickles_are_not_read(tmp_path
         load(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["[1]", "{", "[" * 100_000])
+@pytest.mark.parametrize(
+    "content", ["[1]", "{", "[" * 100_000, '{"a":' * 100 + "1" + "}" * 100, '{"a": 1' + "0" * 5000 + "}"]
+)
 def test_a_config_that_is_no_object_is_refused(tmp_path, content):
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(CheckpointError, match=r"config\.json"):
@@ -220,12 +222,27 @@ def entry(shape, start, stop, dtype="F32"):
         ({"a": 3}, b"", "described"),
         (b'{"a": 1, "a": 2}', b"", "twice"),
         (b"[]", b"", "list"),
-        (b"{" * 50_000, b"", "JSON"),
+        ({"a" * 513: entry([2], 0, 8)}, bytes(8), "name of 513 characters"),
+        ({"": entry([2], 0, 8)}, bytes(8), "name of 0 characters"),
+        ({"a": entry([10**130], 0, 8)}, bytes(8), "131 digits"),
+        (b'{"a": {"dtype": "F32", "shape": [1' + b"0" * 10_000 + b"]}}", b"", "10001 digits"),
+        (b'{"a": ' + b"[" * 80 + b"]" * 80 + b"}", b"", "nested deeper than 64"),
+        (b'{"a": [' + b"[]," * (1 << 21) + b"[]]}", b"", "values"),
+        ({"__metadata__": {"format": 7}}, b"", "__metadata__"),
+        ({"__metadata__": [1]}, b"", "__metadata__"),
+        (b"{" * 20_000, b"", "JSON"),
     ],
 )
 def test_a_hostile_header_is_refused(tmp_path, header, data, found):
     with pytest.raises(CheckpointError, match=found):
         SafetensorsFile(write_raw(tmp_path / "x.safetensors", header, data), Staging())
+
+
+def test_more_tensors_than_a_file_may_have_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("playhead.models.safetensors_file.MAX_TENSORS", 3)
+    header = {str(i): entry([1], 4 * i, 4 * i + 4) for i in range(5)}
+    with pytest.raises(CheckpointError, match="4 tensors or more; wanted at most 3"):
+        SafetensorsFile(write_raw(tmp_path / "x.safetensors", header, bytes(20)), Staging())
 
 
 @pytest.mark.parametrize("content", [b"", b"\x01", struct.pack("<Q", 2**63), struct.pack("<Q", 9) + b"{}"])

@@ -339,3 +339,37 @@ def test_a_damaged_file_is_refused_or_reads_within_bounds(tmp_path_factory, flip
     for name, tensor in file.tensors.items():
         with np.errstate(all="ignore"):
             assert tuple(file.read(name).shape) == tensor.shape
+
+
+def announcing(path, *parts):
+    """A header of one metadata entry, in a file that claims to be a terabyte long and has no room on a disk."""
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + b"".join(parts))
+    os.truncate(path, 1 << 40)
+    return path
+
+
+KEY = struct.pack("<Q", 1) + b"k"
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ([KEY, struct.pack("<IIQ", 9, 0, 1 << 30)], "1073741824 items announced"),
+        ([KEY, struct.pack("<IIQ", 9, 8, 1 << 30)], "1073741824 items announced"),
+        ([KEY, struct.pack("<IQ", 8, 1 << 30)], "1073741824 items announced"),
+        ([KEY, struct.pack("<IIQQ", 9, 8, 2, 1 << 39)], "a string that ends at byte"),
+        ([struct.pack("<Q", 600) + b"k" * 600, struct.pack("<II", 4, 1)], "a name of 600 characters"),
+    ],
+)
+def test_metadata_larger_than_any_models_is_refused_before_it_is_read(tmp_path, parts, says):
+    with pytest.raises(CheckpointError, match=says):
+        GgufFile(announcing(tmp_path / "x.gguf", *parts))
+
+
+def test_the_items_of_all_arrays_are_counted_together(tmp_path, monkeypatch):
+    monkeypatch.setattr("playhead.models.gguf_file.MAX_ARRAY_ITEMS", 5)
+    arrays = [struct.pack("<Q", 1) + name + struct.pack("<IIQ", 9, 0, 3) + b"abc" for name in (b"a", b"b")]
+    path = tmp_path / "x.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + b"".join(arrays))
+    with pytest.raises(CheckpointError, match=r"3 items announced.*wanted at most 2"):
+        GgufFile(path)

@@ -75,6 +75,30 @@ def test_prefill_pads_tokens_and_not_requests():
     assert views["pp_proxy.hidden"][5:].eq(0).all()
 
 
+def test_what_a_model_lacks_is_declared_and_says_so_by_name():
+    registry = build_decode_registry(max_bs=4, device="cpu")
+    lacking = {"seq_lens_cpu", "encoder_lens", "mamba_track_indices", "mamba_track_mask", "mrope_positions"}
+    for name in lacking:
+        with pytest.raises(SlotError, match=f"'{name}': declared with enabled=False"):
+            registry.extract_buffer(DECODE)[name]
+
+
+def test_padded_requests_have_the_length_the_attention_backend_wants():
+    features = InputFeatures(host_lengths=True, seq_len_fill_value=5)
+    registry = filled(build_decode_registry(max_bs=4, device="cpu", features=features), DECODE)
+    assert registry.get_slot("seq_lens").rows(0, 4).tolist() == [1, 1, 5, 5]
+    assert registry.get_slot("seq_lens_cpu").rows(0, 4).tolist() == [1, 1, 5, 5]
+    assert registry.null_batch(DECODE)["seq_lens"].tolist() == [5, 5]
+
+
+def test_a_decode_registry_may_have_several_tokens_per_request():
+    registry = build_decode_registry(max_bs=4, device="cpu", num_tokens_per_bs=3)
+    ctx = FillContext(raw_bs=2, padded_bs=4, raw_num_tokens=6, padded_num_tokens=12)
+    views = filled(registry, ctx).extract_buffer(ctx)
+    assert views["input_ids"].tolist() == [1] * 6 + [0] * 6
+    assert views["seq_lens"].tolist() == [1, 1, 1, 1]
+
+
 @pytest.mark.parametrize("raw", [0, 1, 7, 8])
 def test_num_token_non_padded_counts_the_live_tokens_of_every_step(raw):
     """Kernels stop there. The padded count would let them run over null requests."""

@@ -93,4 +93,28 @@ def test_the_account_balances_when_all_are_gone():
     worker = tiny_worker()
     last_logits(worker, [[1, 2, 3], [1, 2, 3, 4, 5]])
     worker.kv.flush_prefixes()
-    assert Ledger(worker.kv).check() == []
+    assert Ledger(worker.kv).audit() == []
+
+
+def test_decode_goes_on_without_a_fill_although_another_request_was_prefilled_between():
+    """Both registries are on one pool. Decode's inputs, which its graph advances, are not among what they share."""
+
+    def tokens_of(*, with_neighbour: bool) -> tuple[list[int], int]:
+        worker = tiny_worker(page_size=16)
+        seq = worker.kv.admit("one", [7, 8, 9])
+        worker.kv.extend(seq, 3)
+        tokens = worker.collect(worker.launch([Chunk.newest(seq, [7, 8, 9])])).sampled.tokens_N.tolist()
+        num_fills = []
+        for step in range(4):
+            worker.kv.extend(seq, 1)
+            tokens += worker.collect(worker.launch([Chunk.newest(seq, [-seq.row])])).sampled.tokens_N.tolist()
+            num_fills.append(worker.decode.registry.num_fills)
+            if with_neighbour:
+                other = worker.kv.admit(f"neighbour {step}", [20, 21])
+                worker.kv.extend(other, 2)
+                worker.collect(worker.launch([Chunk.newest(other, [20, 21])]))
+                worker.kv.abort(other)
+        return tokens, num_fills[-1] - num_fills[0]
+
+    assert tokens_of(with_neighbour=True) == tokens_of(with_neighbour=False)
+    assert tokens_of(with_neighbour=True)[1] == 0

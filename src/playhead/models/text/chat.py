@@ -1,8 +1,7 @@
 """Chat templates: a checkpoint's own program that turns messages into a prompt.
 
 The program is foreign, though an operator chose it with the model; a request can never bring one. It runs in Jinja's
-immutable sandbox (no private attributes, no changes to what it is given) with bounds on its source, on products, powers
-and sums, on the ranges it counts through, and on what it writes. Padding filters and `~` are not bounded.
+sandbox inside a child process with limits (`template_worker`).
 """
 
 from __future__ import annotations
@@ -10,44 +9,37 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from itertools import islice
-from typing import Any, NoReturn
-
-import jinja2
-from jinja2 import nodes
-from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from playhead.models.errors import ChatTemplateError
+from playhead.models.text.template_worker import TemplateWorker
+from playhead.schedule.errors import RequestError
 
 MAX_SOURCE_CHARS = 1 << 18
-MAX_OUTPUT_CHARS = 1 << 23
-MAX_RANGE_ITEMS = 100_000
-"""In all ranges of one rendering together; nested ranges multiply otherwise."""
-
-MAX_EXPONENT = 64
+MAX_INPUT_BYTES = 1 << 23
 
 Message = Mapping[str, object]
 
 
 class ChatTemplate:
-    """A compiled template. `render` gives the prompt or a `ChatTemplateError`."""
+    """A compiled template. `render` gives the prompt or a `ChatTemplateError`. Templates may share a worker."""
 
     def __init__(
-        self, source: str, *, bos: str | None, eos: str | None, now: Callable[[], datetime] = datetime.now
+        self,
+        source: str,
+        *,
+        bos: str | None,
+        eos: str | None,
+        now: Callable[[], datetime] = datetime.now,
+        worker: TemplateWorker | None = None,
     ) -> None:
         if len(source) > MAX_SOURCE_CHARS:
             raise ChatTemplateError(
                 f"chat template: found {len(source)} characters; wanted at most {MAX_SOURCE_CHARS}. Use another one."
             )
+        self._source, self._now = source, now
         self._tokens = {"bos_token": bos or "", "eos_token": eos or ""}
-        self._now = now
-        try:
-            self._template = _BoundedEnvironment().from_string(source)
-        except jinja2.TemplateError as error:
-            raise ChatTemplateError(f"chat template: {error}; wanted one Jinja can read. Use another one.") from None
+        self._worker = worker or TemplateWorker()
+        self._worker.ask(_payload({"source": source}))
 
     def render(
         self,
@@ -58,95 +50,39 @@ class ChatTemplate:
         **variables: object,
     ) -> str:
         """The prompt for these messages. `variables` are the template's own switches, such as `enable_thinking`."""
+        if not isinstance(messages, list | tuple) or not all(isinstance(message, Mapping) for message in messages):
+            raise RequestError("chat", f"a {type(messages).__name__}", "a list of messages", 'Give [{"role": ...}].')
         values = {
             **variables,
             **self._tokens,
             "messages": messages,
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
-            "raise_exception": _raise_exception,
-            "strftime_now": lambda form: self._now().strftime(form),
-            "range": _RangeBudget(MAX_RANGE_ITEMS).range,
         }
-        parts, num_chars = [], 0
-        try:
-            for part in self._template.generate(values):
-                num_chars += len(part)
-                if num_chars > MAX_OUTPUT_CHARS:
-                    raise SecurityError(f"more than {MAX_OUTPUT_CHARS} characters written")
-                parts.append(part)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, ArithmeticError, RecursionError) as error:
-            raise ChatTemplateError(
-                f"chat template: {error}; wanted messages it accepts. Check their roles, order and contents."
-            ) from None
-        return "".join(parts)
+        payload = _payload({"source": self._source, "variables": values, "now": self._now().isoformat()})
+        return self._worker.ask(payload)
+
+    def close(self) -> None:
+        """End the worker's process. Rendering again starts another."""
+        self._worker.close()
 
 
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
+def _payload(job: Mapping[str, object]) -> bytes:
+    """The job as the worker reads it, or `RequestError`: only JSON can be handed over."""
+    try:
+        raw = json.dumps(job, ensure_ascii=False, default=_as_dict).encode()
+    except UnicodeEncodeError as error:
+        found = f"text that is not Unicode ({error.reason})"
+        raise RequestError("chat", found, "characters that UTF-8 can write", "Remove lone surrogates.") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        found = f"messages that JSON cannot write ({error!s:.120})"
+        raise RequestError("chat", found, "texts, numbers, lists and tables", "Change the messages.") from None
+    if len(raw) > MAX_INPUT_BYTES:
+        raise RequestError("chat", f"messages of {len(raw)} bytes", f"at most {MAX_INPUT_BYTES}", "Shorten them.")
+    return raw
 
 
-class _RangeBudget:
-    """`range` that counts what all its calls may give out together."""
-
-    def __init__(self, num_items: int) -> None:
-        self._left = num_items
-
-    def range(self, *bounds: int) -> range:
-        items = range(*bounds)
-        # Counted without len(), which overflows beyond 64 bits.
-        self._left -= sum(1 for _ in islice(items, self._left + 1))
-        if self._left < 0:
-            raise SecurityError(f"ranges of more than {MAX_RANGE_ITEMS} items in all")
-        return items
-
-
-class _GenerationTag(Extension):
-    """`{% generation %}` marks the assistant's words for training; for a prompt it means nothing."""
-
-    tags = {"generation"}  # noqa: RUF012  Jinja reads it from the class
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox, with products and powers kept small: 'a' * 10**12 is one short expression."""
-
-    intercepted_binops = frozenset({"*", "**", "+"})
-
-    def __init__(self) -> None:
-        super().__init__(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            undefined=jinja2.Undefined,
-            extensions=[_GenerationTag, "jinja2.ext.loopcontrols"],
-        )
-        self.filters["tojson"] = _tojson
-
-    def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
-        """Refused at once: as an undefined value it would print as nothing and go unnoticed."""
-        raise SecurityError(f"access to {attribute!r:.80}")
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**" and isinstance(right, int | float) and abs(right) > MAX_EXPONENT:
-            raise SecurityError(f"a power above {MAX_EXPONENT}")
-        if operator in "*+" and _num_items(operator, left, right) > MAX_OUTPUT_CHARS:
-            raise SecurityError(f"a text or list of more than {MAX_OUTPUT_CHARS} items")
-        return super().call_binop(context, operator, left, right)
-
-
-def _num_items(operator: str, left: object, right: object) -> int:
-    """How long `left operator right` would be, if it is a text or a list."""
-    sizes = [len(side) for side in (left, right) if isinstance(side, str | list | tuple)]
-    if operator == "+":
-        return sum(sizes)
-    times = [side for side in (left, right) if isinstance(side, int)]
-    return sizes[0] * times[0] if sizes and times else 0
-
-
-def _tojson(value: object, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    """Plain JSON: Jinja's own filter escapes <, > and & for web pages, which would change the prompt."""
-    allowed = {key: options[key] for key in ("separators", "sort_keys") if key in options}
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **allowed)
+def _as_dict(value: object) -> dict[object, object]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"a {type(value).__name__}")

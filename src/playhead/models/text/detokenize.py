@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Collection, Iterable, Sequence
+from itertools import islice
 
 from playhead.models.text.token_bytes import TokenBytes
 
 MAX_OPEN_BYTES = 3
 """Bytes of a character that may wait for its last one: UTF-8 has at most four."""
+
+MAX_OPEN_TOKENS = 16
+"""How far back those bytes are looked for: some tokens between them may stand for nothing."""
 
 
 class IncrementalDetokenizer:
@@ -31,12 +35,12 @@ class IncrementalDetokenizer:
 
     def _begin_after(self, prompt_ids: Sequence[int]) -> None:
         """Take the prompt's start, which may use up what is stripped there, and the open character at its end."""
-        for token_id in prompt_ids:
+        for token_id in prompt_ids if self._token_bytes.rules.depend_on_start else ():
             if not self._is_first and not self._num_to_strip:
                 break
             self._bytes_of(token_id)
         tail = b""
-        for token_id in reversed(prompt_ids):
+        for token_id in islice(reversed(prompt_ids), MAX_OPEN_TOKENS):
             if len(tail) >= MAX_OPEN_BYTES:
                 break
             tail = (b"" if token_id in self._skipped else self._token_bytes.of(token_id) or b"") + tail

@@ -28,11 +28,18 @@ class GenerationConfig:
 
 def read_generation_config(directory: Path) -> GenerationConfig:
     """From the files of a checkpoint's directory; `SamplingParams()` and no end where they say nothing."""
-    table = _table(directory / GENERATION_CONFIG)
-    for name, source in ((GENERATION_CONFIG, table), ("config.json", _table(directory / "config.json"))):
-        if ids := _eos_ids(name, source.get("eos_token_id")):
-            return GenerationConfig(sampling=default_sampling(table), eos_ids=ids, eos_file=name)
-    return GenerationConfig(sampling=default_sampling(table))
+    ids, name = end_ids(directory)
+    return GenerationConfig(
+        sampling=default_sampling(_table(directory / GENERATION_CONFIG)), eos_ids=ids, eos_file=name
+    )
+
+
+def end_ids(directory: Path) -> tuple[frozenset[int], str]:
+    """The ids that end an answer, and the file that says so: the generation config, or else the model's config."""
+    for name in (GENERATION_CONFIG, "config.json"):
+        if ids := _eos_ids(name, _table(directory / name).get("eos_token_id")):
+            return ids, name
+    return frozenset(), GENERATION_CONFIG
 
 
 def default_sampling(table: dict[str, object]) -> SamplingParams:

@@ -40,6 +40,11 @@ class DecoderRules:
     stripped: bytes = b" "
     num_stripped: int = 0
 
+    @property
+    def depend_on_start(self) -> bool:
+        """Whether a token at the start of a text has other bytes than further on."""
+        return self.num_stripped > 0 or any(inside != at_start for _, inside, at_start in self.replacements)
+
 
 class TokenBytes:
     """The bytes of one token at a time."""

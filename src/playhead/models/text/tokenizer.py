@@ -13,7 +13,7 @@ from tokenizers.models import BPE, Unigram
 from playhead.models.config import read_json
 from playhead.models.errors import CheckpointError
 from playhead.models.text.detokenize import IncrementalDetokenizer
-from playhead.models.text.generation_config import read_generation_config
+from playhead.models.text.generation_config import end_ids
 from playhead.models.text.library import library_failures
 from playhead.models.text.token_bytes import TokenBytes, part_state
 from playhead.schedule.errors import RequestError
@@ -61,6 +61,14 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def max_token_id(self) -> int:
+        """The largest id a text can get."""
+        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
+
+    def knows(self, token: str) -> bool:
+        return self._backend.token_to_id(token) is not None
 
     @cached_property
     def longest_token_chars(self) -> int:
@@ -188,7 +196,7 @@ def tokenizer_from_directory(directory: Path) -> Tokenizer:
         added = backend.get_added_tokens_decoder()
     config = _json_or_empty(directory / "tokenizer_config.json")
     bos, eos = _token_text(config.get("bos_token")), _token_text(config.get("eos_token"))
-    endings = read_generation_config(directory).eos_ids | ({backend.token_to_id(eos)} if eos is not None else set())
+    endings = end_ids(directory)[0] | ({backend.token_to_id(eos)} if eos is not None else set())
     special = SpecialTokens(
         bos=bos,
         eos=eos,

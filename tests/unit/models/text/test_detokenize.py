@@ -11,7 +11,9 @@ from tokenizers import Regex, decoders
 
 from playhead.models.errors import UnsupportedModelError
 from playhead.models.text.detokenize import IncrementalDetokenizer
+from playhead.models.text.ids_only import IdsOnlyTokenizer
 from playhead.models.text.token_bytes import TokenBytes
+from tests.counting import executed_lines
 from tests.unit.models.text.vocabularies import byte_fallback, byte_level, metaspace
 
 BACKENDS = {
@@ -209,3 +211,12 @@ def test_the_parameters_of_a_decoder_are_obeyed(decoder, data):
     ids = data.draw(st.lists(st.sampled_from(usable), max_size=12))
     wanted = backend.decode(ids, skip_special_tokens=False)
     assert "".join(pieces_of(backend, ids)) == wanted
+
+
+def test_a_detokenizer_takes_as_many_steps_after_a_long_prompt_as_after_a_short_one():
+    """A prompt of ids that have no text must not be searched to its beginning."""
+    tokenizer = IdsOnlyTokenizer()
+    few, many = (
+        executed_lines(lambda n=n: tokenizer.detokenizer(prompt_ids=range(n)).feed([5])) for n in (100, 10_000)
+    )
+    assert many == few

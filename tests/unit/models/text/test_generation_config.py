@@ -6,10 +6,11 @@ import json
 
 import pytest
 
-from playhead.llm import EMBEDDED, LLM, resolve_model_name
+from playhead.llm import LLM
 from playhead.models.errors import CheckpointError
 from playhead.models.text.generation_config import default_sampling, read_generation_config
 from playhead.schedule.sampling_params import SamplingParams
+from tests.unit.models.text.embedded_copy import SMALL, checkpoint
 
 GEMMA = {"bos_token_id": 2, "do_sample": True, "eos_token_id": [1, 106], "pad_token_id": 0, "top_k": 64, "top_p": 0.95}
 
@@ -52,20 +53,6 @@ def test_a_value_that_cannot_be_is_refused_by_name(tmp_path, key, value):
     name = "max_tokens" if key == "max_new_tokens" else key
     with pytest.raises(CheckpointError, match=rf"generation_config\.json.*{name}"):
         read_generation_config(tmp_path)
-
-
-def checkpoint(directory, **files):
-    """The embedded model with other files beside it."""
-    source = resolve_model_name(EMBEDDED)
-    for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
-        (directory / name).symlink_to(f"{source}/{name}")
-    for name, table in files.items():
-        (directory / f"{name}.json").unlink(missing_ok=True)
-        (directory / f"{name}.json").write_text(json.dumps(table))
-    return str(directory)
-
-
-SMALL = {"max_model_len": 64, "max_num_seqs": 1, "max_num_batched_tokens": 16, "graph_mode": "eager"}
 
 
 def test_a_call_without_parameters_samples_as_the_models_authors_do(tmp_path):

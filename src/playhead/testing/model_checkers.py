@@ -1,0 +1,283 @@
+"""What notices a checkpoint that is read differently from its authors, or an engine sized for other memory."""
+
+from __future__ import annotations
+
+import json
+import logging
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from playhead.engine_config import EngineConfig
+from playhead.engine_memory import fit_memory
+from playhead.errors import ConfigError
+from playhead.kv.plan import KVLimits, plan_kv
+from playhead.layers.moe import MoeMlp
+from playhead.layers.spec import MoeSpec
+from playhead.models.build import family_named, spec_from_config
+from playhead.models.checkpoint_dir import SafetensorsDirectory
+from playhead.models.config import RANGES
+from playhead.models.dummy import dummy_decoder
+from playhead.models.errors import UnsupportedModelError
+from playhead.models.fill import load_decoder
+from playhead.models.gguf_file import GgufFile
+from playhead.models.gguf_model import config_from_gguf
+from playhead.models.load import ModelDescription
+from playhead.models.pieces import pieces_of
+from playhead.models.sources import InMemoryTensors
+from playhead.models.text.gguf_vocab import tokenizer_from_gguf
+from playhead.models.text.token_bytes import byte_level_table
+from playhead.step.model_step import kv_geometry
+from playhead.step.worker import Worker, WorkerConfig
+from playhead.testing.mutant import Checker
+
+CPU = torch.device("cpu")
+SMALL: dict[str, object] = {
+    "vocab_size": 16,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "sliding_window": 4,
+}
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
+# Keys that the named families ignore, as transformers does.
+IGNORED: tuple[tuple[str, dict[str, object]], ...] = (
+    ("llama", {"layer_types": ["sliding_attention"] * 4}),
+    ("llama", {"attn_logit_softcapping": 5.0}),
+    ("qwen3", {"final_logit_softcapping": 5.0}),
+    ("llama", {"partial_rotary_factor": 0.5}),
+    ("gemma2", {"sliding_window_pattern": 3}),
+    ("gpt_oss", {"sliding_window_pattern": 3}),
+    ("mistral", {"use_sliding_window": False}),
+    ("gemma3_text", {"rope_parameters": LINEAR}),
+)
+
+
+@contextmanager
+def without_logs(name: str) -> Iterator[None]:
+    """A logger that says nothing for a while: what it would say is what the checker looks for."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def config_of(model_type: str, **keys: object) -> dict[str, object]:
+    return {"model_type": model_type, **SMALL, **keys}
+
+
+def rope_rules() -> list[str]:
+    """Pairs of configs that mean the same rope."""
+    outer = {**YARN, "original_max_position_embeddings": 32}
+    same = {
+        "rope_scaling beside rope_parameters": (
+            config_of("llama", rope_scaling=LINEAR, rope_parameters=YARN),
+            config_of("llama", rope_scaling=LINEAR),
+        ),
+        "a trained context outside the table": (
+            config_of("llama", rope_scaling=YARN, original_max_position_embeddings=32),
+            config_of("llama", rope_scaling=outer),
+        ),
+    }
+    return [name for name, (one, other) in same.items() if spec_from_config(one) != spec_from_config(other)]
+
+
+def ignored_keys() -> list[str]:
+    """Keys that a family does not read change nothing."""
+    return [
+        f"{model_type} obeys {', '.join(keys)}"
+        for model_type, keys in IGNORED
+        if spec_from_config(config_of(model_type, **keys)) != spec_from_config(config_of(model_type))
+    ]
+
+
+def senseless_numbers() -> list[str]:
+    """NaN and negative numbers are refused by their key, wherever gemma2 or a yarn rope reads them."""
+    in_rope = ("factor", "beta_fast", "beta_slow", "attention_factor", "original_max_position_embeddings")
+    in_gemma2 = ("vocab_size", "rms_norm_eps", "query_pre_attn_scalar", "attn_logit_softcapping", "sliding_window")
+    found = []
+    for key in (*in_rope, *in_gemma2):
+        assert key in RANGES, f"{key} is read without a range"
+        for value in (float("nan"), -1, 0):
+            keys: dict[str, object] = {"rope_scaling": {**YARN, key: value}} if key in in_rope else {key: value}
+            try:
+                spec_from_config(config_of("gemma2", **keys))
+            except UnsupportedModelError:
+                continue
+            except (ArithmeticError, ValueError) as error:
+                found.append(f"{key} = {value}: {error!r}")
+            else:
+                found.append(f"{key} = {value} was taken")
+    return found
+
+
+def gguf_bytes(entries: Mapping[str, object]) -> bytes:
+    """A GGUF file of metadata alone."""
+
+    def text(value: str) -> bytes:
+        return struct.pack("<Q", len(value)) + value.encode()
+
+    def entry(value: object) -> bytes:
+        if isinstance(value, str):
+            return struct.pack("<I", 8) + text(value)
+        return struct.pack("<If", 6, value) if isinstance(value, float) else struct.pack("<II", 4, value)
+
+    body = b"".join(text(key) + entry(value) for key, value in entries.items())
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, len(entries)) + body
+
+
+LLAMA_FILE: dict[str, object] = {
+    "general.architecture": "llama",
+    "llama.embedding_length": 16,
+    "llama.feed_forward_length": 16,
+    "llama.block_count": 1,
+    "llama.attention.head_count": 2,
+    "llama.context_length": 64,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+}
+
+
+def gguf_keys() -> list[str]:
+    """A key that this decoder does not obey is refused, and a rope factor without a type is obeyed."""
+
+    def config_with(**more: object) -> dict[str, object]:
+        with TemporaryDirectory() as directory:
+            path = Path(directory) / "m.gguf"
+            path.write_bytes(gguf_bytes({**LLAMA_FILE, **more}))
+            return config_from_gguf(GgufFile(path))
+
+    found = []
+    for key, value in (("llama.logit_scale", 0.5), ("llama.expert_count", 4), ("llama.a_key_of_tomorrow", 1)):
+        try:
+            config_with(**{key: value})
+        except UnsupportedModelError:
+            continue
+        found.append(f"{key} was not seen")
+    if config_with(**{"llama.rope.scaling.factor": 4.0})["rope_scaling"] != LINEAR:
+        found.append("a rope factor without a type was ignored")
+    return found
+
+
+def bos_of_a_gguf_file() -> list[str]:
+    """A prompt of a Llama 3 vocabulary begins with BOS; one of a file that says no does not."""
+    tokens = [*sorted(byte_level_table()), "<bos>"]
+    metadata: dict[str, Any] = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "llama-bpe",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [1] * 256 + [3],
+        "tokenizer.ggml.merges": [f"{tokens[0]} {tokens[1]}"],
+        "tokenizer.ggml.bos_token_id": 256,
+    }
+    metadata["tokenizer.ggml.tokens"] = [*tokens[:-1], tokens[0] + tokens[1], "<bos>"]
+    metadata |= {"tokenizer.ggml.token_type": [1] * 257 + [3], "tokenizer.ggml.bos_token_id": 257}
+    found = []
+    for more, wanted in (({}, True), ({"tokenizer.ggml.add_bos_token": False}, False)):
+        ids = tokenizer_from_gguf({**metadata, **more}).encode("a", add_special_tokens=True)
+        if (ids[0] == 257) != wanted:
+            found.append(f"{more or 'no setting'}: the prompt is {ids}")
+    return found
+
+
+def stale_index() -> list[str]:
+    """The single file is read where an index of other files lies beside it."""
+
+    def safetensors(name: str) -> bytes:
+        header = json.dumps({name: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+        return struct.pack("<Q", len(header)) + header + bytes(4)
+
+    with TemporaryDirectory() as name:
+        directory = Path(name)
+        (directory / "model.safetensors").write_bytes(safetensors("new"))
+        (directory / "model-1.safetensors").write_bytes(safetensors("old"))
+        index = {"weight_map": {"old": "model-1.safetensors"}}
+        (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+        tensors = list(SafetensorsDirectory(directory).tensors)
+    return [] if tensors == ["new"] else [f"the checkpoint's tensors are {tensors}"]
+
+
+def head_of_a_tied_checkpoint() -> list[str]:
+    """A head that differs from the embedding is used, whatever the config says about tying."""
+    config = config_of("llama", tie_word_embeddings=True)
+    spec = spec_from_config(config)
+    pieces = pieces_of(spec, family_named("llama"), ())
+    tensors = {name: torch.ones(shape) for piece in pieces for name, shape in piece.sources}
+    source = InMemoryTensors({**tensors, "lm_head.weight": torch.full((16, 16), 2.0)})
+    with without_logs("playhead.models.fill"):
+        decoder = load_decoder(spec, source, dtype=torch.float32, device=CPU)
+    return ["the head in the file was ignored"] if decoder.lm_head is None else []
+
+
+def rotary_tables() -> list[str]:
+    """A worker's rotary tables have a row for every position of its own context."""
+    spec = spec_from_config(config_of("llama"))
+    decoder = dummy_decoder(spec, dtype=torch.float32, device=CPU)
+    limits = KVLimits(max_context_tokens=32, max_running=2, chunk_tokens=8)
+    Worker(decoder, WorkerConfig(kv_memory_bytes=1 << 18, limits=limits))
+    return [f"{len(rows)} rows for 32 positions" for rows in decoder.buffers() if len(rows) != 32]
+
+
+def long_context() -> list[str]:
+    """A model with more context than memory starts, and what it starts with can be planned."""
+    config = config_of("llama", max_position_embeddings=1 << 20)
+    description = ModelDescription(path=Path("nowhere"), config=config, spec=spec_from_config(config))
+    memory = fit_memory(description, EngineConfig(), torch.device("cuda"), 64 << 20)
+    geometry = kv_geometry(description.spec, page_size=16, dtype=torch.bfloat16)
+    plan_kv(num_bytes=memory.kv_memory_bytes, geometry=geometry, limits=memory.limits)
+    return [] if memory.notes else ["the context gave way without a word"]
+
+
+def settings_made() -> list[str]:
+    """A setting that cannot be is refused when it is made."""
+    found = []
+    for value in (0, -1, True, 1.5):
+        try:
+            EngineConfig(max_num_seqs=value)  # type: ignore[arg-type]  # the point of this check
+        except ConfigError:
+            continue
+        found.append(f"max_num_seqs={value!r} was taken")
+    return found
+
+
+def traced_experts() -> list[str]:
+    """Experts can be traced in every dtype the engine runs in."""
+    spec = MoeSpec(num_experts=4, top_k=2, size=16, swiglu_alpha=1.0, swiglu_limit=7.0)
+    found = []
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        moe = MoeMlp(spec, 16, dtype=dtype, device=CPU)
+        trace = make_fx(moe, tracing_mode="symbolic", _allow_non_fake_inputs=True)
+        try:
+            with torch.no_grad(), without_logs("torch._subclasses.fake_tensor"):
+                trace(torch.zeros(5, 16, dtype=dtype))
+        except RuntimeError as error:
+            found.append(f"{dtype}: {error}")
+    return found
+
+
+MODEL_CHECKERS: tuple[Checker, ...] = (
+    Checker(name="rope rules", run=rope_rules),
+    Checker(name="keys a family ignores", run=ignored_keys),
+    Checker(name="senseless numbers", run=senseless_numbers),
+    Checker(name="GGUF keys", run=gguf_keys),
+    Checker(name="BOS of a GGUF file", run=bos_of_a_gguf_file),
+    Checker(name="a stale index", run=stale_index),
+    Checker(name="the head of a tied checkpoint", run=head_of_a_tied_checkpoint),
+    Checker(name="rotary tables", run=rotary_tables),
+    Checker(name="a long context", run=long_context, raises=(ConfigError,)),
+    Checker(name="settings as they are made", run=settings_made),
+    Checker(name="traced experts", run=traced_experts),
+)

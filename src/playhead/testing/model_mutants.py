@@ -1,0 +1,256 @@
+"""Bugs in how checkpoints are read and engines are sized."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+import playhead.engine_config
+import playhead.engine_memory
+import playhead.layers.moe
+import playhead.models.build
+import playhead.models.checkpoint_dir
+import playhead.models.fill
+import playhead.models.gguf_model
+import playhead.models.rope_config
+import playhead.models.text.gguf_vocab
+from playhead.engine_config import EngineConfig
+from playhead.kv.geometry import KVGeometry
+from playhead.kv.plan import KVLimits
+from playhead.models.config import ConfigReader, Range
+from playhead.models.decoder import Decoder
+from playhead.models.families import FAMILIES
+from playhead.models.family import Family
+from playhead.models.rope_config import NEW, RopeTable
+from playhead.models.sources import TensorSource
+from playhead.models.spec import ModelSpec
+from playhead.testing.mutant import Mutant, swapped
+
+
+def new_rope_name_wins() -> AbstractContextManager[None]:
+    read = playhead.models.rope_config._only_table
+
+    def new_first(family: Family, config: ConfigReader) -> RopeTable:
+        table, new = read(family, config), config.table_or_none(NEW)
+        return table if new is None else replace(table, values=new)
+
+    return swapped(playhead.models.rope_config, "_only_table", new_first)
+
+
+def trained_context_of_the_table_alone() -> AbstractContextManager[None]:
+    read = playhead.models.rope_config._only_table
+
+    def inner(family: Family, config: ConfigReader) -> RopeTable:
+        return replace(read(family, config), original_context=None)
+
+    return swapped(playhead.models.rope_config, "_only_table", inner)
+
+
+def layer_types_of_every_family() -> AbstractContextManager[None]:
+    greedy = tuple(replace(family, reads_layer_types=True) for family in FAMILIES)
+    return swapped(playhead.models.build, "FAMILIES", greedy)
+
+
+def softcaps_of_every_family() -> AbstractContextManager[None]:
+    greedy = tuple(
+        replace(
+            family,
+            attention_softcap_key="attn_logit_softcapping",
+            final_softcap_key="final_logit_softcapping",
+        )
+        for family in FAMILIES
+    )
+    return swapped(playhead.models.build, "FAMILIES", greedy)
+
+
+def window_switch_of_every_family() -> AbstractContextManager[None]:
+    windows = playhead.models.build._windows
+
+    def switched(family: Family, config: ConfigReader) -> list[int | None]:
+        found = windows(family, config)
+        return [None] * len(found) if config.value("use_sliding_window") is False else found
+
+    return swapped(playhead.models.build, "_windows", switched)
+
+
+def any_number_will_do() -> AbstractContextManager[None]:
+    def holds(self: Range, value: object) -> bool:
+        return isinstance(value, int | float)
+
+    return swapped(Range, "holds", holds)
+
+
+def gguf_keys_unseen() -> AbstractContextManager[None]:
+    def blind(metadata: Mapping[str, Any], architecture: str) -> None:
+        return None
+
+    return swapped(playhead.models.gguf_model, "check_keys", blind)
+
+
+def gguf_rope_factor_needs_a_type() -> AbstractContextManager[None]:
+    scaling = playhead.models.gguf_model.rope_scaling
+
+    def typed(values: Mapping[str, Any], architecture: str) -> dict[str, object] | None:
+        return scaling(values, architecture) if "rope.scaling.type" in values else None
+
+    return swapped(playhead.models.gguf_model, "rope_scaling", typed)
+
+
+def gguf_prompts_without_bos() -> AbstractContextManager[None]:
+    def nothing(metadata: Mapping[str, Any], ids: Mapping[str, int | None], *, is_llama3: bool) -> dict[str, list[Any]]:
+        return {"single": ["$A"], "special_tokens": []}
+
+    return swapped(playhead.models.text.gguf_vocab, "_around", nothing)
+
+
+def index_before_the_single_file() -> AbstractContextManager[None]:
+    shards = playhead.models.checkpoint_dir._shards
+
+    def index_first(directory: Path) -> dict[str, set[str] | None]:
+        single = directory / playhead.models.checkpoint_dir.SINGLE_FILE
+        if not (directory / playhead.models.checkpoint_dir.INDEX_FILE).is_file() or not single.is_file():
+            return shards(directory)
+        single.unlink()
+        return shards(directory)
+
+    return swapped(playhead.models.checkpoint_dir, "_shards", index_first)
+
+
+def config_ties_before_the_files() -> AbstractContextManager[None]:
+    def as_configured(spec: ModelSpec, family: Family, source: TensorSource) -> ModelSpec:
+        return spec
+
+    return swapped(playhead.models.fill, "as_stored", as_configured)
+
+
+def tables_of_the_whole_context() -> AbstractContextManager[None]:
+    reach = Decoder.reach
+
+    def reach_all(self: Decoder, num_positions: int) -> None:
+        reach(self, self.spec.max_context_tokens)
+
+    return swapped(Decoder, "reach", reach_all)
+
+
+def context_does_not_give_way() -> AbstractContextManager[None]:
+    def as_wanted(
+        limits: KVLimits, config: EngineConfig, geometry: KVGeometry, kv_bytes: int, notes: list[str]
+    ) -> KVLimits:
+        return limits
+
+    return swapped(playhead.engine_memory, "_with_context_that_fits", as_wanted)
+
+
+def settings_unchecked() -> AbstractContextManager[None]:
+    def taken(name: str, value: object) -> None:
+        return None
+
+    return swapped(playhead.engine_config, "check_size", taken)
+
+
+def torchs_own_grouped_matmul() -> AbstractContextManager[None]:
+    def grouped(*args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
+        rows_PI, weights_XIO, ends_X = args
+        return F.grouped_mm(rows_PI, weights_XIO, offs=ends_X)
+
+    return swapped(playhead.layers.moe, "grouped_matmul", grouped)
+
+
+MODEL_MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        name="the new name of rope wins",
+        source="found here: rope_scaling beside rope_parameters was ignored",
+        apply=new_rope_name_wins,
+        killed_by=("rope rules",),
+    ),
+    Mutant(
+        name="trained context of the table alone",
+        source="found here: a context outside the rope table was ignored",
+        apply=trained_context_of_the_table_alone,
+        killed_by=("rope rules",),
+    ),
+    Mutant(
+        name="layer_types of every family",
+        source="found here: layer_types changed llama's logits",
+        apply=layer_types_of_every_family,
+        killed_by=("keys a family ignores",),
+    ),
+    Mutant(
+        name="softcaps of every family",
+        source="found here: softcaps changed llama's logits",
+        apply=softcaps_of_every_family,
+        killed_by=("keys a family ignores",),
+    ),
+    Mutant(
+        name="use_sliding_window of every family",
+        source="found here: Qwen's switch turned off Mistral's window",
+        apply=window_switch_of_every_family,
+        killed_by=("keys a family ignores",),
+    ),
+    Mutant(
+        name="any number will do",
+        source="found here: NaN, zero and negative numbers in configs ran to garbage",
+        apply=any_number_will_do,
+        killed_by=("senseless numbers",),
+    ),
+    Mutant(
+        name="GGUF keys unseen",
+        source="found here: logit_scale and expert_count of a GGUF file were ignored",
+        apply=gguf_keys_unseen,
+        killed_by=("GGUF keys",),
+    ),
+    Mutant(
+        name="a GGUF rope factor needs a type",
+        source="found here: rope.scaling.factor without a type was ignored",
+        apply=gguf_rope_factor_needs_a_type,
+        killed_by=("GGUF keys",),
+    ),
+    Mutant(
+        name="GGUF prompts without BOS",
+        source="found here: Llama 3 prompts lacked BOS",
+        apply=gguf_prompts_without_bos,
+        killed_by=("BOS of a GGUF file",),
+    ),
+    Mutant(
+        name="the index before the single file",
+        source="found here: a stale index hid model.safetensors",
+        apply=index_before_the_single_file,
+        killed_by=("a stale index",),
+    ),
+    Mutant(
+        name="the config ties before the files",
+        source="found here: a head in the file was ignored",
+        apply=config_ties_before_the_files,
+        killed_by=("the head of a tied checkpoint",),
+    ),
+    Mutant(
+        name="tables of the whole context",
+        source="found here: 2 GB of rotary tables for a context of 128",
+        apply=tables_of_the_whole_context,
+        killed_by=("rotary tables",),
+    ),
+    Mutant(
+        name="the context does not give way",
+        source="found here: 128k models did not start on default settings",
+        apply=context_does_not_give_way,
+        killed_by=("a long context",),
+    ),
+    Mutant(
+        name="settings unchecked",
+        source="found here: wrong settings failed after the weights were loaded",
+        apply=settings_unchecked,
+        killed_by=("settings as they are made",),
+    ),
+    Mutant(
+        name="torch's own grouped matmul",
+        source="found here: gpt-oss could not be traced in float32 and float16",
+        apply=torchs_own_grouped_matmul,
+        killed_by=("traced experts",),
+    ),
+)

@@ -1,0 +1,181 @@
+"""Known bugs of the translation from full to window locations, as patches of what the engine's forwards call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from playhead.attention.base import Phase
+from playhead.graph.breaks import BreakOp, Scope, Tensors, TensorSpec
+from playhead.graph.capture import Inputs
+from playhead.kernels import rope
+from playhead.kernels.norm import Floats
+from playhead.kv.hybrid import FULL
+from playhead.kv.mapping import WindowMapping
+from playhead.kv.pool import ForwardLocs, ForwardTokens
+from playhead.kv.swa_pool import SWAKVPool
+from playhead.step.model_step import ModelPlan, ModelStep
+from playhead.testing.mutant import Mutant, swapped
+
+
+def remembered(key_of: Callable[[SWAKVPool, torch.Tensor], Hashable]) -> AbstractContextManager[None]:
+    """A forward whose tokens have the key of an earlier one is given that one's translation."""
+    begin = SWAKVPool.begin_forward
+    memo: dict[Hashable, ForwardLocs] = {}
+
+    def memoised(self: SWAKVPool, tokens: ForwardTokens, *, is_launched: bool = False) -> ForwardLocs:
+        key = key_of(self, tokens.full_locs_T)
+        if key not in memo:
+            memo[key] = begin(self, tokens, is_launched=is_launched)
+        return memo[key]
+
+    return swapped(SWAKVPool, "begin_forward", memoised)
+
+
+def address(locs: torch.Tensor) -> tuple[int, int, int]:
+    """Where a tensor lies, and its length. A recorder allows to ask its storage, and not the tensor itself."""
+    return locs.untyped_storage().data_ptr(), int(locs.storage_offset()), locs.shape[0]
+
+
+def memo_not_invalidated() -> AbstractContextManager[None]:
+    """A translation is remembered by address: a slot refilled in place finds the last step's."""
+    return remembered(lambda pool, locs: address(locs))
+
+
+def memo_of_the_warm_up() -> AbstractContextManager[None]:
+    """A translation is remembered by address and version. The warm-up's is found by the capture, which skips the op."""
+    return remembered(lambda pool, locs: (*address(locs), pool.mapping.version))
+
+
+def memo_by_storage() -> AbstractContextManager[None]:
+    """A translation is remembered by the storage's base, so views at different offsets are taken for each other."""
+    return remembered(lambda pool, locs: (locs.untyped_storage().data_ptr(), locs.shape[0], pool.mapping.version))
+
+
+class TranslatingScope:
+    """A scope that translates before every layer's attention."""
+
+    def __init__(self, scope: Scope, translate: Callable[[], object]) -> None:
+        self._scope, self._translate = scope, translate
+
+    def call(self, op: BreakOp, *inputs: torch.Tensor, site: str) -> Tensors:
+        self._translate()
+        return self._scope.call(op, *inputs, site=site)
+
+    def bridge(self, op: BreakOp, position: int, spec: TensorSpec, like: torch.Tensor) -> torch.Tensor:
+        return self._scope.bridge(op, position, spec, like)
+
+
+def translation_per_layer() -> AbstractContextManager[None]:
+    """Every layer translates again, instead of using what the forward began with."""
+    hidden = ModelStep.hidden
+
+    def again(self: ModelStep, inputs: Inputs, scope: Scope, phase: Phase) -> torch.Tensor:
+        def translate() -> ForwardLocs:
+            return self.pool.begin_forward(self.tokens(inputs, phase), is_launched=True)
+
+        return hidden(self, inputs, TranslatingScope(scope, translate), phase)
+
+    return swapped(ModelStep, "hidden", again)
+
+
+def look_up_in_attention() -> AbstractContextManager[None]:
+    """Attention looks its new locations up in the mapping, layer by layer, where no op log of a graph shows it."""
+    attend = ModelStep._attend
+
+    def alone(self: ModelStep, plan: ModelPlan, inputs: Tensors, outputs: Tensors, site: str) -> None:
+        full, *windows = plan.groups
+        looked_up = [
+            replace(group, new_locs_T=mapping_L[full.new_locs_T.long()])
+            for group, mapping_L in zip(windows, self.pool.device_mappings, strict=True)
+        ]
+        attend(self, replace(plan, groups=(full, *looked_up)), inputs, outputs, site)
+
+    return swapped(ModelStep, "_attend", alone)
+
+
+def unpublished_mapping_used() -> AbstractContextManager[None]:
+    """Nobody notices that the device's mapping is behind."""
+
+    def silent(self: WindowMapping, where: str, *, pairs_only: bool = False) -> None:
+        return None
+
+    return swapped(WindowMapping, "require_published", silent)
+
+
+def full_locations_in_windows() -> AbstractContextManager[None]:
+    """A window layer is given the full group's table and locations."""
+
+    def as_full(self: SWAKVPool, page_table_RP: torch.Tensor, full_locs_T: torch.Tensor) -> ForwardLocs:
+        forward = original(self, page_table_RP, full_locs_T)
+        return replace(forward, groups=(forward.groups[FULL],) * len(forward.groups))
+
+    original = SWAKVPool.forward_locs
+    return swapped(SWAKVPool, "forward_locs", as_full)
+
+
+def minus_one_wraps() -> AbstractContextManager[None]:
+    """A location of -1 is written at the end of the last page."""
+
+    def unclamped(locs: Floats, *caches_rows: tuple[Floats, Floats]) -> None:
+        live = np.flatnonzero(locs)
+        for cache, rows in caches_rows:
+            cache[locs[live] // cache.shape[1], locs[live] % cache.shape[1]] = rows[live]
+
+    return swapped(rope, "write_rows", unclamped)
+
+
+TRANSLATION_MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        name="memo not invalidated",
+        source="S3.7: SGLang #25824",
+        apply=memo_not_invalidated,
+        killed_by=("steps of one size",),
+    ),
+    Mutant(
+        name="memo of the warm-up",
+        source="S3.5: SGLang #25824",
+        apply=memo_of_the_warm_up,
+        killed_by=("one translation in the engine's graphs",),
+    ),
+    Mutant(
+        name="memo keyed by the storage's base",
+        source="S3.3: SGLang #25824",
+        apply=memo_by_storage,
+        killed_by=("views of one storage",),
+    ),
+    Mutant(
+        name="translation in every layer",
+        source="S0.1: before SGLang #23552",
+        apply=translation_per_layer,
+        killed_by=("one translation in the engine's graphs",),
+    ),
+    Mutant(
+        name="look-up inside attention",
+        source="S0.4: how our own engine did it",
+        apply=look_up_in_attention,
+        killed_by=("live layers without a mapping",),
+    ),
+    Mutant(
+        name="mapping used before it is published",
+        source="S3.4",
+        apply=unpublished_mapping_used,
+        killed_by=("publication before a step",),
+    ),
+    Mutant(
+        name="window layers at full locations",
+        source="S3.1: a translation that is not used",
+        apply=full_locations_in_windows,
+        killed_by=("steps of one size",),
+    ),
+    Mutant(
+        name="location -1 written into the last page",
+        source="S3.6",
+        apply=minus_one_wraps,
+        killed_by=("nobody's token",),
+    ),
+)
