@@ -11,6 +11,7 @@ request with `RequestFailed`, and no other.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from playhead.answers import Answer
 from playhead.engine_stats import EngineStats
 from playhead.errors import PlayheadError
+from playhead.exclusive import Exclusive
 from playhead.kv.errors import PagesLost
 from playhead.kv.ledger import Findings, report
 from playhead.kv.watch import KVWatch
@@ -88,6 +90,7 @@ class Engine:
         self.worker, self.tokenizer = worker, tokenizer
         limits = worker.config.limits
         self.overlap = limits.num_steps_in_flight > 1
+        self._exclusive = Exclusive()
         self._watch = KVWatch(worker.kv, every_steps=worker.config.audit_every_steps)
         self._scheduler = Scheduler(
             worker.kv,
@@ -104,6 +107,18 @@ class Engine:
     def has_work(self) -> bool:
         return self._scheduler.has_work or bool(self._in_flight) or bool(self._ready)
 
+    def entered(self) -> threading.Lock:
+        """A lock to use the engine under, or `MisuseError`: for one thread at a time, until the engine is closed."""
+        return self._exclusive.entered(has_work=self.has_work)
+
+    def check_use(self) -> None:
+        """`MisuseError` if this thread may not use the engine now."""
+        self._exclusive.check(has_work=self.has_work)
+
+    def close(self) -> None:
+        """Refuse every further use."""
+        self._exclusive.is_closed = True
+
     @property
     def can_take(self) -> bool:
         """Whether one more request would be queued rather than refused."""
@@ -117,15 +132,15 @@ class Engine:
 
     def submit(self, request_id: str, checked: CheckedPrompt, wishes: Wishes | None = None) -> None:
         """Queue a request whose prompt was checked already. If that raises, nothing of the request is left behind."""
-        if request_id in self._answers or any(output.request_id == request_id for output in self._ready):
-            raise RequestError(f"request {request_id!r}", "an id in use", "a new id", "Wait for the other to end.")
-        try:
-            answer = self._answer(request_id, checked, wishes or Wishes())
-            self._queue(answer)
-        except PlayheadError:
-            raise
-        except Exception as error:
-            raise RequestFailed(request_id) from error
+        with self.entered():
+            if request_id in self._answers or any(output.request_id == request_id for output in self._ready):
+                raise RequestError(f"request {request_id!r}", "an id in use", "a new id", "Wait for the other to end.")
+            try:
+                self._queue(self._answer(request_id, checked, wishes or Wishes()))
+            except PlayheadError:
+                raise
+            except Exception as error:
+                raise RequestFailed(request_id) from error
 
     def _queue(self, answer: Answer) -> None:
         try:
@@ -186,6 +201,10 @@ class Engine:
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request wherever it is. None if it had ended already."""
+        with self.entered():
+            return self._abort(request_id)
+
+    def _abort(self, request_id: str) -> RequestOutput | None:
         answer = self._answers.get(request_id)
         if answer is None:
             return None
@@ -201,6 +220,11 @@ class Engine:
 
         With overlap the two are different steps, and there may be nothing to give yet.
         """
+        with self.entered():
+            self._step()
+            return self.take_ready()
+
+    def _step(self) -> None:
         if self._scheduler.in_doubt:
             self._take_back()
         self.worker.settle()
@@ -218,7 +242,6 @@ class Engine:
             self._refuse_to_starve()
         self._read_until(1 if planned and self.overlap else 0)
         self._end_the_touched(self._watch.look(is_idle=not (self._scheduler.has_work or self._in_flight)))
-        return self.take_ready()
 
     def _end_the_touched(self, findings: Findings) -> None:
         """End the requests whose pages failed an audit: what they would be told next could be wrong."""
