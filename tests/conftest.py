@@ -8,6 +8,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+os.environ.setdefault("PLAYHEAD_STRICT_LEDGER", "1")  # a violation fails the test in whose step it is found
+
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # must stand before the first import of triton
 

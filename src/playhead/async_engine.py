@@ -32,7 +32,7 @@ from types import TracebackType
 
 import torch
 
-from playhead.engine import WAITING_PER_RUNNING, CheckedPrompt, Wishes
+from playhead.engine import WAITING_PER_RUNNING, CheckedPrompt, Engine, Wishes
 from playhead.engine_stats import EngineStats
 from playhead.errors import PlayheadError
 from playhead.llm import LLM, Prompt, checked_params, gathered, split_n
@@ -91,7 +91,7 @@ class AsyncEngine:
     """Requests of one event loop on one engine. While it runs, the LLM it was made from generates nothing itself."""
 
     def __init__(self, llm: LLM) -> None:
-        self._llm, self._engine = llm, llm.engine
+        self._llm = llm
         # What the engine's queue holds, those that run included: so the engine itself never has to refuse one.
         self.max_requests = WAITING_PER_RUNNING * llm.engine.worker.config.limits.max_running
         self._numbers = itertools.count(1)
@@ -115,6 +115,10 @@ class AsyncEngine:
         await self.close()
 
     @property
+    def _engine(self) -> Engine:
+        return self._llm.engine  # not kept: an LLM that is closed gives its memory back at once
+
+    @property
     def is_running(self) -> bool:
         """Whether requests are taken."""
         return self._is_open
@@ -122,7 +126,7 @@ class AsyncEngine:
     @property
     def stats(self) -> EngineStats:
         """The engine's counters at this moment."""
-        return self._engine.stats.copy()
+        return self._llm.stats.copy()
 
     async def start(self) -> None:
         """Start the thread. Until it is closed the engine belongs to this event loop."""

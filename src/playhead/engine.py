@@ -11,6 +11,7 @@ request with `RequestFailed`, and no other.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -19,6 +20,10 @@ from dataclasses import dataclass
 from playhead.answers import Answer
 from playhead.engine_stats import EngineStats
 from playhead.errors import PlayheadError
+from playhead.exclusive import Exclusive
+from playhead.kv.errors import PagesLost
+from playhead.kv.ledger import Findings, report
+from playhead.kv.watch import KVWatch
 from playhead.models.text.tokenizer import Tokenizer
 from playhead.outputs import Logprob, RequestOutput
 from playhead.schedule.errors import RequestError, RequestFailed
@@ -77,14 +82,16 @@ class LaunchedStep:
 class Engine:
     """Continuous batching of one model on one worker.
 
-    With `overlap` a step is launched before the last one is read, so `step` gives the tokens of the step before. It
-    pays where a device works while the host does; by default that is wherever the device is not the host.
+    With `overlap` a step is launched before the last one is read, so `step` gives the tokens of the step before. KV
+    memory is planned for so many steps in flight (`KVLimits.num_steps_in_flight`), and the plan decides.
     """
 
-    def __init__(self, worker: Worker, tokenizer: Tokenizer, *, overlap: bool | None = None) -> None:
+    def __init__(self, worker: Worker, tokenizer: Tokenizer) -> None:
         self.worker, self.tokenizer = worker, tokenizer
-        self.overlap = worker.device.type != "cpu" if overlap is None else overlap
         limits = worker.config.limits
+        self.overlap = limits.num_steps_in_flight > 1
+        self._exclusive = Exclusive()
+        self._watch = KVWatch(worker.kv, every_steps=worker.config.audit_every_steps)
         self._scheduler = Scheduler(
             worker.kv,
             ScheduleLimits(chunk_tokens=limits.chunk_tokens, max_waiting=WAITING_PER_RUNNING * limits.max_running),
@@ -100,6 +107,18 @@ class Engine:
     def has_work(self) -> bool:
         return self._scheduler.has_work or bool(self._in_flight) or bool(self._ready)
 
+    def entered(self) -> threading.Lock:
+        """A lock to use the engine under, or `MisuseError`: for one thread at a time, until the engine is closed."""
+        return self._exclusive.entered(has_work=self.has_work)
+
+    def check_use(self) -> None:
+        """`MisuseError` if this thread may not use the engine now."""
+        self._exclusive.check(has_work=self.has_work)
+
+    def close(self) -> None:
+        """Refuse every further use."""
+        self._exclusive.is_closed = True
+
     @property
     def can_take(self) -> bool:
         """Whether one more request would be queued rather than refused."""
@@ -113,15 +132,15 @@ class Engine:
 
     def submit(self, request_id: str, checked: CheckedPrompt, wishes: Wishes | None = None) -> None:
         """Queue a request whose prompt was checked already. If that raises, nothing of the request is left behind."""
-        if request_id in self._answers or any(output.request_id == request_id for output in self._ready):
-            raise RequestError(f"request {request_id!r}", "an id in use", "a new id", "Wait for the other to end.")
-        try:
-            answer = self._answer(request_id, checked, wishes or Wishes())
-            self._queue(answer)
-        except PlayheadError:
-            raise
-        except Exception as error:
-            raise RequestFailed(request_id) from error
+        with self.entered():
+            if request_id in self._answers or any(output.request_id == request_id for output in self._ready):
+                raise RequestError(f"request {request_id!r}", "an id in use", "a new id", "Wait for the other to end.")
+            try:
+                self._queue(self._answer(request_id, checked, wishes or Wishes()))
+            except PlayheadError:
+                raise
+            except Exception as error:
+                raise RequestFailed(request_id) from error
 
     def _queue(self, answer: Answer) -> None:
         try:
@@ -182,6 +201,10 @@ class Engine:
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request wherever it is. None if it had ended already."""
+        with self.entered():
+            return self._abort(request_id)
+
+    def _abort(self, request_id: str) -> RequestOutput | None:
         answer = self._answers.get(request_id)
         if answer is None:
             return None
@@ -197,6 +220,11 @@ class Engine:
 
         With overlap the two are different steps, and there may be nothing to give yet.
         """
+        with self.entered():
+            self._step()
+            return self.take_ready()
+
+    def _step(self) -> None:
         if self._scheduler.in_doubt:
             self._take_back()
         self.worker.settle()
@@ -213,7 +241,19 @@ class Engine:
         if not planned and not self._in_flight:
             self._refuse_to_starve()
         self._read_until(1 if planned and self.overlap else 0)
-        return self.take_ready()
+        self._end_the_touched(self._watch.look(is_idle=not (self._scheduler.has_work or self._in_flight)))
+
+    def _end_the_touched(self, findings: Findings) -> None:
+        """End the requests whose pages failed an audit: what they would be told next could be wrong."""
+        self.stats.num_violations += len(findings.violations)
+        for request_id, violation in findings.by_request.items():
+            answer = self._answers.get(request_id)
+            if answer is not None:
+                self._ready.append(self._end(answer, FinishReason.ERROR, PagesLost(request_id, violation)))
+
+    def kv_report(self) -> str:
+        """The account of KV pages as a table, and what was ever found wrong in it."""
+        return report(self.worker.kv)
 
     def take_ready(self) -> list[RequestOutput]:
         """Outputs that were read and not given out: after a step that raised there may be some."""
@@ -224,8 +264,8 @@ class Engine:
         left = (*self._scheduler.waiting, *self._scheduler.running)
         if left:
             raise PlayheadError(
-                f"request {left[0].id!r}: found no memory although nothing runs; wanted a step. "
-                "See the ledger's report."
+                f"request {left[0].id!r} finds no KV memory although nothing runs. This is a bug in Playhead; please "
+                f"report it with what LLM.kv_report() prints:\n{self.kv_report()}"
             )
 
     def _plan(self) -> list[PlannedChunk]:

@@ -18,7 +18,7 @@ from playhead.models.config import MAX_SIZE
 from playhead.models.decoder import Decoder
 from playhead.models.load import LoadFormat, ModelDescription
 from playhead.schedule.sampling_params import shown
-from playhead.step.worker import WorkerConfig
+from playhead.step.worker import AUDIT_EVERY_STEPS, WorkerConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,2})?")
@@ -31,6 +31,7 @@ SIZES: Mapping[str, tuple[int, int]] = {
     "max_num_batched_tokens": (1, 1 << 20),
     "kv_memory_bytes": (1, 1 << 50),
     "page_size": (1, 1 << 12),
+    "ledger_audit_steps": (1, 1 << 31),
 }
 
 
@@ -56,6 +57,11 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     overlap: bool | None = None
     """Launch a step before the last one is read. By default where the device is not the host."""
+    strict_ledger: bool | None = None
+    """Recount the account of KV pages after every step and raise at the first violation. By default only where
+    PLAYHEAD_STRICT_LEDGER is set. Otherwise the requests that touch the pages end, and all others go on."""
+    ledger_audit_steps: int = AUDIT_EVERY_STEPS
+    """Steps between two recounts of the whole account. Its counts are compared after every step."""
 
     def __post_init__(self) -> None:
         # Words are taken for their members, as in LLM(load_format="dummy"). Frozen, so not by `=`.
@@ -63,14 +69,15 @@ class EngineConfig:
         if self.graph_mode is not None:
             object.__setattr__(self, "graph_mode", member("graph_mode", Mode, self.graph_mode))
         check_size("page_size", self.page_size)
+        check_size("ledger_audit_steps", self.ledger_audit_steps)
         check_size_or_none("max_model_len", self.max_model_len)
         check_size_or_none("max_num_seqs", self.max_num_seqs)
         check_size_or_none("max_num_batched_tokens", self.max_num_batched_tokens)
         check_size_or_none("kv_memory_bytes", self.kv_memory_bytes)
         check_flag("skip_tokenizer_init", self.skip_tokenizer_init)
         check_flag("enable_prefix_caching", self.enable_prefix_caching)
-        if self.overlap is not None:
-            check_flag("overlap", self.overlap)
+        check_flag_or_none("overlap", self.overlap)
+        check_flag_or_none("strict_ledger", self.strict_ledger)
         if not isinstance(self.device, str) or not DEVICE.fullmatch(self.device):
             raise ConfigError(f"device: found {shown(self.device)}; wanted auto, cpu or cuda[:N]. Choose one.")
         if not isinstance(self.dtype, str) or self.dtype not in ("auto", *DTYPES):
@@ -94,6 +101,11 @@ def check_size_or_none(name: str, value: object) -> None:
 def check_flag(name: str, value: object) -> None:
     if not isinstance(value, bool):
         raise ConfigError(f"{name}: found {shown(value)}; wanted True or False.")
+
+
+def check_flag_or_none(name: str, value: object) -> None:
+    if value is not None:
+        check_flag(name, value)
 
 
 def member(name: str, kind: type[LoadFormat] | type[Mode], value: object) -> LoadFormat | Mode:
@@ -190,6 +202,11 @@ def resolve_sizes(config: EngineConfig, device: torch.device) -> StepSizes:
     )
 
 
+def resolve_overlap(config: EngineConfig, device: torch.device) -> bool:
+    """It pays where a device works while the host does."""
+    return device.type != "cpu" if config.overlap is None else config.overlap
+
+
 def kv_limits(description: ModelDescription, config: EngineConfig, device: torch.device) -> KVLimits:
     """What the scheduler promises, with the model's own context where none was asked for."""
     longest = description.spec.max_context_tokens
@@ -198,7 +215,10 @@ def kv_limits(description: ModelDescription, config: EngineConfig, device: torch
         raise ConfigError(f"max_model_len: found {context}; wanted 1 to {longest}, what the model has. Lower it.")
     sizes = resolve_sizes(config, device)
     return KVLimits(
-        max_context_tokens=context, max_running=sizes.max_num_seqs, chunk_tokens=sizes.max_num_batched_tokens
+        max_context_tokens=context,
+        max_running=sizes.max_num_seqs,
+        chunk_tokens=sizes.max_num_batched_tokens,
+        num_steps_in_flight=2 if resolve_overlap(config, device) else 1,
     )
 
 
@@ -213,4 +233,6 @@ def resolved(config: EngineConfig, worker: WorkerConfig, decoder: Decoder) -> En
         max_num_batched_tokens=worker.limits.chunk_tokens,
         kv_memory_bytes=worker.kv_memory_bytes,
         graph_mode=worker.token_mode,
+        overlap=worker.limits.num_steps_in_flight > 1,
+        strict_ledger=worker.strict_ledger,
     )

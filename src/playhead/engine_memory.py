@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from playhead.engine_config import EngineConfig, kv_limits, resolve_dtype, resolve_mode
+from playhead.env import wants_strict_ledger
 from playhead.errors import ConfigError
 from playhead.kv.geometry import KVGeometry
 from playhead.kv.plan import KVLimits, least_bytes, longest_context, most_running, most_useful_bytes
@@ -47,6 +48,8 @@ def worker_config(description: ModelDescription, config: EngineConfig, device: t
         page_size=config.page_size,
         token_mode=resolve_mode(config, device),
         prefix_caching=config.enable_prefix_caching,
+        strict_ledger=wants_strict_ledger() if config.strict_ledger is None else config.strict_ledger,
+        audit_every_steps=config.ledger_audit_steps,
     )
 
 

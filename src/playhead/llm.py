@@ -10,12 +10,13 @@ import gc
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from types import TracebackType
 from typing import Any
+
+import torch
 
 from playhead.engine import CheckedPrompt, Engine, Wishes
 from playhead.engine_config import (
@@ -26,8 +27,8 @@ from playhead.engine_config import (
     resolved,
 )
 from playhead.engine_memory import fit_memory, free_bytes, worker_config
-from playhead.engine_stats import EngineStats
 from playhead.errors import PlayheadError
+from playhead.exclusive import MisuseError
 from playhead.graph.runner import CaptureReport
 from playhead.models.fill import OnProgress
 from playhead.models.load import LoadFormat, ModelDescription, describe_model, load_weights
@@ -108,7 +109,8 @@ class LLM:
         )
         worker = Worker(decoder, worker_config(self.description, config, device))
         self.config = resolved(config, worker.config, decoder)
-        self.engine = Engine(worker, self.tokenizer, overlap=config.overlap)
+        self._engine: Engine | None = Engine(worker, self.tokenizer)
+        self.stats = self._engine.stats
         self.is_lent = False  # to an AsyncEngine, whose thread alone may then touch the engine
         self._unfreeze: Callable[[], object] | None = None
         self._num_calls = 0
@@ -125,28 +127,53 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Abort whatever still runs. A stream that is open gets what it has so far, as its last output."""
+        """Abort whatever still runs and give all memory back, at once. A second call does nothing.
+
+        A stream that is open gets what it has so far, as its last output.
+        """
         if self._unfreeze is not None:
             self._unfreeze()  # once: a second call does nothing
         if self._template is not None:
             self._template.close()
+        engine = self._engine
+        if engine is None:
+            return
+        self._refuse_if_lent()
+        engine.check_use()
         for request_id, inbox in sorted(self._inboxes.items()):
-            output = self.engine.abort(request_id)
+            output = engine.abort(request_id)
             if output is not None:
                 inbox.append(output)
+        engine.close()
+        device, self._engine, engine = engine.worker.device, None, None
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # what was this LLM's is the device's again, for other processes too
+
+    @property
+    def engine(self) -> Engine:
+        """The engine underneath, while this LLM is open."""
+        if self._engine is None:
+            raise MisuseError("LLM: used after close(). Make a new one, or close it later.")
+        return self._engine
+
+    def _refuse_if_lent(self) -> None:
+        if self.is_lent:
+            raise PlayheadError(
+                "LLM: found its engine lent to an AsyncEngine; wanted it back. Close that one, or generate there."
+            )
 
     @property
     def is_busy(self) -> bool:
         """Whether a call to generate or a stream is under way."""
         return bool(self._inboxes)
 
-    @property
-    def stats(self) -> EngineStats:
-        return self.engine.stats
-
     def get_default_sampling_params(self) -> SamplingParams:
         """What a request without parameters gets: the checkpoint's generation_config.json over vLLM's defaults."""
         return self._generation.sampling
+
+    def kv_report(self) -> str:
+        """The account of KV pages as a table: free, held, cached, in quarantine, and what was ever found wrong."""
+        return self.engine.kv_report()
 
     def capture_graphs(self, progress: Callable[[CaptureReport], None] | None = None) -> None:
         """Capture all sizes now; otherwise each is captured when it is first wanted.
@@ -155,7 +182,8 @@ class LLM:
         thousands of objects that stay, which it would otherwise look through in the middle of a step, for 50 ms and
         more. The collector is the process's: whoever else has frozen something, another LLM say, goes before us.
         """
-        self.engine.worker.capture_all(progress)
+        with self.engine.entered():
+            self.engine.worker.capture_all(progress)
         if not gc.get_freeze_count():
             gc.collect()
             gc.freeze()
@@ -192,12 +220,12 @@ class LLM:
             for name, wanted in zip(names, params_list, strict=True)
         ]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
         """The output after every token. Leaving the loop early aborts the request."""
         wanted = self.get_default_sampling_params() if params is None else checked_params(params)
         if wanted.n != 1:
             raise RequestError("stream", f"n={wanted.n}", "n=1", "Use generate for several samples.")
-        return raising(self.outputs_of([(self._name(), prompt, wanted)], Wishes()))
+        return Stream(self.outputs_of([(self._name(), prompt, wanted)], Wishes()))
 
     def chat(self, messages: Sequence[Mapping[str, str]], params: SamplingParams | None = None) -> RequestOutput:
         """The answer to a conversation, written out by the model's own chat template."""
@@ -206,9 +234,7 @@ class LLM:
             raise output.error
         return output
 
-    def chat_stream(
-        self, messages: Sequence[Mapping[str, str]], params: SamplingParams | None = None
-    ) -> Iterator[RequestOutput]:
+    def chat_stream(self, messages: Sequence[Mapping[str, str]], params: SamplingParams | None = None) -> Stream:
         """The same answer after every token. Leaving the loop early aborts the request."""
         return self.stream(self.chat_prompt(messages), params)
 
@@ -234,10 +260,8 @@ class LLM:
 
         The engine is given more as it has room. Closing the generator aborts what is left.
         """
-        if self.is_lent:
-            raise PlayheadError(
-                "LLM: found its engine lent to an AsyncEngine; wanted it back. Close that one, or generate there."
-            )
+        self._refuse_if_lent()
+        self.engine.check_use()
         checked = [(request_id, self.engine.check_request(prompt, params)) for request_id, prompt, params in requests]
         waiting, inbox, mine = deque(checked), deque[RequestOutput](), set[str]()
         try:
@@ -248,6 +272,8 @@ class LLM:
                     mine.add(request_id)
                     try:
                         self.engine.submit(request_id, prompt, wishes)
+                    except MisuseError:
+                        raise
                     except PlayheadError as error:
                         inbox.append(not_begun(request_id, prompt, error))
                 if not inbox:
@@ -262,8 +288,9 @@ class LLM:
                     yield output
         finally:
             for request_id in mine:
-                self.engine.abort(request_id)
                 self._inboxes.pop(request_id, None)
+                if self._engine is not None:
+                    self._engine.abort(request_id)
 
     def _step(self) -> None:
         """One step of the engine, its outputs to whoever waits for them."""
@@ -290,13 +317,26 @@ def not_begun(request_id: str, checked: CheckedPrompt, error: PlayheadError) -> 
     )
 
 
-def raising(outputs: Generator[RequestOutput, None, None]) -> Generator[RequestOutput, None, None]:
+class Stream:
     """One request's outputs; if it failed, its error is raised in the place of the last one."""
-    with closing(outputs):
-        for output in outputs:
-            if output.error is not None:
-                raise output.error
-            yield output
+
+    def __init__(self, outputs: Generator[RequestOutput, None, None]) -> None:
+        self._outputs = outputs
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> RequestOutput:
+        if self._outputs.gi_running:
+            raise MisuseError("stream: asked for its next output while it makes one. Give every thread its own stream.")
+        output = next(self._outputs)
+        if output.error is not None:
+            raise output.error
+        return output
+
+    def close(self) -> None:
+        """Abort the request, unless it has ended."""
+        self._outputs.close()
 
 
 def as_prompts(prompts: Prompts) -> list[Prompt]:

@@ -171,7 +171,7 @@ def test_mutants_are_not_stacked():
 
 def test_what_a_checker_says_on_clean_code_is_a_complaint():
     graph = next(i for i, package in enumerate(PACKAGES) if package.name == "graph")
-    verdicts = [run_job(job, Oracles()) for job in all_jobs(PACKAGES) if job.package == graph and job.checker == 0]
+    verdicts = [run_job(job, Oracles()) for job in all_jobs(PACKAGES) if job.package == graph and job.clean_run == 0]
     assert [verdict.is_right for verdict in verdicts] == [True]
     with STALE_LOC_TAIL.apply():
         (verdict,) = (run_job(verdict.job, Oracles()) for verdict in verdicts)

@@ -8,6 +8,10 @@ from typing import NoReturn, ParamSpec, TypeVar, cast
 import numpy as np
 import torch
 
+# torch imports it in the middle of the first call of an op, and a cycle in there keeps all frames on the stack: engine,
+# worker and KV memory would outlive an LLM that is dropped, until the garbage collector runs.
+import torch._dynamo
+
 from playhead.bound_ops import Work, register_bind
 from playhead.errors import ConfigError
 

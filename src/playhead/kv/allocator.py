@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import numpy as np
+import numpy.typing as npt
+
 from playhead.errors import OutOfPages
 from playhead.kv.violations import Violation, ViolationKind, ViolationLog
 
@@ -131,6 +134,10 @@ class PageAllocator:
             else:
                 free.append(page)
 
+    def distrust(self, pages: set[int]) -> None:
+        """Never hand these pages out again. Only before `restore`, which takes them out of the free lists."""
+        self._quarantined |= pages
+
     def quarantine(self, page: int) -> None:
         """Never hand this page out again; its slab stays with the group. Too late if another group has the slab."""
         if page in self._quarantined:
@@ -172,9 +179,9 @@ class PageAllocator:
         for free in self._free_in.values():
             yield from free
 
-    def taken_pages(self) -> Iterator[int]:
-        """Pages handed out, for the ledger."""
-        return (page for page, is_taken in enumerate(self._is_taken) if is_taken)
+    def taken_mask(self) -> npt.NDArray[np.bool_]:
+        """Which pages are handed out, by number, for the ledger."""
+        return np.frombuffer(self._is_taken, dtype=np.bool_)
 
     def quarantined_pages(self) -> Iterator[int]:
         return iter(self._quarantined)

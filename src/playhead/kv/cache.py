@@ -214,6 +214,11 @@ class HybridKVCache:
 
     # Doubt.
 
+    def distrust(self) -> None:
+        """The account was found wrong: count it again, now or when no step is in flight."""
+        self.in_doubt = True
+        self.settle()
+
     def settle(self) -> bool:
         """Count the account again if it is in doubt; False if that must wait for the steps in flight."""
         if self.in_doubt and self.allocator.retired_step == self.allocator.launched_step:

@@ -2,7 +2,8 @@
 
 PlayheadError
 ├── LedgerError          the account of pages does not balance: a bug, never load
-│   └── DoubleFree       a page was given back that nobody held
+│   ├── DoubleFree       a page was given back that nobody held
+│   └── PagesLost        a running request had pages that do not balance; it ended, and the pages are in quarantine
 ├── StaleTranslation     a translation was used, or a step launched, with an outdated mapping: a bug
 └── ContextTooLong       a sequence was extended past the planned maximum context
 
@@ -27,6 +28,16 @@ class DoubleFree(LedgerError):
             "Freeing takes ownership: drop the list after giving it back"
         )
         self.group, self.page = group, page
+
+
+class PagesLost(LedgerError):
+    """A request's KV pages failed the ledger's audit, so its next tokens could be wrong: it ended."""
+
+    def __init__(self, request: str, violation: object) -> None:
+        super().__init__(
+            f"request {request!r}: its KV pages failed the audit ({violation}). The pages are in quarantine and other "
+            "requests go on. This is a bug in Playhead; please report it with what LLM.kv_report() prints"
+        )
 
 
 class StaleTranslation(PlayheadError):

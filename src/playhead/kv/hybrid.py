@@ -15,10 +15,13 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from playhead.errors import OutOfPages
 from playhead.kv.allocator import PageAllocator, SlabArena
 from playhead.kv.errors import LedgerError
-from playhead.kv.mapping import NO_PAGE, WindowMapping
+from playhead.kv.mapping import NO_PAGE, Int32Array, WindowMapping
 from playhead.kv.plan import KVPlan
 from playhead.kv.violations import Violation, ViolationKind, ViolationLog
 from playhead.types import Step
@@ -219,6 +222,14 @@ class HybridAllocator:
     def num_holders(self, group_index: int, page: int) -> int:
         """Sequences that count on a page, given by its group's own number."""
         return self._holders[group_index][page]
+
+    def holder_counts(self, group_index: int) -> Int32Array:
+        """The same for all pages of a group at once, to be read only."""
+        return np.frombuffer(self._holders[group_index], dtype=np.int32)
+
+    def retained_mask(self) -> npt.NDArray[np.bool_]:
+        """Which full pages the prefix cache counts on, to be read only."""
+        return np.frombuffer(self._is_retained, dtype=np.bool_)
 
     def is_settled(self, group_index: int, page: int) -> bool:
         """Whether no step that is still running may touch this cached page."""

@@ -60,6 +60,10 @@ class WindowMapping:
         view.flags.writeable = False
         return view
 
+    def full_table(self, group: int) -> Int32Array:
+        """The way back: full pages by window page; a view, to be read only."""
+        return np.frombuffer(self._full_of[group], dtype=np.int32)
+
     def set(self, group: int, full_pages: Sequence[int], window_pages: Sequence[int]) -> None:
         """Put each window page under its full page. Both must be free of an earlier partner, or nothing changes."""
         window_of, full_of = self._window_of[group], self._full_of[group]

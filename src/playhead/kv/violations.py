@@ -28,6 +28,8 @@ class Violation:
     group: str
     page: int
     detail: str
+    row: int | None = None
+    """The row that is wrong, where one is."""
 
     def __str__(self) -> str:
         return f"{self.kind.value}: group {self.group!r}, page {self.page}: {self.detail}"
@@ -42,6 +44,12 @@ class ViolationLog:
         self.strict = strict
         self.num_by_kind: Counter[ViolationKind] = Counter()
         self.kept: list[Violation] = []
+        self._new: list[Violation] = []
+
+    def take_new(self) -> list[Violation]:
+        """What was added since the last call."""
+        new, self._new = self._new, []
+        return new
 
     def add(self, violation: Violation) -> None:
         if self.strict:
@@ -50,3 +58,4 @@ class ViolationLog:
             raise LedgerError(f"{violation}; wanted every page once. This is a bug: keep the report and file it")
         self.num_by_kind[violation.kind] += 1
         self.kept = [*self.kept, violation][-self.MAX_KEPT :]
+        self._new.append(violation)

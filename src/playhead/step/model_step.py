@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any
+from weakref import WeakMethod
 
 import torch
 
@@ -147,7 +149,9 @@ class ModelStep:
         self._specs, self._turns = tuple(layer.attention for layer in decoder.spec.layers), decoder.turns
         # The packed projection does not say how wide attention's output is, so every width has a break of its own.
         widths = dict.fromkeys(spec.output_size for spec in self._specs)
-        breaks = {width: attention_break(self._attend, width) for width in widths}
+        # A strong reference to the method would be a cycle, and all KV memory would wait for the garbage collector.
+        run = weak_run(WeakMethod(self._attend))
+        breaks = {width: attention_break(run, width) for width in widths}
         self._breaks = tuple(breaks[spec.output_size] for spec in self._specs)
 
     @property
@@ -245,6 +249,17 @@ class ModelStep:
         )
         out_THE = outputs[0][:n].view(n, spec.num_heads, spec.v_head_dim)
         attend(self.backend, attention, layer, q_THD, out_THE, lookup)
+
+
+def weak_run(method: WeakMethod[RunBreak]) -> RunBreak:
+    """The method's call, without holding the object whose method it is."""
+
+    def run(live: Any, inputs: Tensors, outputs: Tensors, site: str) -> None:
+        bound = method()
+        assert bound is not None, "a step runs while its model is there"
+        bound(live, inputs, outputs, site)
+
+    return run
 
 
 def attention_break(run: RunBreak, width: int) -> BreakOp:

@@ -61,11 +61,15 @@ class Checker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """The mutants of one part of the engine, and the checkers that hunt them."""
+    """The mutants of one part of the engine, and the checkers that hunt them.
+
+    `on_clean_code` are run on the code as it is. None means all checkers; a package whose checkers overlap has fewer.
+    """
 
     name: str
     mutants: tuple[Mutant, ...]
     checkers: tuple[Checker, ...]
+    on_clean_code: tuple[Checker, ...] | None = None
 
     def __post_init__(self) -> None:
         known = [checker.name for checker in self.checkers]
@@ -79,6 +83,10 @@ class Package:
                     f"mutant {mutant.name!r}: killed_by names {unknown or 'no checker'}; "
                     f"the checkers of package {self.name!r} are {known}"
                 )
+
+    @property
+    def clean_runs(self) -> tuple[Checker, ...]:
+        return self.checkers if self.on_clean_code is None else self.on_clean_code
 
     def checkers_of(self, mutant: Mutant) -> list[Checker]:
         return [checker for name in mutant.killed_by for checker in self.checkers if checker.name == name]

@@ -27,7 +27,7 @@ from playhead.testing.kv_mutants import KV_MUTANTS
 from playhead.testing.model_checkers import MODEL_CHECKERS
 from playhead.testing.model_mutants import MODEL_MUTANTS
 from playhead.testing.mutant import Answer, MutantError, Oracles, Outcome, Package, hunt, last_line
-from playhead.testing.seeds_checkers import SEEDS, seed_rows, seeds_checkers, what_is_missing
+from playhead.testing.seeds_checkers import SEEDS, all_rows, seed_rows, seeds_checkers, what_is_missing
 from playhead.testing.seeds_mutants import SEEDS_MUTANTS
 from playhead.testing.step_mutants import STEP_CHECKERS, STEP_MUTANTS
 
@@ -39,7 +39,9 @@ def seeds() -> tuple[Package, ...]:
     """The requirements of docs/seeds.md, where there are tests to hunt their removal with."""
     if what_is_missing() is not None:
         return ()
-    return (Package(name="seeds", mutants=SEEDS_MUTANTS, checkers=seeds_checkers(seed_rows(SEEDS.read_text()))),)
+    rows = seed_rows(SEEDS.read_text())
+    checkers, clean = seeds_checkers(rows), (all_rows(rows),)
+    return (Package(name="seeds", mutants=SEEDS_MUTANTS, checkers=checkers, on_clean_code=clean),)
 
 
 PACKAGES: tuple[Package, ...] = (
@@ -59,7 +61,7 @@ class Job:
 
     package: int
     mutant: int | None = None
-    checker: int | None = None
+    clean_run: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +85,7 @@ class Verdict:
 def all_jobs(packages: Sequence[Package]) -> list[Job]:
     jobs = []
     for index, package in enumerate(packages):
-        jobs += [Job(package=index, checker=i) for i in range(len(package.checkers))]
+        jobs += [Job(package=index, clean_run=i) for i in range(len(package.clean_runs))]
         jobs += [Job(package=index, mutant=i) for i in range(len(package.mutants))]
     return jobs
 
@@ -91,8 +93,8 @@ def all_jobs(packages: Sequence[Package]) -> list[Job]:
 def run_job(job: Job, oracles: Oracles) -> Verdict:
     started, package = time.perf_counter(), PACKAGES[job.package]
     try:
-        if job.checker is not None:
-            answer = oracles.ask(package.checkers[job.checker])
+        if job.clean_run is not None:
+            answer = oracles.ask(package.clean_runs[job.clean_run])
         else:
             assert job.mutant is not None, "a job is one or the other"
             mutant = package.mutants[job.mutant]

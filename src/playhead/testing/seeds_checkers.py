@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -84,6 +84,7 @@ class Outcomes:
         ours = AssertionError, PlayheadError, pytest.fail.Exception
         if call.when == "call" and call.excinfo.errisinstance(ours):
             self.failures.append(said)
+            item.session.shouldfail = "one failure is enough"
         elif not call.excinfo.errisinstance(pytest.skip.Exception):
             self.crashes.append(f"{call.when} of {said}")
 
@@ -106,21 +107,32 @@ def seeds_checkers(rows: Sequence[SeedRow]) -> tuple[Checker, ...]:
 
     def import_all() -> None:
         """Test modules take names from ours when they are imported: never while one of these is patched."""
-        crashes = run_tests([test for row in rows for test in row.tests], "--collect-only").crashes
+        crashes = run_tests(tests_of(rows), "--collect-only").crashes
         if crashes:
             raise TestsCrashed("; ".join(crashes))
 
     imported = Oracle(name="test modules", compute=import_all)
-    return tuple(Checker(name=row.requirement, run=_failures_of(row), oracles=(imported,)) for row in rows)
+
+    def checker(row: SeedRow) -> Checker:
+        return Checker(name=row.requirement, run=lambda _: failures_of(row.tests), oracles=(imported,))
+
+    return tuple(checker(row) for row in rows)
 
 
-def _failures_of(row: SeedRow) -> Callable[[None], list[str]]:
-    def run(_: None) -> list[str]:
-        outcomes = run_tests(row.tests)
-        if not outcomes.crashes and not outcomes.failures and not outcomes.num_passed:
-            outcomes.crashes.append(f"no test of {row.requirement} ran")
-        if outcomes.crashes and not outcomes.failures:  # one test of the row that fails as it should is enough
-            raise TestsCrashed("; ".join(outcomes.crashes))
+def all_rows(rows: Sequence[SeedRow]) -> Checker:
+    """The tests of all rows, each once: what clean code must pass."""
+    return Checker(name="all rows", run=lambda: failures_of(tests_of(rows)))
+
+
+def tests_of(rows: Sequence[SeedRow]) -> list[str]:
+    return list(dict.fromkeys(test for row in rows for test in row.tests))
+
+
+def failures_of(tests: Sequence[str]) -> list[str]:
+    """The first failure of these tests. One that fails as it should is enough, whatever became of those before it."""
+    outcomes = run_tests(tests)
+    if outcomes.failures:
         return outcomes.failures
-
-    return run
+    if outcomes.crashes or not outcomes.num_passed:
+        raise TestsCrashed("; ".join(outcomes.crashes) or f"none of {list(tests)} ran")
+    return []

@@ -48,6 +48,7 @@ from playhead.testing.graph_mutants import (
 from playhead.testing.mutant import Mutant, swapped
 from playhead.testing.translation_mutants import (
     full_locations_in_windows,
+    look_up_in_attention,
     memo_by_storage,
     memo_of_the_warm_up,
     translation_per_layer,
@@ -328,6 +329,7 @@ REMOVALS: tuple[tuple[str, str, Callable[[], Patch]], ...] = (
     ("S0.2", "a plain pool has a mapping", plain_pool_with_a_mapping),
     ("S0.3", "copies go one by one", copied_one_by_one),
     ("S0.4", "look-ups per layer in the graph", translation_per_layer),
+    ("S0.4", "look-ups per layer between the graph's segments", look_up_in_attention),
     ("S1.1", "the tail of a device slot is kept", device_tail_never_reset),
     ("S1.1", "the tail of a staged slot is kept", staged_tail_never_reset),
     ("S1.1", "any axis and policy is taken", any_declaration_taken),

@@ -18,7 +18,7 @@ from playhead.kv.cache import HybridKVCache
 from playhead.kv.plan import KVLimits
 from playhead.kv.pool import DeviceWrite
 from playhead.schedule.chunk import Chunk
-from playhead.step import sampled_step
+from playhead.step import sampled_step, worker
 from playhead.step.audit import audit_worker
 from playhead.step.inflight import InFlight
 from playhead.step.page_table import DevicePageTable
@@ -64,10 +64,10 @@ def read_past_length() -> AbstractContextManager[None]:
 
 
 def placeholder_past_its_row() -> AbstractContextManager[None]:
-    def all_of_them(self: Worker, num_tokens: int) -> int:
+    def all_of_them(num_tokens: int, limits: KVLimits) -> int:
         return num_tokens
 
-    return swapped(Worker, "_placeholder_tokens", all_of_them)
+    return swapped(worker, "placeholder_tokens", all_of_them)
 
 
 def offered_before_it_runs() -> AbstractContextManager[None]:

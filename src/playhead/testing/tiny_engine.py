@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from playhead.engine import Engine, Wishes
 from playhead.kv.ledger import Ledger
@@ -21,7 +21,7 @@ from playhead.testing.tiny_worker import tiny_worker
 
 LIMITS = KVLimits(max_context_tokens=32, max_running=3, chunk_tokens=8)
 PAGE_SIZE = 2
-LITTLE_BYTES = 9_000
+LITTLE_BYTES = 10_240
 MAX_STEPS = 2000
 
 
@@ -92,11 +92,18 @@ def tiny_engine(
     kv_memory_bytes: int = 1 << 20,
     prefix_caching: bool = True,
     limits: KVLimits = LIMITS,
+    strict_ledger: bool = True,
 ) -> Engine:
+    """With `overlap` two steps are in flight at a time."""
+    limits = replace(limits, num_steps_in_flight=2 if overlap else 1)
     worker = tiny_worker(
-        page_size=PAGE_SIZE, limits=limits, kv_memory_bytes=kv_memory_bytes, prefix_caching=prefix_caching
+        page_size=PAGE_SIZE,
+        limits=limits,
+        kv_memory_bytes=kv_memory_bytes,
+        prefix_caching=prefix_caching,
+        strict_ledger=strict_ledger,
     )
-    return Engine(worker, IdsOnlyTokenizer(), overlap=overlap)
+    return Engine(worker, IdsOnlyTokenizer())
 
 
 def small_llm() -> LLM:

@@ -56,6 +56,7 @@ def tiny_worker(
     limits: KVLimits = LIMITS,
     kv_memory_bytes: int = 1 << 20,
     prefix_caching: bool = True,
+    strict_ledger: bool = True,
 ) -> Worker:
     """Window layers and a full one; by default four requests of up to 32 tokens."""
     decoder = dummy_decoder(spec_from_config(dict(model)), dtype=dtype, device=torch.device(device))
@@ -67,7 +68,7 @@ def tiny_worker(
         page_size=page_size,
         token_mode=mode,
         dispatch=DispatchLimits(lazy=True, max_padding_ratio=8),
-        strict_ledger=True,
+        strict_ledger=strict_ledger,
     )
     return Worker(decoder, config)
 

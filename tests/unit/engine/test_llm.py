@@ -130,7 +130,7 @@ def test_closing_ends_an_open_stream_with_what_it_has():
     assert end.finished
     assert end.outputs[0].finish_reason is FinishReason.ABORT
     assert end.outputs[0].token_ids == first.outputs[0].token_ids
-    assert not llm.engine.has_work
+    assert not llm.is_busy
 
 
 SMALLEST = {"max_model_len": 32, "max_num_seqs": 1, "max_num_batched_tokens": 4}

@@ -7,6 +7,7 @@ import pytest
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.errors import LedgerError
 from playhead.kv.ledger import Ledger, report
+from playhead.kv.prefix import token_key
 from playhead.kv.violations import Violation, ViolationKind, ViolationLog
 from playhead.testing.kv_rules import run_step, small_layer, small_plan
 from tests.counting import executed_lines
@@ -64,7 +65,7 @@ BUGS = {
 
 
 def test_a_sound_cache_has_nothing_to_report():
-    assert Ledger(running_cache(strict=True)).check() == []
+    assert not Ledger(running_cache(strict=True)).check()
 
 
 @pytest.mark.parametrize("kind", list(BUGS), ids=lambda kind: kind.name)
@@ -85,24 +86,46 @@ def test_a_slab_that_is_lent_and_free_is_found():
 def test_in_production_a_leaked_page_is_quarantined_and_reported_once():
     cache = running_cache(strict=False)
     ledger = Ledger(cache)
-    assert ledger.check() == []
+    assert not ledger.check()
     leak(cache)
-    assert {violation.kind for violation in ledger.check()} == {ViolationKind.LEAK}
-    assert ledger.check() == []
+    findings = ledger.check()
+    assert {violation.kind for violation in findings.violations} == {ViolationKind.LEAK}
+    assert findings.by_request == {}, "nobody had the page"
+    assert not ledger.check()
     assert cache.allocator.groups[1].num_quarantined == 1
     assert "1 x leak" in report(cache)
 
 
-def test_in_production_the_rest_goes_on():
+@pytest.mark.parametrize("kind", list(BUGS), ids=lambda kind: kind.name)
+def test_in_production_the_requests_that_are_touched_are_named_and_the_account_is_sound_again(kind):
     cache = running_cache(strict=False)
     ledger = Ledger(cache)
-    free_held(cache)
-    assert ledger.check()
-    for name in ("a", "b"):
-        cache.finish(cache.sequences[name], [9] * 21)
+    BUGS[kind](cache)
+    findings = ledger.check(full=True)
+    assert set(findings.by_request) == (set() if kind is ViolationKind.LEAK else {"a"})
+    assert ledger.audit() == []
+    for name in set(cache.sequences) - set(findings.by_request):
+        cache.finish(cache.sequences[name], [3] * 21)
+    for name in set(cache.sequences) & set(findings.by_request):
+        cache.abort(cache.sequences[name])
     seq = cache.admit("c", [4] * 20)
     cache.extend(seq, 20)
-    assert ledger.check() == []
+    assert not ledger.check(full=True)
+
+
+def test_a_quarantined_page_is_never_handed_out_or_hit_again():
+    cache = running_cache(strict=False)
+    page = cache.prefix.match("", token_key([1] * 20)).pages[0]
+    cache.allocator.hold([page])  # counted for a sequence that does not exist
+    assert Ledger(cache).check(full=True)
+    again = cache.admit("again", [1] * 21)
+    assert again.num_hit_tokens == 0
+    cache.abort(again)
+    cache.flush_prefixes()
+    for name in list(cache.sequences):
+        cache.abort(cache.sequences[name])
+    handed_out = cache.allocator.groups[0].take(cache.allocator.groups[0].num_available)
+    assert page not in handed_out
 
 
 def test_the_production_check_takes_as_many_steps_for_a_large_cache_as_for_a_small_one():

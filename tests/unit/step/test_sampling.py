@@ -82,7 +82,7 @@ def oracle_kept(scaled, params):
 
 def oracle_token(logits, row):
     """(token, margin): below a margin of rounding the sampler may rightly decide otherwise."""
-    logits = oracle_logits(logits, row)
+    raw, logits = logits, oracle_logits(logits, row)
     if row.params.is_greedy:
         scores, margin = dict(enumerate(logits)), 1.0
     else:
@@ -91,8 +91,10 @@ def oracle_token(logits, row):
         scores = {t: scaled[t] + oracle_gumbel(row.seed, row.num_generated, t) for t in kept}
     first = max(scores, key=lambda t: (scores[t], -t))
     second = max((s for t, s in scores.items() if t != first), default=-math.inf)
-    # Equal scores of a greedy row are no near miss: the lowest id wins by rule.
-    return first, min(margin, scores[first] - second if scores[first] != second else 1.0)
+    if scores[first] != second:
+        return first, min(margin, scores[first] - second)
+    # Equal scores are no near miss, the lowest id wins by rule; unless they are results that float32 rounds.
+    return first, min(margin, 1.0 if logits == raw else 0.0)
 
 
 # Requests and logits on a coarse grid, so that ties happen.

@@ -93,7 +93,7 @@ def test_the_account_balances_when_all_are_gone():
     worker = tiny_worker()
     last_logits(worker, [[1, 2, 3], [1, 2, 3, 4, 5]])
     worker.kv.flush_prefixes()
-    assert Ledger(worker.kv).check() == []
+    assert Ledger(worker.kv).audit() == []
 
 
 def test_decode_goes_on_without_a_fill_although_another_request_was_prefilled_between():
