@@ -68,7 +68,7 @@ def test_the_runner_notices_every_way_to_end_wrongly():
         "abort": "ended by a signal",
         "panic": "raw exception",
         "leave": "ended by a signal",
-        "sleep a little": "loaded",
+        "wait a little": "loaded",
     }
 
 

@@ -354,9 +354,9 @@ KEY = struct.pack("<Q", 1) + b"k"
 @pytest.mark.parametrize(
     ("parts", "says"),
     [
-        ([KEY, struct.pack("<IIQ", 9, 0, 1 << 30)], "1073741824 items announced"),
-        ([KEY, struct.pack("<IIQ", 9, 8, 1 << 30)], "1073741824 items announced"),
-        ([KEY, struct.pack("<IQ", 8, 1 << 30)], "1073741824 items announced"),
+        ([KEY, struct.pack("<IIQ", 9, 0, 1 << 30)], r"1073741824 items announced at byte \d+; wanted at most \d+"),
+        ([KEY, struct.pack("<IIQ", 9, 8, 1 << 30)], r"1073741824 items announced at byte \d+; wanted at most \d+"),
+        ([KEY, struct.pack("<IQ", 8, 1 << 30)], r"1073741824 items announced at byte \d+; wanted at most \d+"),
         ([KEY, struct.pack("<IIQQ", 9, 8, 2, 1 << 39)], "a string that ends at byte"),
         ([struct.pack("<Q", 600) + b"k" * 600, struct.pack("<II", 4, 1)], "a name of 600 characters"),
     ],

@@ -20,7 +20,7 @@ CHATML = (
 HELLO = [{"role": "user", "content": "Hi <b>&</b>"}]
 
 
-WORKER = TemplateWorker(TemplateLimits(cpu_s=0.5))
+WORKER = TemplateWorker(TemplateLimits(cpu_s=0.25))
 """One for all tests: it starts no process before it is asked."""
 
 
