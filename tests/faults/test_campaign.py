@@ -20,6 +20,7 @@ from playhead.testing.tiny_engine import LITTLE_BYTES, crowd, tiny_engine, token
 IS_FULL = os.environ.get("PLAYHEAD_FAULTS") == "full"
 NUM_SEEDS = 40 if IS_FULL else 2
 NUM_ASYNC = 5 * len(SITES) * len(ERRORS) if IS_FULL else len(SITES)
+NUM_CAPTURES = 20 if IS_FULL else 2
 FAULT_EVERY = 3  # steps
 CROWD = crowd(seed=0, count=24 if IS_FULL else 14)
 PROMPTS = ("The whale", "Call me", "My fellow citizens,")
@@ -56,14 +57,24 @@ def test_faults_at_one_site_alone(site, wanted):
     show(picker, report.num_steps)
 
 
+def small_llm() -> LLM:
+    return LLM("embedded", max_model_len=48, max_num_seqs=2, kv_memory_bytes=1 << 22, max_num_batched_tokens=8)
+
+
 def test_no_fault_under_an_event_loop_leaves_anybody_waiting():
-    picker = FaultPicker(rng=random.Random(3))
-    with LLM("embedded", max_model_len=48, max_num_seqs=2, kv_memory_bytes=1 << 22, max_num_batched_tokens=8) as llm:
+    picker = FaultPicker(rng=random.Random(3), sites=[site for site in SITES if site != "capture"])
+    with small_llm() as llm:
         wanted = {prompt: llm.generate(prompt, PARAMS)[0].outputs[0].token_ids for prompt in PROMPTS}
         for _ in range(NUM_ASYNC):
             assert run_async_fault(llm, PROMPTS, PARAMS, wanted, picker) == []
     assert picker.num_raised > NUM_ASYNC // 3
     show(picker, NUM_ASYNC)
+    captures = FaultPicker(rng=random.Random(4), sites=("capture",))
+    for _ in range(NUM_CAPTURES):
+        with small_llm() as llm:  # a new one: its graphs are captured while it serves
+            assert run_async_fault(llm, PROMPTS, PARAMS, wanted, captures) == []
+    assert captures.num_raised == NUM_CAPTURES
+    show(captures, NUM_CAPTURES)
 
 
 def show(picker: FaultPicker, num_runs: int) -> None:
