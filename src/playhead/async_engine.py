@@ -296,7 +296,7 @@ class AsyncEngine:
 
     def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
         """Put each output in the place of the one before, and wake the consumers if they are not about to be woken."""
-        failed: list[tuple[Ticket, PlayheadError]] = []
+        failed: dict[Ticket, PlayheadError] = {}
         with self._work:
             was_told = bool(self._fresh)
             for output in outputs:
@@ -304,15 +304,16 @@ class AsyncEngine:
                 if ticket is None:
                     continue
                 if output.error is not None:
-                    failed.append((ticket, output.error))
+                    failed[ticket] = output.error
                 else:
                     ticket.latest[output.request_id] = output
                     self._changed(ticket)
             is_news = bool(self._fresh) and not was_told
         if is_news:
             self._on_loop(self._wake)
-        for ticket, error in failed:
-            self._give_up([ticket], [], lambda request_id, error=error: error)  # its other samples end with it
+        if failed:  # the other samples of a failed one end with it
+            errors = {ticket.request_id: error for ticket, error in failed.items()}
+            self._give_up(list(failed), [], errors.__getitem__)
 
     def _changed(self, ticket: Ticket) -> None:
         """Under the lock."""

@@ -321,15 +321,19 @@ class Stream:
     """One request's outputs; if it failed, its error is raised in the place of the last one."""
 
     def __init__(self, outputs: Generator[RequestOutput, None, None]) -> None:
-        self._outputs = outputs
+        self._outputs, self._is_busy = outputs, False
 
     def __iter__(self) -> Stream:
         return self
 
     def __next__(self) -> RequestOutput:
-        if self._outputs.gi_running:
+        if self._is_busy:
             raise MisuseError("stream: asked for its next output while it makes one. Give every thread its own stream.")
-        output = next(self._outputs)
+        self._is_busy = True
+        try:
+            output = next(self._outputs)
+        finally:
+            self._is_busy = False
         if output.error is not None:
             raise output.error
         return output

@@ -207,7 +207,7 @@ class Scheduler:
 
         Whatever the memory raises meanwhile, the request is gone.
         """
-        wasin_doubt, self.in_doubt = self.in_doubt, True
+        was_in_doubt, self.in_doubt = self.in_doubt, True
         request.finish_reason = reason
         seq, request.seq = request.seq, None
         self._requests.pop(request.id, None)
@@ -219,7 +219,7 @@ class Scheduler:
                 self._kv.abort(seq)
             else:
                 self._kv.finish(seq, request.tokens)
-        self.in_doubt = wasin_doubt
+        self.in_doubt = was_in_doubt
 
     def _start(self, request: Request, room: int) -> PlannedChunk | None:
         """Admit the first waiting request with its first chunk, if rows and pages allow it without preempting."""

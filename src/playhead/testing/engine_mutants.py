@@ -22,6 +22,7 @@ from playhead.step.inflight import Collected, HostReadback, HostStopwatch, InFli
 from playhead.step.sampler_rows import SamplerRows
 from playhead.step.sampling import SampledTokens, SamplerNeeds, SamplerRow
 from playhead.step.worker import StepRequests, Worker
+from playhead.testing.fault_mutants import FAULT_CHECKERS, FAULT_MUTANTS
 from playhead.testing.mutant import Checker, Mutant, Oracle, swapped
 from playhead.testing.tiny_engine import (
     LEFTOVERS,
@@ -356,6 +357,7 @@ ENGINE_MUTANTS: tuple[Mutant, ...] = (
         apply=preempted_for_nothing,
         killed_by=("crowd in little memory",),
     ),
+    *FAULT_MUTANTS,
 )
 
 # An engine that lost a step's memory says so itself: no memory although nothing runs.
@@ -367,4 +369,5 @@ ENGINE_CHECKERS: tuple[Checker, ...] = (
     Checker(name="no way back", run=no_way_back, oracles=(SCHEDULE_ALONE,), raises=(PlayheadError,)),
     Checker(name="text of a stopped request", run=text_of_a_stopped_request, oracles=(STOPPED_TEXT,)),
     Checker(name="crowd in little memory", run=overlapped_in_little_memory, oracles=(CROWD_ALONE, CROWD_PREEMPTIONS)),
+    *FAULT_CHECKERS,
 )

@@ -37,6 +37,20 @@ def test_a_step_is_launched_before_the_last_one_is_read(engine):
     assert [len(output.outputs[0].token_ids) for output in engine.step()] == [1]
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_as_many_steps_are_in_flight_as_memory_is_planned_for(overlap, monkeypatch):
+    engine, seen = tiny_engine(overlap=overlap), []
+    collect = engine.worker.collect
+
+    def watched(launched):
+        seen.append(len(engine.worker.steps_in_flight))
+        return collect(launched)
+
+    monkeypatch.setattr(engine.worker, "collect", watched)
+    run_one(engine, greedy(6))
+    assert max(seen) == engine.worker.config.limits.num_steps_in_flight == 1 + overlap
+
+
 def test_the_length_is_known_ahead_and_wastes_nothing(engine):
     outputs = run_one(engine, greedy(6))
     assert outputs[-1].outputs[0].finish_reason is FinishReason.LENGTH

@@ -1,0 +1,368 @@
+"""Bugs that show only when something raises, when the account is wrong, or when an engine is misused or dropped."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
+from weakref import WeakMethod
+
+from playhead.answers import Answer
+from playhead.engine import Engine
+from playhead.errors import PlayheadError
+from playhead.exclusive import Exclusive, MisuseError
+from playhead.graph.breaks import RunBreak
+from playhead.kv.cache import HybridKVCache
+from playhead.kv.ledger import NOTHING, Findings
+from playhead.kv.mapping import WindowMapping
+from playhead.kv.prefix import PrefixCache
+from playhead.kv.rows import RowTables
+from playhead.kv.watch import KVWatch
+from playhead.outputs import Logprob, RequestOutput
+from playhead.schedule.scheduler import PlannedChunk, Scheduler
+from playhead.step import model_step
+from playhead.step.publish import Publisher
+from playhead.testing.fault_runs import FaultPicker, check_outputs, leftovers, run_with_faults
+from playhead.testing.faults import injected
+from playhead.testing.mutant import Checker, Mutant, Oracle, swapped
+from playhead.testing.tiny_engine import Ask, crowd, greedy, tiny_engine, tokens_alone
+from playhead.testing.tiny_worker import tiny_worker
+
+CROWD = crowd(seed=1, count=12)
+THREE = tuple(
+    Ask(name=name, prompt=tuple(range(start, start + 9)), params=greedy(8))
+    for name, start in (("victim", 20), ("neighbour", 40), ("third", 50))
+)
+Tokens = Mapping[str, tuple[int, ...]]
+
+
+def plan_not_taken_back() -> AbstractContextManager[None]:
+    """A plan that came to nothing keeps its places, and its requests wait for tokens that no step samples."""
+
+    def closed_only(self: Scheduler, *, was_launched: bool = False) -> None:
+        self.close_plan()
+
+    return swapped(Scheduler, "take_back", closed_only)
+
+
+def half_a_change_trusted() -> AbstractContextManager[None]:
+    """A change that was cut short is taken for done: pages and rows that it had taken are nobody's."""
+
+    def trusting(self: HybridKVCache) -> bool:
+        self.in_doubt = False
+        return True
+
+    return swapped(HybridKVCache, "settle", trusting)
+
+
+def token_committed_twice() -> AbstractContextManager[None]:
+    """A read that was interrupted is repeated, and adds its token again."""
+
+    def always(self: Scheduler, chunk: PlannedChunk, token: int) -> bool:
+        chunk.request.output.append(token)
+        return True
+
+    return swapped(Scheduler, "commit", always)
+
+
+def one_error_for_all() -> AbstractContextManager[None]:
+    """What one request's text raises is the step's error."""
+
+    def raising(self: Engine, answer: Answer, error: BaseException) -> RequestOutput:
+        raise error
+
+    return swapped(Engine, "_fail", raising)
+
+
+def publication_lost() -> AbstractContextManager[None]:
+    """A publication that raised is not repeated: the device never hears of these pages."""
+
+    def nothing(self: RowTables | WindowMapping) -> None:
+        return None
+
+    return swapped(RowTables, "show_all", nothing)
+
+
+def ledger_not_run() -> AbstractContextManager[None]:
+    def blind(self: KVWatch, *, is_idle: bool) -> Findings:
+        return NOTHING
+
+    return swapped(KVWatch, "look", blind)
+
+
+def touched_requests_go_on() -> AbstractContextManager[None]:
+    """The pages are quarantined, and who had them is computed anew: after tokens that may have been wrong."""
+
+    def forgiving(self: Engine, findings: Findings) -> None:
+        self.stats.num_violations += len(findings.violations)
+
+    return swapped(Engine, "_end_the_touched", forgiving)
+
+
+def quarantined_prefix_kept() -> AbstractContextManager[None]:
+    """Pages of the prefix cache that failed an audit can be hit again."""
+
+    def keep(self: PrefixCache) -> None:
+        return None
+
+    return swapped(PrefixCache, "restore", keep)
+
+
+def anybody_may_enter() -> AbstractContextManager[None]:
+    def open_to_all(self: Exclusive, *, has_work: bool) -> None:
+        return None
+
+    return swapped(Exclusive, "check", open_to_all)
+
+
+def memory_waits_for_the_collector() -> AbstractContextManager[None]:
+    """The attention break holds the model whose method it calls, and the model holds the break."""
+
+    def strong(method: WeakMethod[RunBreak]) -> RunBreak:
+        run = method()
+        assert run is not None, "it was made a line before"
+        return run
+
+    return swapped(model_step, "weak_run", strong)
+
+
+def faults_at(*sites: str) -> Callable[[Tokens], list[str]]:
+    """A crowd with a fault in every second step, for 60 steps, at these sites."""
+
+    def run(wanted: Tokens) -> list[str]:
+        found = []
+        for overlap in (False, True):
+            engine = tiny_engine(overlap=overlap)
+            picker = FaultPicker(rng=random.Random(2), sites=sites, errors=(RuntimeError, KeyboardInterrupt))
+            report = run_with_faults(engine, CROWD, picker, lambda number: number % 2 == 1 and number < 60)
+            found += check_outputs(report, wanted, picker.num_raised) + leftovers(engine)
+        return found
+
+    return run
+
+
+def interrupted_commits(wanted: Tokens) -> list[str]:
+    """An interrupt at every line of the reading of one token."""
+    engine, ask, found = tiny_engine(overlap=False), THREE[0], []
+    for at in range(60):
+        engine.add_request(ask.name, ask.prompt, ask.params)
+        engine.step()
+        engine.step()
+        with injected("read", KeyboardInterrupt, at) as injection, suppress(KeyboardInterrupt):
+            engine.step()
+        outputs = [engine.step() for _ in range(200) if engine.has_work]
+        end = next(output for some in outputs for output in some if output.finished)
+        if end.error is None and end.outputs[0].token_ids != wanted[ask.name]:
+            found.append(f"after an interrupt at {injection.raised_at}: {end.outputs[0].token_ids}")
+    return found
+
+
+def failed_publication() -> list[str]:
+    """A publication raises after its writes were taken and before they were sent: the next one sends them too."""
+    worker = tiny_worker()
+    seq = worker.kv.admit("running", THREE[0].prompt)
+    worker.kv.extend(seq, len(THREE[0].prompt))
+
+    def fails(self: Publisher, writes: object) -> None:
+        raise MemoryError("no pinned memory")
+
+    with swapped(Publisher, "send", fails), suppress(MemoryError):
+        worker.publish()
+    worker.publish()
+    on_device = worker.page_table.table_RP.cpu().numpy()
+    return [] if (on_device == worker.kv.rows.tables[0]).all() else ["the device's page table is behind the host's"]
+
+
+def broken_text(wanted: Tokens) -> list[str]:
+    """One request's text cannot be made: it ends, and its neighbours get their tokens."""
+    engine, take = tiny_engine(overlap=True), Answer.take
+
+    def fails(self: Answer, token: int, logprobs: tuple[Logprob, ...]) -> None:
+        if self.request.id == "victim" and len(self.request.output) > 2:
+            raise ValueError("its text")
+        take(self, token, logprobs)
+
+    with swapped(Answer, "take", fails):
+        try:
+            finished = run_three(engine)
+        except ValueError:
+            return ["one request's error was the step's"]
+    return wrong_tokens(finished, wanted, but="victim")
+
+
+def corrupted_account(wanted: Tokens) -> list[str]:
+    """The victim's row shows a page that is not its own: it ends in the same step."""
+    engine = tiny_engine(overlap=False, strict_ledger=False)
+    engine._watch._every_steps = 1
+
+    def corrupt() -> None:
+        kv = engine.worker.kv
+        seq = kv.sequences["victim"]
+        kv.rows.tables[0][seq.row, 0] = seq.pages[-1]
+
+    finished = run_three(engine, corrupt)
+    found = wrong_tokens(finished, wanted, but="victim")
+    if not engine.stats.num_violations:
+        found.append("nobody counted it")
+    return found + leftovers(engine)
+
+
+def corrupted_prefix(wanted: Tokens) -> list[str]:
+    """A page of a cached prefix fails an audit: nobody is given it again."""
+    engine = tiny_engine(overlap=False, strict_ledger=False)
+    run_three(engine)
+    cached = [page for node in engine.worker.kv.prefix.nodes() for page in node.pages]
+    engine.worker.kv.allocator.hold(cached[:1])  # counted for a sequence that does not exist
+    engine._watch._every_steps = 1
+    engine.add_request("other", (1, 2), greedy(2))
+    while engine.has_work:
+        engine.step()
+    finished = run_three(engine)
+    hits = [f"{name} hit {out.num_cached_tokens} tokens" for name, out in finished.items() if out.num_cached_tokens]
+    return hits + wrong_tokens(finished, wanted) + leftovers(engine)
+
+
+def second_thread() -> list[str]:
+    engine, found = tiny_engine(overlap=False), ["a second thread was served"]
+    engine.add_request("first", (1, 2, 3), greedy(4))
+    engine.step()
+
+    def intrude() -> None:
+        with suppress(MisuseError):
+            engine.step()
+            return
+        found.clear()
+
+    thread = threading.Thread(target=intrude)
+    thread.start()
+    thread.join()
+    return found
+
+
+def dropped_engine() -> list[str]:
+    """An engine that nobody has is gone, without the collector."""
+    gc.disable()
+    try:
+        engine = tiny_engine(overlap=False)
+        run_three(engine)
+        worker = weakref.ref(engine.worker)
+        decoder = weakref.ref(engine.worker.model.decoder)
+        del engine
+        return [f"the {name} is still there" for name, part in (("worker", worker), ("model", decoder)) if part()]
+    finally:
+        gc.enable()
+
+
+def run_three(engine: Engine, corrupt: Callable[[], None] | None = None) -> dict[str, RequestOutput]:
+    """Three requests to their ends, with something done to the engine after the fourth step."""
+    finished: dict[str, RequestOutput] = {}
+    for ask in THREE:
+        engine.add_request(ask.name, ask.prompt, ask.params)
+    for number in range(200):
+        if number == 4 and corrupt is not None:
+            corrupt()
+        if not engine.has_work:
+            break
+        finished |= {output.request_id: output for output in engine.step() if output.finished}
+    return finished
+
+
+def wrong_tokens(finished: Mapping[str, RequestOutput], wanted: Tokens, *, but: str | None = None) -> list[str]:
+    """Whose tokens are not their own. The one named by `but` must have ended with an error."""
+    found = []
+    for name, tokens in wanted.items():
+        output = finished.get(name)
+        if output is None:
+            found.append(f"{name} has no end")
+        elif (output.error is not None) != (name == but):
+            found.append(f"{name}: {output.error!r}")
+        elif output.error is None and output.outputs[0].token_ids != tokens:
+            found.append(f"{name}: {output.outputs[0].token_ids}; alone {tokens}")
+    return found
+
+
+CROWD_OF_FAULTS = Oracle(name="crowd of faults alone", compute=lambda: tokens_alone(CROWD))
+THREE_ALONE = Oracle(name="three alone", compute=lambda: tokens_alone(THREE))
+
+FAULT_MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        name="plan not taken back",
+        source="found in review: rows leaked until nothing ran",
+        apply=plan_not_taken_back,
+        killed_by=("faults while planning",),
+    ),
+    Mutant(
+        name="half a change trusted",
+        source="found in review: an exception in admit",
+        apply=half_a_change_trusted,
+        killed_by=("faults while planning",),
+    ),
+    Mutant(
+        name="token committed twice",
+        source="a read that goes on where an interrupt came",
+        apply=token_committed_twice,
+        killed_by=("interrupted commits",),
+    ),
+    Mutant(
+        name="publication lost",
+        source="no pinned memory for a page table",
+        apply=publication_lost,
+        killed_by=("failed publication",),
+    ),
+    Mutant(
+        name="one error for all",
+        source="found in review: a detokenizer that raises",
+        apply=one_error_for_all,
+        killed_by=("broken text",),
+    ),
+    Mutant(
+        name="ledger not run",
+        source="found in review: only tests made one",
+        apply=ledger_not_run,
+        killed_by=("corrupted account",),
+    ),
+    Mutant(
+        name="touched requests go on",
+        source="wrong tokens, then a clean account",
+        apply=touched_requests_go_on,
+        killed_by=("corrupted account",),
+    ),
+    Mutant(
+        name="quarantined prefix kept",
+        source="shared pages that failed an audit",
+        apply=quarantined_prefix_kept,
+        killed_by=("corrupted prefix",),
+    ),
+    Mutant(
+        name="anybody may enter",
+        source="two threads in one engine",
+        apply=anybody_may_enter,
+        killed_by=("second thread",),
+    ),
+    Mutant(
+        name="memory waits for the collector",
+        source="found in review: 112 GiB kept after close",
+        apply=memory_waits_for_the_collector,
+        killed_by=("dropped engine",),
+    ),
+)
+
+# An engine whose account is wrong says so itself, as do kernels and queues that find a request where none can be.
+FAULT_CHECKERS: tuple[Checker, ...] = (
+    Checker(
+        name="faults while planning",
+        run=faults_at("plan", "admit", "extend"),
+        oracles=(CROWD_OF_FAULTS,),
+        raises=(PlayheadError,),
+    ),
+    Checker(name="interrupted commits", run=interrupted_commits, oracles=(THREE_ALONE,)),
+    Checker(name="failed publication", run=failed_publication),
+    Checker(name="broken text", run=broken_text, oracles=(THREE_ALONE,)),
+    Checker(name="corrupted account", run=corrupted_account, oracles=(THREE_ALONE,)),
+    Checker(name="corrupted prefix", run=corrupted_prefix, oracles=(THREE_ALONE,), raises=(PlayheadError,)),
+    Checker(name="second thread", run=second_thread),
+    Checker(name="dropped engine", run=dropped_engine),
+)
