@@ -3,7 +3,8 @@
 PlayheadError
 ├── ConfigError             a setting is wrong; raised before any device memory is taken
 ├── CheckpointError         files and model description disagree (`models.errors`, with ChatTemplateError)
-├── RequestError            this request cannot be served; others go on (`schedule.errors`)
+├── RequestError            this request cannot be served; others go on (`schedule.errors`, with RequestFailed)
+├── MisuseError             closed, a second thread, a forked child, or a call from within a step (`exclusive`)
 ├── StepFailed              a step raised, and this request was in flight (`async_engine`, with EngineStopped)
 ├── OutOfPages              a KV group has no free page; the scheduler handles it
 ├── LedgerError ...         the account of pages was broken: a bug, never load (`kv.errors`)

@@ -17,7 +17,6 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -73,9 +72,14 @@ def known_requests(rng: random.Random) -> list[Wanted]:
         for number in range(NUM_DIFFERENT):
             own = [rng.randrange(vocab_size) for _ in range(rng.randint(1, 16))]
             prompt = tuple(rng.choice(starts)[: rng.choice([0, 8, 24])] + own)
-            drawn: dict[str, Any] = {"seed": number, "top_k": 20} if number % 2 else {"temperature": 0}
-            stops = ("e ", "q") if number % 5 == 0 else ()
-            params = SamplingParams(max_tokens=rng.randint(1, 40), ignore_eos=True, stop=stops, **drawn)
+            params = SamplingParams(
+                max_tokens=rng.randint(1, 40),
+                ignore_eos=True,
+                stop=("e ", "q") if number % 5 == 0 else (),
+                temperature=float(number % 2),
+                top_k=20,
+                seed=number,
+            )
             tokens = llm.generate(prompt, params)[0].outputs[0].token_ids
             known.append(Wanted(prompt=prompt, params=params, tokens=tokens))
     return known
