@@ -29,7 +29,7 @@ KINDS = (
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
     path = tmp_path_factory.mktemp("hostile") / "outcomes.json"
-    every = "1" if os.environ.get("PLAYHEAD_HOSTILE") == "full" else "7"
+    every = "1" if os.environ.get("PLAYHEAD_HOSTILE") == "full" else "11"
     command = [sys.executable, "-m", "playhead.testing.hostile", "--every", every, "--json", str(path)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     print(ran.stdout[-20_000:])
@@ -41,7 +41,7 @@ def outcomes(tmp_path_factory):
 def test_a_hostile_file_loads_right_or_ends_in_a_typed_error(outcomes, kind):
     mine = [outcome for outcome in outcomes if outcome["kind"] == kind]
     wrong = [outcome for outcome in mine if outcome["verdict"] not in ("loaded", "refused")]
-    assert len(mine) > 10
+    assert len(mine) > 8
     assert wrong == []
     assert {"loaded", "refused"} <= {outcome["verdict"] for outcome in mine}, (
         "some of each: the cases are not all alike"
@@ -73,6 +73,6 @@ def test_the_runner_notices_every_way_to_end_wrongly():
 
 
 def test_the_doctor_finds_something_wrong_with_whatever_cannot_be_loaded():
-    command = [sys.executable, "-m", "playhead.testing.hostile", "--every", "29", "--doctor"]
+    command = [sys.executable, "-m", "playhead.testing.hostile", "--every", "67", "--doctor"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout[-5000:] + ran.stderr[-2000:]
