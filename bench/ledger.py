@@ -1,9 +1,8 @@
 """What the ledger costs: `python -m bench.ledger`. Pure CPU, one JSON line per pool; run it on the host that serves.
 
-`check_us` is paid after every step: the counts of every group are compared. `audit_us` recounts everything; spread over
-the steps between two audits it is `amortised_us`. `step_share` is both together as a share of a step of 5 ms, a fast
-one. `settle_us` is a recount that writes the account anew, after a violation or a change that was cut short. All are
-the thread's own time, so that a busy machine does not count.
+`check_us` is paid after every step: the counts of every group are compared. `audit_us` recounts everything, once in
+`audit_every_s` by default, which is 1% of the time. `settle_us` is a recount that writes the account anew, after a
+violation or a change that was cut short. All are the thread's own time, so that a busy machine does not count.
 """
 
 from __future__ import annotations
@@ -17,12 +16,10 @@ from bench.kv_models import models
 from bench.measure import emit
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.ledger import Ledger
-from playhead.kv.watch import KVWatch
-from playhead.step.worker import AUDIT_EVERY_STEPS
+from playhead.kv.watch import REST_PER_AUDIT, KVWatch
 
 BATCH = 128
 CONTEXT = 8192
-FAST_STEP_US = 5000.0
 GIB = 2**30
 
 
@@ -63,7 +60,6 @@ def main() -> None:
         watch, ledger = KVWatch(cache, every_steps=10**9), Ledger(cache)
         check_us = best_us(partial(watch.look, is_idle=False), calls=2000)
         audit_us = best_us(ledger.audit, calls=3)
-        amortised_us = audit_us / AUDIT_EVERY_STEPS
         emit(
             "ledger",
             model=name,
@@ -72,9 +68,7 @@ def main() -> None:
             batch=BATCH,
             check_us=check_us,
             audit_us=audit_us,
-            every_steps=AUDIT_EVERY_STEPS,
-            amortised_us=amortised_us,
-            step_share=(check_us + amortised_us) / FAST_STEP_US,
+            audit_every_s=REST_PER_AUDIT * audit_us / 1e6,
             settle_us=best_us(partial(settle, cache), calls=1, rounds=3),
         )
 

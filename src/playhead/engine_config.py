@@ -18,7 +18,7 @@ from playhead.models.config import MAX_SIZE
 from playhead.models.decoder import Decoder
 from playhead.models.load import LoadFormat, ModelDescription
 from playhead.schedule.sampling_params import shown
-from playhead.step.worker import AUDIT_EVERY_STEPS, WorkerConfig
+from playhead.step.worker import WorkerConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,2})?")
@@ -60,8 +60,9 @@ class EngineConfig:
     strict_ledger: bool | None = None
     """Recount the account of KV pages after every step and raise at the first violation. By default only where
     PLAYHEAD_STRICT_LEDGER is set. Otherwise the requests that touch the pages end, and all others go on."""
-    ledger_audit_steps: int = AUDIT_EVERY_STEPS
-    """Steps between two recounts of the whole account. Its counts are compared after every step."""
+    ledger_audit_steps: int | None = None
+    """Steps between two recounts of the whole account. By default as often as costs 1% of the time, and when the engine
+    is idle. Counts are compared after every step in any case."""
 
     def __post_init__(self) -> None:
         # Words are taken for their members, as in LLM(load_format="dummy"). Frozen, so not by `=`.
@@ -69,7 +70,7 @@ class EngineConfig:
         if self.graph_mode is not None:
             object.__setattr__(self, "graph_mode", member("graph_mode", Mode, self.graph_mode))
         check_size("page_size", self.page_size)
-        check_size("ledger_audit_steps", self.ledger_audit_steps)
+        check_size_or_none("ledger_audit_steps", self.ledger_audit_steps)
         check_size_or_none("max_model_len", self.max_model_len)
         check_size_or_none("max_num_seqs", self.max_num_seqs)
         check_size_or_none("max_num_batched_tokens", self.max_num_batched_tokens)

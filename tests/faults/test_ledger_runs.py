@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from playhead.engine import Engine
+from playhead.kv import ledger
 from playhead.kv.errors import LedgerError, PagesLost
 from playhead.kv.ledger import Ledger
-from playhead.kv.watch import KVWatch
+from playhead.kv.watch import MIN_BUSY_STEPS, REST_PER_AUDIT, KVWatch
 from playhead.llm import LLM
 from playhead.outputs import RequestOutput
 from playhead.schedule.request import FinishReason
@@ -117,11 +118,28 @@ def test_counts_alone_notice_a_leak_in_the_step_it_happens(wanted):
     assert engine.worker.kv.allocator.groups[1].num_quarantined == 1
 
 
+def test_audits_take_a_hundredth_of_the_time_however_short_the_steps_are(monkeypatch):
+    engine, now_s, audits = tiny_engine(overlap=False, strict_ledger=False), [0.0], []
+
+    def one_second(cache):
+        now_s[0] += 1.0
+        audits.append(now_s[0])
+        return []
+
+    monkeypatch.setattr(ledger, "audit", one_second)
+    watch = KVWatch(engine.worker.kv, every_steps=None, clock=lambda: now_s[0])
+    for _ in range(10_000):
+        now_s[0] += 0.1
+        watch.look(is_idle=False)
+    assert audits[0] == pytest.approx(0.1 * MIN_BUSY_STEPS + 1)
+    assert len(audits) == pytest.approx(now_s[0] / (1 + REST_PER_AUDIT), abs=1)
+
+
 def test_an_idle_engine_is_audited_sooner_than_a_busy_one():
     engine = tiny_engine(overlap=False, strict_ledger=False)
-    watch = KVWatch(engine.worker.kv, every_steps=40)
+    watch = KVWatch(engine.worker.kv, every_steps=None)
     engine.worker.kv.rows.tables[0][3, 5] = 9  # a row that nobody has: no count differs
-    assert [bool(watch.look(is_idle=is_idle)) for is_idle in (True, False, True)] == [False, False, True]
+    assert [bool(watch.look(is_idle=is_idle)) for is_idle in (False, True)] == [False, True]
 
 
 def test_every_so_many_steps_everything_is_recounted():
