@@ -1,0 +1,31 @@
+"""A closed or dropped LLM gives the device its memory back by itself. The garbage collector is off."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from playhead.llm import LLM
+from playhead.schedule.sampling_params import SamplingParams
+
+KV_BYTES = 1 << 30
+
+
+@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "dropped"])
+def test_an_llm_with_captured_graphs_leaves_no_tensor_on_the_device(is_closed):
+    gc.collect()
+    torch.cuda.empty_cache()
+    gc.disable()
+    try:
+        before = torch.cuda.memory_allocated()
+        llm = LLM("embedded", max_model_len=64, max_num_seqs=4, kv_memory_bytes=KV_BYTES)
+        llm.generate(["The whale", "Call me"], SamplingParams(max_tokens=8, seed=1))
+        assert torch.cuda.memory_allocated() - before > KV_BYTES // 2
+        if is_closed:
+            llm.close()
+        del llm
+        assert torch.cuda.memory_allocated() - before < KV_BYTES // 64, "KV memory, weights or graphs are kept"
+    finally:
+        gc.enable()
