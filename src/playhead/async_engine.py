@@ -34,7 +34,7 @@ import torch
 
 from playhead.engine import WAITING_PER_RUNNING, CheckedPrompt, Engine, Wishes
 from playhead.engine_stats import EngineStats
-from playhead.errors import PlayheadError
+from playhead.errors import PlayheadError, caused
 from playhead.llm import LLM, Prompt, checked_params, gathered, split_n
 from playhead.outputs import RequestOutput
 from playhead.schedule.errors import RequestError
@@ -369,12 +369,6 @@ class AsyncEngine:
     def _on_loop(self, call: Callable[..., None], *args: object) -> None:
         assert self._loop is not None, "the thread was started on a loop"
         self._loop.call_soon_threadsafe(call, *args)
-
-
-def caused(error: PlayheadError, cause: BaseException | None) -> PlayheadError:
-    """An error with what led to it, as `raise error from cause` would have it."""
-    error.__cause__ = cause
-    return error
 
 
 def settle(done: asyncio.Future[None]) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from playhead.answers import Answer
 from playhead.engine_stats import EngineStats
-from playhead.errors import PlayheadError
+from playhead.errors import PlayheadError, caused
 from playhead.exclusive import Exclusive
 from playhead.kv.errors import PagesLost
 from playhead.kv.ledger import Findings, report
@@ -365,9 +365,7 @@ class Engine:
 
     def _fail(self, answer: Answer, error: BaseException) -> RequestOutput:
         """End a request by what its own work raised."""
-        failure = RequestFailed(answer.request.id)
-        failure.__cause__ = error
-        return self._end(answer, FinishReason.ERROR, failure)
+        return self._end(answer, FinishReason.ERROR, caused(RequestFailed(answer.request.id), error))
 
     def _end(self, answer: Answer, reason: FinishReason, error: PlayheadError | None = None) -> RequestOutput:
         """Let go of a request; gives its last output, which is ready for the next caller if letting go raises."""
@@ -386,8 +384,7 @@ class Engine:
         try:
             output = answer.output()
         except Exception as error:  # noqa: BLE001  even an answer that cannot be told must be ended
-            answer.error = RequestFailed(answer.request.id)
-            answer.error.__cause__ = error
+            answer.error = caused(RequestFailed(answer.request.id), error)
             answer.request.finish_reason = FinishReason.ERROR
             output = answer.bare_output()
         self.stats.num_failed_requests += answer.error is not None

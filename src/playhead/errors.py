@@ -52,3 +52,9 @@ class CaptureError(GraphError):
     def __init__(self, op: str, where: str, why: str, fix: str) -> None:
         super().__init__(f"{op} at {where}: {why}. {fix}")
         self.op, self.where, self.why, self.fix = op, where, why, fix
+
+
+def caused(error: PlayheadError, cause: BaseException | None) -> PlayheadError:
+    """An error with what led to it, as `raise error from cause` would have it."""
+    error.__cause__ = cause
+    return error

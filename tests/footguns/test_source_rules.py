@@ -27,12 +27,18 @@ def dotted(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
+def imports_of(node: ast.AST, packages: set[str]) -> list[str]:
+    """What a statement imports of these packages."""
+    if not isinstance(node, ast.Import | ast.ImportFrom):
+        return []
+    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+    return [f"line {node.lineno}: imports {name}" for name in names if name.split(".")[0] in packages]
+
+
 def violations(path: Path) -> list[str]:
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-            found += [f"line {node.lineno}: imports {n}" for n in names if n.split(".")[0] in FORBIDDEN_IMPORTS]
+        found += imports_of(node, FORBIDDEN_IMPORTS)
         if isinstance(node, ast.Call):
             name = dotted(node.func)
             if name in FORBIDDEN_CALLS and not (name == "inspect.signature" and path.name in SIGNATURE_ALLOWED):
@@ -67,9 +73,7 @@ def clock_reads(path: Path) -> list[str]:
     """
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-            found += [f"line {node.lineno}: imports {n}" for n in names if n.split(".")[0] in CLOCKS]
+        found += imports_of(node, CLOCKS)
         if isinstance(node, ast.Call):
             given = {keyword.arg: keyword.value for keyword in node.keywords}
             found += [
