@@ -23,10 +23,10 @@ from torch.nn import functional as F
 
 from bench.measure import device_us, emit
 from playhead.attention.base import AttentionPlan, LayerAttention
-from playhead.attention.triton_backend import TritonBackend, decode_shape
-from playhead.kernels.decode_triton import DecodeTiles, launch_decode
-from playhead.kernels.extend_triton import ExtendTiles, launch_extend
+from playhead.attention.triton import TritonBackend, decode_shape
 from playhead.kernels.splits import num_splits
+from playhead.kernels.triton.decode import DecodeTiles, launch_decode
+from playhead.kernels.triton.extend import ExtendTiles, launch_extend
 
 DEVICE = torch.device("cuda")
 COPY_BYTES_PER_S = 4.25e12  # device-to-device copy on an H200, read + write

@@ -10,7 +10,7 @@ import transformers
 
 from bench.measure import emit
 from playhead.llm import LLM, EngineConfig, resolve_model_name
-from playhead.schedule.sampling_params import SamplingParams
+from playhead.sampling_params import SamplingParams
 
 PROMPT_TOKENS = 32
 

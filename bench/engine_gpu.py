@@ -18,10 +18,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from bench.measure import emit
-from playhead.engine import Wishes
+from playhead.engine.engine import RequestOptions
 from playhead.graph.runner import CaptureReport
 from playhead.llm import LLM
-from playhead.schedule.sampling_params import SamplingParams
+from playhead.sampling_params import SamplingParams
 from playhead.step.audit import audit_worker
 
 BATCH, PROMPT_TOKENS, NEW_TOKENS = 16, 128, 64  # all sizes are buckets: eager and graphs then run the same shapes
@@ -91,7 +91,7 @@ def show_steady_steps(model: Path) -> None:
     engine = llm.engine
     params = SamplingParams(temperature=0, max_tokens=512, ignore_eos=True)
     for i, prompt in enumerate(prompts(BATCH, PROMPT_TOKENS)):
-        engine.add_request(str(i), prompt, params, Wishes(streams=False))
+        engine.add_request(str(i), prompt, params, RequestOptions(streams=False))
     for _ in range(FIRST_STEPS):
         engine.step()
     profiled_calls(lambda: None)  # the profiler's own first start

@@ -16,7 +16,7 @@ from pathlib import Path
 from bench import workload
 from playhead.graph.runner import CaptureReport
 from playhead.llm import LLM
-from playhead.schedule.sampling_params import SamplingParams
+from playhead.sampling_params import SamplingParams
 
 
 def generator(llm: LLM) -> Callable[[list[list[int]], list[int]], list[int]]:

@@ -2,28 +2,106 @@
 
 PlayheadError
 ├── ConfigError             a setting is wrong; raised before any device memory is taken
-├── CheckpointError         files and model description disagree (`models.errors`, with ChatTemplateError)
-├── RequestError            this request cannot be served; others go on (`schedule.errors`, with RequestFailed)
-├── MisuseError             closed, a second thread, a forked child, or a call from within a step (`exclusive`)
-├── StepFailed              a step raised, and this request was in flight (`async_engine`, with EngineStopped)
+├── UnsupportedModelError   the config asks for something this decoder does not compute
+├── CheckpointError         files and model description disagree, or a file is damaged
+├── ChatTemplateError       a chat template refused its messages, or was refused itself
+├── RequestError            this request cannot be served; others go on
+├── RequestFailed           this request's own work raised after it had begun; others go on
+├── StepFailed              a step raised, and this request was in flight
+├── EngineStopped           an asynchronous engine does not run: never started, closed, or dead
+├── MisuseError             closed, a second thread, a forked child, or a call from within a step
 ├── OutOfPages              a KV group has no free page; the scheduler handles it
-├── LedgerError ...         the account of pages was broken: a bug, never load (`kv.errors`)
+├── ContextTooLong          a sequence was extended past the planned maximum context
+├── LedgerError             the account of KV pages does not balance: a bug, never load
+│   ├── DoubleFree          a page was given back that nobody held
+│   └── PagesLost           a running request had pages that do not balance; the request ended
+├── StaleTranslation        a translation was used, or a step launched, with an outdated mapping: a bug
 └── GraphError              a captured graph's contract was broken: a bug, never load
     ├── SlotError           a graph input was declared or filled wrongly
     └── CaptureError        what was to be captured cannot be replayed
 
-Every message says where, what was found, what was wanted, and what to do.
+A message says where, what was found, what was wanted, and what to do, as far as each says something.
 """
 
 from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterable, Sequence
+
+MAX_LISTED = 8
+INT64_MAX = 2**63 - 1
 
 
 class PlayheadError(Exception):
     """Base of all errors Playhead raises on purpose."""
 
 
+class DescribedError(PlayheadError):
+    """An error whose four parts can be read one by one."""
+
+    def __init__(self, where: str, found: str, wanted: str, fix: str) -> None:
+        super().__init__(f"{where}: {found}; wanted {wanted}. {fix}")
+        self.where, self.found, self.wanted, self.fix = where, found, wanted, fix
+
+
 class ConfigError(PlayheadError):
     """A setting is wrong."""
+
+
+class UnsupportedModelError(PlayheadError):
+    """The config asks for something this decoder does not compute."""
+
+    def __init__(self, key: str, found: object, supported: Iterable[object], fix: str = "") -> None:
+        listed = ", ".join(str(value) for value in supported)
+        value = f"{found!r:.200}" if isinstance(found, str) else shown(found)
+        super().__init__(f"config key {key!r}: found {value}; supported: {listed}.{' ' + fix if fix else ''}")
+        self.key, self.found = key, found
+
+    def with_more(self, keys: Sequence[str]) -> UnsupportedModelError:
+        """The same error, with the names of further keys that are wrong too."""
+        error = UnsupportedModelError(self.key, self.found, ())
+        error.args = (f"{self} Also wrong: {some_of(keys)}.",)
+        return error
+
+
+class CheckpointError(DescribedError):
+    """Files and model description disagree, or a file is damaged. Nothing has been loaded."""
+
+
+class ChatTemplateError(PlayheadError):
+    """A chat template refused its messages, or was refused itself."""
+
+
+class RequestError(DescribedError):
+    """This request cannot be served. Nothing of it has started."""
+
+
+class RequestFailed(PlayheadError):
+    """What belongs to this request alone raised: its text, its sampler row. `__cause__` is what was raised."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(
+            f"request {request_id!r} ended with an error of its own. Read the cause; other requests go on."
+        )
+        self.request_id = request_id
+
+
+class StepFailed(PlayheadError):
+    """A step raised while this request was in flight. `__cause__` is what it raised."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(f"{where}: a step raised; wanted a token. Read the cause; new requests are taken.")
+
+
+class EngineStopped(PlayheadError):
+    """The engine does not run: never started, closed, or dead. `__cause__` is what it died of."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(f"{where}: found no engine running on this event loop; wanted one. Start it and ask again.")
+
+
+class MisuseError(PlayheadError):
+    """An engine was used in a way that it cannot be. Nothing of the call has happened, and nobody else is disturbed."""
 
 
 class OutOfPages(PlayheadError):
@@ -32,6 +110,49 @@ class OutOfPages(PlayheadError):
     def __init__(self, group: str, wanted: int, free: int) -> None:
         super().__init__(f"KV group {group!r}: wanted {wanted} pages, {free} free")
         self.group, self.wanted, self.free = group, wanted, free
+
+
+class ContextTooLong(PlayheadError):
+    """A sequence was extended past the planned maximum context."""
+
+    def __init__(self, request: str, found_tokens: int, wanted_tokens: int) -> None:
+        super().__init__(
+            f"request {request!r}: {found_tokens} tokens; wanted at most {wanted_tokens}, the planned maximum context. "
+            "Refuse the request at admission or plan with a larger max_context_tokens"
+        )
+
+
+class LedgerError(PlayheadError):
+    """The account of pages does not balance."""
+
+
+class DoubleFree(LedgerError):
+    """A page was given back that nobody held."""
+
+    def __init__(self, group: str, page: int) -> None:
+        super().__init__(
+            f"KV group {group!r}: page {page} was given back, but nobody held it; wanted a page handed out by take(). "
+            "Freeing takes ownership: drop the list after giving it back"
+        )
+        self.group, self.page = group, page
+
+
+class PagesLost(LedgerError):
+    """A request's KV pages failed the ledger's audit, so its next tokens could be wrong: it ended."""
+
+    def __init__(self, request: str, violation: object) -> None:
+        super().__init__(
+            f"request {request!r}: its KV pages failed the audit ({violation}). The pages are in quarantine and other "
+            "requests go on. This is a bug in Playhead; please report it with what LLM.kv_report() prints"
+        )
+
+
+class StaleTranslation(PlayheadError):
+    """The mapping changed after it was last published or translated."""
+
+    def __init__(self, where: str, found: int, wanted: int, fix: str) -> None:
+        super().__init__(f"{where}: mapping version {found}; wanted version {wanted}. {fix}")
+        self.found, self.wanted = found, wanted
 
 
 class GraphError(PlayheadError):
@@ -58,3 +179,19 @@ def caused(error: PlayheadError, cause: BaseException | None) -> PlayheadError:
     """An error with what led to it, as `raise error from cause` would have it."""
     error.__cause__ = cause
     return error
+
+
+def shown(value: object) -> str:
+    """A value as an error may print it: short, whatever was sent."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > INT64_MAX:
+        return f"an integer of {value.bit_length()} bits"  # Python refuses to print the longest ones
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # such an integer inside
+        return f"a {type(value).__name__}"
+
+
+def some_of(names: Sequence[str]) -> str:
+    """The first few names and how many more: a wrong checkpoint can have thousands."""
+    listed = ", ".join(names[:MAX_LISTED])
+    return listed if len(names) <= MAX_LISTED else f"{listed} and {len(names) - MAX_LISTED} more"

@@ -18,30 +18,27 @@ from typing import Any
 
 import torch
 
-from playhead.engine import CheckedPrompt, Engine, Wishes
-from playhead.engine_config import (
+from playhead.engine.config import (
     EngineConfig,
     config_from,
     resolve_device,
     resolve_dtype,
     resolved,
 )
-from playhead.engine_memory import fit_memory, free_bytes, worker_config
-from playhead.errors import PlayheadError
-from playhead.exclusive import MisuseError
+from playhead.engine.engine import CheckedPrompt, Engine, RequestOptions
+from playhead.engine.memory import fit_memory, free_bytes, worker_config
+from playhead.engine.progress import prompt_bar
+from playhead.errors import MisuseError, PlayheadError, RequestError
 from playhead.graph.runner import CaptureReport
-from playhead.models.fill import OnProgress
-from playhead.models.load import LoadFormat, ModelDescription, describe_model, load_weights
+from playhead.models.checkpoint.fill import OnProgress
+from playhead.models.load import LoadFormat, ModelDescription, describe_model, load_generation_config, load_weights
 from playhead.models.text.chat import ChatTemplate
-from playhead.models.text.generation_config import GenerationConfig, check_end_ids, read_generation_config
+from playhead.models.text.generation_config import read_generation_config
 from playhead.models.text.gguf_vocab import tokenizer_from_gguf
 from playhead.models.text.ids_only import IdsOnlyTokenizer
 from playhead.models.text.tokenizer import Tokenizer, tokenizer_from_directory
-from playhead.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from playhead.progress import prompt_bar
-from playhead.schedule.errors import RequestError
-from playhead.schedule.request import FinishReason
-from playhead.schedule.sampling_params import SamplingParams
+from playhead.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
+from playhead.sampling_params import SamplingParams
 from playhead.step.worker import Worker
 
 __all__ = ["EMBEDDED", "LLM", "EngineConfig", "Prompt", "Prompts", "load_tokenizer", "resolve_model_name"]
@@ -66,15 +63,6 @@ def load_tokenizer(description: ModelDescription, config: EngineConfig | None = 
     if config.skip_tokenizer_init or is_bare:
         return IdsOnlyTokenizer(read_generation_config(path).eos_ids)
     return tokenizer_from_directory(path)
-
-
-def load_generation_config(description: ModelDescription, tokenizer: Tokenizer) -> GenerationConfig:
-    """What the model's authors sample with. An end id that the model does not have is refused."""
-    path, vocab_size = description.path, description.spec.vocab_size
-    generation = read_generation_config(path) if path.is_dir() else GenerationConfig()
-    check_end_ids(generation.eos_ids, vocab_size, generation.eos_file)
-    check_end_ids(tokenizer.special.eos_ids, vocab_size, "tokenizer_config.json" if path.is_dir() else path.name)
-    return generation
 
 
 class LLM:
@@ -212,7 +200,7 @@ class LLM:
             for i, one in enumerate(split_n(wanted))
         ]
         with prompt_bar(len(pending), enabled=use_tqdm) as advance:
-            for output in self.outputs_of(pending, Wishes(streams=False)):
+            for output in self.outputs_of(pending, RequestOptions(streams=False)):
                 results[output.request_id] = output
                 advance(output)
         return [
@@ -225,7 +213,7 @@ class LLM:
         wanted = self.get_default_sampling_params() if params is None else checked_params(params)
         if wanted.n != 1:
             raise RequestError("stream", f"n={wanted.n}", "n=1", "Use generate for several samples.")
-        return Stream(self.outputs_of([(self._name(), prompt, wanted)], Wishes()))
+        return Stream(self.outputs_of([(self._name(), prompt, wanted)], RequestOptions()))
 
     def chat(self, messages: Sequence[Mapping[str, str]], params: SamplingParams | None = None) -> RequestOutput:
         """The answer to a conversation, written out by the model's own chat template."""
@@ -254,7 +242,7 @@ class LLM:
         return f"r{self._num_calls}"
 
     def outputs_of(
-        self, requests: Sequence[tuple[str, Prompt, SamplingParams]], wishes: Wishes
+        self, requests: Sequence[tuple[str, Prompt, SamplingParams]], options: RequestOptions
     ) -> Generator[RequestOutput, None, None]:
         """Every output of these requests, each with a new id, as they come. All are checked before the first runs.
 
@@ -271,7 +259,7 @@ class LLM:
                     self._inboxes[request_id] = inbox
                     mine.add(request_id)
                     try:
-                        self.engine.submit(request_id, prompt, wishes)
+                        self.engine.submit(request_id, prompt, options)
                     except MisuseError:
                         raise
                     except PlayheadError as error:

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from playhead.errors import PlayheadError
-from playhead.schedule.request import FinishReason
+
+
+class FinishReason(StrEnum):
+    """Why a request ended; the first two are vLLM's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from playhead.llm import LLM, EngineConfig
 from playhead.outputs import RequestOutput
-from playhead.schedule.sampling_params import SamplingParams
+from playhead.sampling_params import SamplingParams
 
 TIE = 1e-4  # two best candidates closer than this in logits are decided by rounding
 

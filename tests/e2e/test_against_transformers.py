@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from playhead.llm import EngineConfig, resolve_model_name
-from playhead.schedule.sampling_params import SamplingParams
+from playhead.sampling_params import SamplingParams
 from tests.e2e.embedded import first_difference, is_tie, shared_llm, token_prompts, tokens_of
 
 CONFIG = EngineConfig(max_model_len=640, max_num_seqs=16, kv_memory_bytes=1 << 25)

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from playhead.engine import Wishes
+from playhead.engine.engine import RequestOptions
 from playhead.graph.runner import GraphRunner
 from playhead.graph.shapes import Dispatcher, DispatchLimits, Mode
 from playhead.kv.ledger import Ledger
 from playhead.llm import LLM, EngineConfig
 from playhead.outputs import RequestOutput
-from playhead.schedule.sampling_params import SamplingParams
+from playhead.sampling_params import SamplingParams
 from playhead.step.sampling import VARIANTS
 from tests.e2e.embedded import differences, reference, sampling, shared_llm, token_prompts
 
@@ -204,7 +204,9 @@ def test_with_a_salt_of_their_own(cases, alone, llm_with):
     llm, found = llm_with(max_num_batched_tokens=48), {}
     for salt in ("a", "b", "b"):
         for i in ALL:
-            llm.engine.add_request(f"{salt}{i}", cases.prompts[i], cases.params(i), Wishes(salt=salt + cases.kind))
+            llm.engine.add_request(
+                f"{salt}{i}", cases.prompts[i], cases.params(i), RequestOptions(salt=salt + cases.kind)
+            )
             while llm.engine.has_work:
                 for output in llm.engine.step():
                     found[output.request_id] = output

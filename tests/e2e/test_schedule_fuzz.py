@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from playhead.engine import Engine
+from playhead.engine.engine import Engine
 from playhead.kv.ledger import Ledger
 from playhead.kv.plan import KVLimits
 from playhead.llm import EngineConfig
 from playhead.outputs import RequestOutput
-from playhead.schedule.sampling_params import SamplingParams
+from playhead.sampling_params import SamplingParams
 from playhead.testing.tiny_engine import tiny_engine
 from tests.e2e.embedded import differences, reference, sampling, shared_llm
 

@@ -9,8 +9,9 @@ import pytest
 
 from playhead.kv.cache import HybridKVCache, SequenceKV
 from playhead.kv.ledger import Ledger
-from playhead.schedule.request import FinishReason, Request
-from playhead.schedule.sampling_params import SamplingParams
+from playhead.outputs import FinishReason
+from playhead.sampling_params import SamplingParams
+from playhead.schedule.request import Request
 from playhead.schedule.scheduler import PlannedChunk, ScheduleLimits, Scheduler
 from playhead.testing.faults import injected
 from playhead.testing.kv_rules import run_step, small_layer, small_plan

@@ -11,7 +11,7 @@ import random
 import pytest
 
 from playhead.llm import LLM
-from playhead.schedule.sampling_params import SamplingParams
+from playhead.sampling_params import SamplingParams
 from playhead.testing.async_faults import run_async_fault
 from playhead.testing.fault_runs import FaultPicker, check_outputs, leftovers, run_with_faults
 from playhead.testing.faults import ERRORS, SITES

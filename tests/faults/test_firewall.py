@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from playhead.answers import Answer
-from playhead.async_engine import AsyncEngine
+from playhead.engine.async_engine import AsyncEngine
+from playhead.engine.response import ResponseBuilder
+from playhead.errors import RequestFailed
 from playhead.llm import LLM
 from playhead.models.text.detokenize import IncrementalDetokenizer
-from playhead.schedule.errors import RequestFailed
-from playhead.schedule.request import FinishReason
-from playhead.schedule.sampling_params import SamplingParams
+from playhead.outputs import FinishReason
+from playhead.sampling_params import SamplingParams
 from playhead.step.sampler_rows import SamplerRows
 from playhead.testing.fault_runs import leftovers
 
@@ -47,13 +47,15 @@ def broken_for_one(original, is_the_one, *, after: int = 0):
     return method
 
 
-def is_broken(answer: Answer, *args: object) -> bool:
+def is_broken(answer: ResponseBuilder, *args: object) -> bool:
     return answer.prompt == PROMPTS[BROKEN]
 
 
 def break_text(monkeypatch, method: str) -> None:
     monkeypatch.setattr(
-        Answer, method, broken_for_one(Answer.__dict__[method], is_broken, after=2 * (method == "take"))
+        ResponseBuilder,
+        method,
+        broken_for_one(ResponseBuilder.__dict__[method], is_broken, after=2 * (method == "take")),
     )
 
 

@@ -7,15 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from playhead.engine import Engine
+from playhead.engine.engine import Engine
+from playhead.errors import LedgerError, PagesLost
 from playhead.kv import ledger
-from playhead.kv.errors import LedgerError, PagesLost
 from playhead.kv.ledger import Ledger
 from playhead.kv.watch import MIN_BUSY_STEPS, REST_PER_AUDIT, KVWatch
 from playhead.llm import LLM
-from playhead.outputs import RequestOutput
-from playhead.schedule.request import FinishReason
-from playhead.schedule.sampling_params import SamplingParams
+from playhead.outputs import FinishReason, RequestOutput
+from playhead.sampling_params import SamplingParams
 from playhead.testing.fault_runs import leftovers
 from playhead.testing.tiny_engine import LIMITS, Ask, drawn, greedy, tiny_engine, tokens_alone
 

@@ -9,11 +9,10 @@ import threading
 
 import pytest
 
-from playhead.async_engine import AsyncEngine
-from playhead.errors import PlayheadError
-from playhead.exclusive import MisuseError
+from playhead.engine.async_engine import AsyncEngine
+from playhead.errors import MisuseError, PlayheadError
 from playhead.llm import LLM
-from playhead.schedule.sampling_params import SamplingParams
+from playhead.sampling_params import SamplingParams
 from playhead.testing.fault_runs import leftovers
 
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -171,9 +170,9 @@ def test_an_llm_that_is_lent_cannot_be_closed_under_its_async_engine(llm):
 
 FORK = """
 import os, sys
-from playhead.exclusive import MisuseError
+from playhead.errors import MisuseError
 from playhead.llm import LLM
-from playhead.schedule.sampling_params import SamplingParams
+from playhead.sampling_params import SamplingParams
 
 params = SamplingParams(max_tokens=2)
 with LLM("embedded", max_model_len=64, max_num_seqs=2, kv_memory_bytes=1 << 23, graph_mode="eager") as llm:

@@ -12,7 +12,7 @@ import torch
 
 from playhead.attention.base import Phase
 from playhead.attention.reference import ReferenceBackend
-from playhead.attention.triton_backend import TritonBackend
+from playhead.attention.triton import TritonBackend
 from playhead.graph.backends.base import record
 from playhead.graph.backends.cuda import CudaBackend
 from tests.unit.attention.scenes import Scene, SceneSpec, make_scene, relative_error

@@ -8,7 +8,6 @@ import torch
 from playhead.kernels.activation import ACTIVATIONS, gated_activation, gated_activation_reference
 from playhead.kernels.choose import choose_scratch, choose_tokens, choose_tokens_reference
 from playhead.kernels.decode import attend_last_queries
-from playhead.kernels.decode_triton import launch_decode
 from playhead.kernels.embedding import embed, embed_reference, softcap_, softcap_reference
 from playhead.kernels.norm import (
     add_rms_norm,
@@ -20,6 +19,7 @@ from playhead.kernels.norm import (
 )
 from playhead.kernels.rope import qk_rope_write, qk_rope_write_reference
 from playhead.kernels.translate import translate, translate_reference
+from playhead.kernels.triton.decode import launch_decode
 from tests.unit.attention.scenes import SceneSpec, make_scene, relative_error
 
 ERROR_BOUND = 4e-3  # one rounding to bf16

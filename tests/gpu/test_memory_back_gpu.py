@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from playhead.llm import LLM
-from playhead.schedule.sampling_params import SamplingParams
+from playhead.sampling_params import SamplingParams
 
 KV_BYTES = 1 << 30
 

@@ -14,8 +14,8 @@ import torch
 transformers = pytest.importorskip("transformers")
 
 from playhead.models.build import spec_from_config  # noqa: E402  after the check that transformers is there
+from playhead.models.checkpoint.dummy import dummy_decoder  # noqa: E402
 from playhead.models.dense_context import DenseSequence  # noqa: E402
-from playhead.models.dummy import dummy_decoder  # noqa: E402
 from tests.parity.oracle import ours, step, their_logits  # noqa: E402
 
 pytestmark = [

@@ -17,12 +17,12 @@ from pathlib import Path
 import torch
 import transformers
 
+from playhead.errors import UnsupportedModelError
 from playhead.models.build import spec_from_config
+from playhead.models.checkpoint.fill import load_decoder
+from playhead.models.checkpoint.sources import InMemoryTensors
 from playhead.models.decoder import Decoder
 from playhead.models.dense_context import DenseSequence
-from playhead.models.errors import UnsupportedModelError
-from playhead.models.fill import load_decoder
-from playhead.models.sources import InMemoryTensors
 from tests.parity.oracle import F, S, relative_error, step
 
 ABSENT = object()

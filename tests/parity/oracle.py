@@ -9,10 +9,10 @@ import torch
 import transformers
 
 from playhead.models.build import spec_from_config
+from playhead.models.checkpoint.fill import load_decoder
+from playhead.models.checkpoint.sources import InMemoryTensors
 from playhead.models.decoder import Decoder
 from playhead.models.dense_context import DenseContext, DenseSequence
-from playhead.models.fill import load_decoder
-from playhead.models.sources import InMemoryTensors
 
 WINDOW = 6
 VOCAB = 96

@@ -6,10 +6,10 @@ import torch
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from playhead.models.build import spec_from_config
+from playhead.models.checkpoint.fill import load_decoder
+from playhead.models.checkpoint.mxfp4 import dequantise_mxfp4
+from playhead.models.checkpoint.sources import InMemoryTensors
 from playhead.models.dense_context import DenseSequence
-from playhead.models.fill import load_decoder
-from playhead.models.mxfp4 import dequantise_mxfp4
-from playhead.models.sources import InMemoryTensors
 from tests.parity.oracle import CASES, TINY, reference, relative_error, step, their_logits
 
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 import transformers
 
+from playhead.models.checkpoint.gguf_file import GgufFile
+from playhead.models.checkpoint.gguf_model import GgufWeights
 from playhead.models.dense_context import DenseSequence
-from playhead.models.gguf_file import GgufFile
-from playhead.models.gguf_model import GgufWeights
 from playhead.models.load import describe_model, load_weights
 from playhead.models.text.chat import ChatTemplate
 from playhead.models.text.gguf_vocab import tokenizer_from_gguf

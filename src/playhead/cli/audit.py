@@ -11,11 +11,11 @@ from playhead.cli import options
 from playhead.cli.demo import audit_table
 from playhead.cli.loading import loaded
 from playhead.cli.options import EngineFlags, engine_config
-from playhead.engine_config import EngineConfig, resolve_device, resolve_dtype, resolve_sizes
+from playhead.engine.config import EngineConfig, resolve_device, resolve_dtype, resolve_sizes
+from playhead.engine.progress import capture_bar, spinner
 from playhead.graph.report import Report
 from playhead.llm import EMBEDDED, resolve_model_name
 from playhead.models.load import LoadFormat, ModelDescription, describe_model
-from playhead.progress import capture_bar, spinner
 from playhead.step.audit import audit_worker
 from playhead.step.model_step import kv_geometry
 

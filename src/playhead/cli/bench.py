@@ -18,11 +18,11 @@ from playhead.cli.help import OneScreenCommand
 from playhead.cli.loading import loaded
 from playhead.cli.options import DEFAULTS, EngineFlags, engine_config
 from playhead.cli.workload import Run, WorkloadSpec, random_workload, run_workload, spread
-from playhead.engine_config import EngineConfig
+from playhead.engine.config import EngineConfig
+from playhead.engine.progress import prompt_bar
 from playhead.errors import ConfigError
 from playhead.llm import EMBEDDED, LLM
 from playhead.models.load import LoadFormat
-from playhead.progress import prompt_bar
 
 LATENCY_PERCENTILES = (10, 25, 50, 75, 90, 99)
 SHOWN = ("mean", "p50", "p90", "p99")

@@ -13,12 +13,12 @@ from playhead.cli import options
 from playhead.cli.generate import figures, show
 from playhead.cli.loading import asked_for, fitted, loaded, sampling_of
 from playhead.cli.options import DEFAULTS, EngineFlags, engine_config
+from playhead.engine.progress import spinner
+from playhead.errors import RequestError
 from playhead.llm import EMBEDDED, LLM, load_tokenizer, resolve_model_name
 from playhead.models.load import describe_model
 from playhead.outputs import RequestOutput
-from playhead.progress import spinner
-from playhead.schedule.errors import RequestError
-from playhead.schedule.sampling_params import SamplingParams
+from playhead.sampling_params import SamplingParams
 
 FORGET = "/new"
 CONTEXT_TOKENS = 4096  # what the KV memory of a CPU holds of a small chat model

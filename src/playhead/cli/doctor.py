@@ -20,17 +20,17 @@ from rich.console import Console
 from rich.table import Table
 
 from playhead import __version__
-from playhead.checkup import Checkup
 from playhead.cli.options import DEFAULTS, show_size
-from playhead.engine_config import (
+from playhead.engine.config import (
     resolve_device,
     resolve_dtype,
     resolve_mode,
     resolve_sizes,
 )
-from playhead.engine_memory import CPU_KV_BYTES, CPU_SHARE_OF_FREE, KV_SHARE_OF_FREE
+from playhead.engine.memory import CPU_KV_BYTES, CPU_SHARE_OF_FREE, KV_SHARE_OF_FREE
 from playhead.llm import resolve_model_name
-from playhead.models.hub import resolve_model
+from playhead.models.checkpoint.hub import resolve_model
+from playhead.models.checkup import Checkup
 
 PACKAGES = ("torch", "triton", "tokenizers", "gguf", "huggingface_hub")
 

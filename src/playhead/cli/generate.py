@@ -17,12 +17,12 @@ from rich.table import Table
 from playhead.cli import options
 from playhead.cli.loading import asked_for, fitted, loaded, sampling_of
 from playhead.cli.options import DEFAULTS, EngineFlags, engine_config
-from playhead.engine_config import EngineConfig
+from playhead.engine.config import EngineConfig
+from playhead.engine.progress import spinner
 from playhead.graph.shapes import Mode, Reason
 from playhead.llm import EMBEDDED, LLM
 from playhead.outputs import RequestOutput
-from playhead.progress import spinner
-from playhead.schedule.sampling_params import SamplingParams
+from playhead.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from playhead.engine_config import EngineConfig
+from playhead.engine.config import EngineConfig
+from playhead.engine.progress import load_bar
 from playhead.llm import LLM, Prompt
-from playhead.progress import load_bar
-from playhead.schedule.sampling_params import SamplingParams
+from playhead.sampling_params import SamplingParams
 
 
 def loaded(model: str, config: EngineConfig) -> LLM:

@@ -13,7 +13,7 @@ from typing import Annotated
 import torch
 import typer
 
-from playhead.engine_config import CPU_SIZES, CUDA_SIZES, EngineConfig
+from playhead.engine.config import CPU_SIZES, CUDA_SIZES, EngineConfig
 from playhead.errors import ConfigError
 from playhead.graph.shapes import Mode
 from playhead.llm import EMBEDDED

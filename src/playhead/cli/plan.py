@@ -12,8 +12,8 @@ from rich.table import Table
 
 from playhead.cli import options
 from playhead.cli.options import DEFAULTS, parse_size, show_size
-from playhead.engine_config import EngineConfig, resolve_dtype
-from playhead.engine_memory import fit_memory
+from playhead.engine.config import EngineConfig, resolve_dtype
+from playhead.engine.memory import fit_memory
 from playhead.errors import ConfigError
 from playhead.kv.plan import KVPlan, plan_kv
 from playhead.llm import resolve_model_name

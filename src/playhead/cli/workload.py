@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from playhead.engine import Wishes
-from playhead.engine_stats import EngineStats
+from playhead.engine.engine import RequestOptions
+from playhead.engine.stats import EngineStats
 from playhead.errors import ConfigError
 from playhead.llm import LLM
 from playhead.outputs import RequestOutput
-from playhead.schedule.sampling_params import SamplingParams
+from playhead.sampling_params import SamplingParams
 
 SHOWN_PERCENTILES = (50, 90, 99)
 
@@ -109,7 +109,7 @@ def run_workload(llm: LLM, workload: Workload, on_finished: Callable[[RequestOut
     requests = [(f"bench {i}", prompt, params) for i, (prompt, params) in enumerate(pairs)]
     times: dict[str, list[float]] = {name: [] for name, *_ in requests}
     before = engine.stats.copy()
-    with closing(llm.outputs_of(requests, Wishes())) as outputs:
+    with closing(llm.outputs_of(requests, RequestOptions())) as outputs:
         for output in outputs:
             seen = times[output.request_id]
             if not seen:

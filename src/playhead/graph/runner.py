@@ -241,19 +241,17 @@ class GraphRunner:
         self._last = ctx, live, self.registry.num_fills
         return self._run_filled(decision, ctx, live)
 
-    def run_again(self) -> StepResult:
+    def replay_advanced(self) -> StepResult:
         """The step after the one that ran last, over slots which that one left as this one's. Nothing is filled.
 
         Refused if somebody filled the slots since, as another runner over the same registry may do.
         """
         if self._last is None:
-            raise GraphError(
-                f"{self.step.name}: run_again without a step before; wanted one that advanced the slots. Call run."
-            )
+            raise GraphError(f"{self.step.name}: replay_advanced without a step before it. Call run first.")
         ctx, live, num_fills = self._last
         if num_fills != self.registry.num_fills:
             raise GraphError(
-                f"{self.step.name}: run_again over slots that were filled since the last step. Call run with a batch."
+                f"{self.step.name}: replay_advanced over slots that were filled since the last step. Call run."
             )
         decision = self.dispatcher.decide(ctx.raw_bs if self.step.axis == "bs" else ctx.raw_num_tokens)
         return self._run_filled(decision, ctx, live)

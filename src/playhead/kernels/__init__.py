@@ -1,5 +1,5 @@
-"""Kernels: each is a torch op with a plain torch reference (what the CPU runs) and a Triton launch (what CUDA runs).
+"""Ops of the model and the sampler: each is a torch reference, with a Triton kernel where a GPU has one.
 
-`norm.py` holds the op and the reference, `norm_triton.py` the kernel; likewise for the others. Triton is imported by
-the first call on a CUDA tensor and never on a machine that has none.
+`norm.py` holds the op and the reference, `triton/norm.py` the kernel; likewise for the others. Triton is imported by
+the first call that runs on a GPU, and never on a machine without one.
 """

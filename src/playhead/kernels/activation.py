@@ -36,7 +36,7 @@ def gated_activation_reference(
 
 
 def _cuda(gate_up_TJ: torch.Tensor, activation: str, alpha: float = 1.702, limit: float = 7.0) -> torch.Tensor:
-    from playhead.kernels.activation_triton import launch_gated_activation
+    from playhead.kernels.triton.activation import launch_gated_activation
 
     return launch_gated_activation(gate_up_TJ, activation, alpha, limit)
 

@@ -108,13 +108,13 @@ def newest_ids_cpu(ids_T: torch.Tensor, newest_R: torch.Tensor) -> torch.Tensor:
 
 
 def _newest_ids_cuda(ids_T: torch.Tensor, newest_R: torch.Tensor) -> torch.Tensor:
-    from playhead.kernels.advance_triton import launch_newest_ids
+    from playhead.kernels.triton.advance import launch_newest_ids
 
     return launch_newest_ids(ids_T, newest_R)
 
 
 def _advance_cuda(*args: object) -> None:
-    from playhead.kernels.advance_triton import launch_advance
+    from playhead.kernels.triton.advance import launch_advance
 
     launch_advance(*args)  # type: ignore[arg-type]
 

@@ -128,7 +128,7 @@ def blocks_per_part(num_rows: int, vocab_size: int) -> int:
 
 
 def _cuda(*args: object) -> None:
-    from playhead.kernels.choose_triton import launch_choose_tokens
+    from playhead.kernels.triton.choose import launch_choose_tokens
 
     launch_choose_tokens(*args)  # type: ignore[arg-type]
 

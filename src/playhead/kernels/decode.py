@@ -93,7 +93,7 @@ def decode_reference(
 
 
 def _cuda(*args: object) -> None:
-    from playhead.kernels.decode_triton import launch_decode
+    from playhead.kernels.triton.decode import launch_decode
 
     launch_decode(*args)  # type: ignore[arg-type]
 

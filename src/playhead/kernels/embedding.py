@@ -29,13 +29,13 @@ def softcap_reference(logits_TV: torch.Tensor, cap: float) -> None:
 
 
 def _embed_cuda(ids_T: torch.Tensor, table_VD: torch.Tensor, scale: float) -> torch.Tensor:
-    from playhead.kernels.embedding_triton import launch_embed
+    from playhead.kernels.triton.embedding import launch_embed
 
     return launch_embed(ids_T, table_VD, scale)
 
 
 def _softcap_cuda(logits_TV: torch.Tensor, cap: float) -> None:
-    from playhead.kernels.embedding_triton import launch_softcap
+    from playhead.kernels.triton.embedding import launch_softcap
 
     launch_softcap(logits_TV, cap)
 

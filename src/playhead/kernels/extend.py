@@ -57,7 +57,7 @@ def extend_reference(
 
 
 def _cuda(*args: object) -> None:
-    from playhead.kernels.extend_triton import launch_extend
+    from playhead.kernels.triton.extend import launch_extend
 
     launch_extend(*args)  # type: ignore[arg-type]
 

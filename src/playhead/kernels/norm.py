@@ -212,19 +212,19 @@ def add_rms_norm_cpu(
 
 
 def _rms_norm_cuda(*args: object) -> torch.Tensor:
-    from playhead.kernels.norm_triton import launch_rms_norm
+    from playhead.kernels.triton.norm import launch_rms_norm
 
     return launch_rms_norm(*args)  # type: ignore[arg-type]
 
 
 def _add_rms_norm_cuda(*args: object) -> torch.Tensor:
-    from playhead.kernels.norm_triton import launch_add_rms_norm
+    from playhead.kernels.triton.norm import launch_add_rms_norm
 
     return launch_add_rms_norm(*args)  # type: ignore[arg-type]
 
 
 def _norm_add_cuda(*args: object) -> None:
-    from playhead.kernels.norm_triton import launch_norm_add
+    from playhead.kernels.triton.norm import launch_norm_add
 
     launch_norm_add(*args)  # type: ignore[arg-type]
 

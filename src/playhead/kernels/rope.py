@@ -193,7 +193,7 @@ def write_rows(locs: Floats, *caches_rows: tuple[Floats, Floats]) -> None:
 
 
 def _cuda(*args: object) -> None:
-    from playhead.kernels.rope_triton import launch_qk_rope_write
+    from playhead.kernels.triton.rope import launch_qk_rope_write
 
     launch_qk_rope_write(*args)  # type: ignore[arg-type]
 

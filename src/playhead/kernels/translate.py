@@ -90,7 +90,7 @@ def bind_translate(
 
 
 def _cuda(*args: object) -> None:
-    from playhead.kernels.translate_triton import launch_translate
+    from playhead.kernels.triton.translate import launch_translate
 
     launch_translate(*args)  # type: ignore[arg-type]
 

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from playhead.errors import OutOfPages
-from playhead.kv.errors import ContextTooLong, LedgerError
+from playhead.errors import ContextTooLong, LedgerError, OutOfPages
 from playhead.kv.geometry import next_slide, num_pages_for, window_frontier
 from playhead.kv.hybrid import FULL, HybridAllocator
 from playhead.kv.mapping import Int32Array

@@ -18,9 +18,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from playhead.errors import OutOfPages
+from playhead.errors import LedgerError, OutOfPages
 from playhead.kv.allocator import PageAllocator, SlabArena
-from playhead.kv.errors import LedgerError
 from playhead.kv.mapping import NO_PAGE, Int32Array, WindowMapping
 from playhead.kv.plan import KVPlan
 from playhead.kv.violations import Violation, ViolationKind, ViolationLog

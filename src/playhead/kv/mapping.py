@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from playhead.kv.errors import LedgerError, StaleTranslation
+from playhead.errors import LedgerError, StaleTranslation
 from playhead.types import FullLoc, WindowLoc
 
 NO_PAGE = 0

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from playhead.errors import ConfigError
+from playhead.errors import ConfigError, StaleTranslation
 from playhead.kernels.translate import translate
-from playhead.kv.errors import StaleTranslation
 from playhead.kv.geometry import num_pages_for
 from playhead.kv.mapping import NO_PAGE, Int32Array, WindowMapping
 from playhead.kv.plan import KVPlan

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 
-from playhead.kv.errors import DoubleFree, LedgerError
+from playhead.errors import DoubleFree, LedgerError
 
 
 class ViolationKind(Enum):

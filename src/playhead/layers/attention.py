@@ -19,7 +19,7 @@ from playhead.layers.spec import AttentionSpec, NormKind, NormSpec, QKNorm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # tensors have no useful equality
-class HeadTurn:
+class QKTransform:
     """What queries and keys go through between projection and attention, as `qk_rope_write` takes it.
 
     Weights of None mean no norm, a table of None no rotation.
@@ -56,9 +56,9 @@ class AttentionBlock(nn.Module):
         if spec.has_sinks:
             self.sinks_H = nn.Parameter(torch.empty(spec.num_heads, dtype=dtype, device=device), requires_grad=False)
 
-    def turn(self, rope: Rope | None) -> HeadTurn:
+    def turn(self, rope: Rope | None) -> QKTransform:
         """The norms and the rotation of this layer."""
-        return HeadTurn(
+        return QKTransform(
             q_weight_W=None if self.q_norm is None else self.q_norm.weight,
             k_weight_W=None if self.k_norm is None else self.k_norm.weight,
             table_PR=None if rope is None else rope.table_PR,
@@ -80,7 +80,7 @@ def split_heads(qkv_TX: torch.Tensor, spec: AttentionSpec) -> tuple[torch.Tensor
 
 
 def turned_qkv(
-    qkv_TX: torch.Tensor, spec: AttentionSpec, turn: HeadTurn, positions_T: torch.Tensor
+    qkv_TX: torch.Tensor, spec: AttentionSpec, turn: QKTransform, positions_T: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The same, queries and keys normed and rotated: for attention that keeps keys and values itself."""
     q_THD, k_TKD, v_TKE = split_heads(qkv_TX, spec)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 
+from playhead.errors import UnsupportedModelError
 from playhead.layers.spec import Activation, AttentionSpec, MlpSpec, MoeSpec, NormSpec
 from playhead.models.config import ConfigReader
-from playhead.models.errors import UnsupportedModelError
 from playhead.models.families import FAMILIES
 from playhead.models.family import FULL_LAYER, WINDOW_LAYER, Family, RopeOn, Switch
 from playhead.models.rope_config import read_ropes

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from playhead.models.bounded_json import parse_json
-from playhead.models.errors import CheckpointError, UnsupportedModelError
+from playhead.errors import CheckpointError, UnsupportedModelError
+from playhead.models.checkpoint.bounded_json import parse_json
 
 MAX_CONFIG_BYTES = 16 << 20
 MAX_CONFIG_VALUES = 1 << 19

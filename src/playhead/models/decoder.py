@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from playhead.kernels.embedding import embed, softcap_
-from playhead.layers.attention import AttentionBlock, HeadTurn
+from playhead.layers.attention import AttentionBlock, QKTransform
 from playhead.layers.linear import Linear, laid_out
 from playhead.layers.mlp import GatedMlp
 from playhead.layers.moe import MoeMlp
@@ -120,7 +120,7 @@ class Decoder(nn.Module):
         return tuple(block.attention.sinks_H for block in self._stack)
 
     @property
-    def turns(self) -> tuple[HeadTurn, ...]:
+    def turns(self) -> tuple[QKTransform, ...]:
         """What each layer's queries and keys go through before they meet, at positions within `reach`."""
         assert self.num_positions, "no table of positions: call `reach` first"
         ropes = [None if spec is None else self._ropes[spec] for spec in (b.spec.attention.rope for b in self._stack)]

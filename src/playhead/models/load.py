@@ -9,16 +9,18 @@ from pathlib import Path
 import torch
 
 from playhead.models.build import spec_from_config
-from playhead.models.checkpoint_dir import SafetensorsDirectory
+from playhead.models.checkpoint.directory import SafetensorsDirectory
+from playhead.models.checkpoint.dummy import dummy_decoder
+from playhead.models.checkpoint.fill import OnProgress, load_decoder
+from playhead.models.checkpoint.gguf_file import GgufFile
+from playhead.models.checkpoint.gguf_model import GgufWeights, config_from_gguf
+from playhead.models.checkpoint.hub import resolve_model
+from playhead.models.checkpoint.sources import TensorSource
 from playhead.models.config import read_json
 from playhead.models.decoder import Decoder
-from playhead.models.dummy import dummy_decoder
-from playhead.models.fill import OnProgress, load_decoder
-from playhead.models.gguf_file import GgufFile
-from playhead.models.gguf_model import GgufWeights, config_from_gguf
-from playhead.models.hub import resolve_model
-from playhead.models.sources import TensorSource
 from playhead.models.spec import ModelSpec
+from playhead.models.text.generation_config import GenerationConfig, check_end_ids, read_generation_config
+from playhead.models.text.tokenizer import Tokenizer
 
 STORED_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -86,3 +88,12 @@ def _source(description: ModelDescription) -> TensorSource:
     if description.gguf is None:
         return SafetensorsDirectory(description.path)
     return GgufWeights(description.gguf, description.config, description.path.name)
+
+
+def load_generation_config(description: ModelDescription, tokenizer: Tokenizer) -> GenerationConfig:
+    """What the model's authors sample with. An end id that the model does not have is refused."""
+    path, vocab_size = description.path, description.spec.vocab_size
+    generation = read_generation_config(path) if path.is_dir() else GenerationConfig()
+    check_end_ids(generation.eos_ids, vocab_size, generation.eos_file)
+    check_end_ids(tokenizer.special.eos_ids, vocab_size, "tokenizer_config.json" if path.is_dir() else path.name)
+    return generation

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from playhead.kv.cache import SequenceKV
-from playhead.schedule.sampling_params import SamplingParams
+from playhead.outputs import FinishReason
+from playhead.sampling_params import SamplingParams
 
 MAX_PREEMPTIONS = 8  # after which a request goes before all others: nobody is computed anew for ever
-
-
-class FinishReason(StrEnum):
-    """Why a request ended; the first two are vLLM's words."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    ABORT = "abort"
-    ERROR = "error"
 
 
 @dataclass(slots=True, kw_only=True, eq=False)  # mutable: it is the state of a request

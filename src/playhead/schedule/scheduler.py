@@ -17,11 +17,11 @@ from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from playhead.errors import OutOfPages
+from playhead.errors import OutOfPages, RequestError
 from playhead.kv.cache import HybridKVCache
+from playhead.outputs import FinishReason
 from playhead.schedule.chunk import Chunk
-from playhead.schedule.errors import RequestError
-from playhead.schedule.request import FinishReason, Request
+from playhead.schedule.request import Request
 
 RESERVED_TOKENS = 64  # places kept ahead of decoding requests: their steps then need nothing from the host
 VACANCY = 4  # reserve only where this many times as much is to be had

@@ -8,8 +8,8 @@ from playhead.errors import OutOfPages
 from playhead.graph.audit import Sample, SampledStep, audit
 from playhead.graph.report import Report
 from playhead.kv.cache import SequenceKV
+from playhead.sampling_params import SamplingParams
 from playhead.schedule.chunk import Chunk
-from playhead.schedule.sampling_params import SamplingParams
 from playhead.step.sampling import SamplerRow
 from playhead.step.worker import StepRequests, Worker
 

@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from playhead.errors import RequestError
 from playhead.graph.capture import Inputs
 from playhead.graph.runner import OwnedMemory
 from playhead.graph.slots import GraphSlot, host_vector
 from playhead.kernels.choose import choose_scratch
-from playhead.schedule.errors import RequestError
 from playhead.step.sampling import (
     EVERYTHING,
     SMALLEST_REPETITION,

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 
 from playhead.kernels.choose import choose_tokens
-from playhead.schedule.sampling_params import (
+from playhead.sampling_params import (
     GREEDY_BELOW,
     INT64_MAX,
     MAX_LOGIT_BIAS,

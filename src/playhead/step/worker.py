@@ -19,7 +19,7 @@ import torch
 
 from playhead.attention.base import AttentionBackend, LayerAttention, Phase
 from playhead.attention.reference import ReferenceBackend
-from playhead.attention.triton_backend import TritonBackend
+from playhead.attention.triton import TritonBackend
 from playhead.graph.backends.base import Backend
 from playhead.graph.backends.cuda import CudaBackend
 from playhead.graph.backends.tape import TapeBackend
@@ -182,7 +182,7 @@ class Worker:
         requests = StepRequests.of(chunks)
         needs = self.sampler.variant(requests.rows)
         is_decode = decodes(chunks)
-        goes_on = is_decode and self._goes_on(requests, needs)
+        goes_on = is_decode and self._can_replay_in_place(requests, needs)
         batch: dict[str, Any] = {}
         if not goes_on:
             # Before the commit, which may exchange a page for an equal one of the prefix cache, for the steps to come.
@@ -217,7 +217,7 @@ class Worker:
         """Steps that were launched and not collected, the oldest first."""
         return list(self._in_flight)
 
-    def _goes_on(self, requests: StepRequests, needs: SamplerNeeds) -> bool:
+    def _can_replay_in_place(self, requests: StepRequests, needs: SamplerNeeds) -> bool:
         """Whether the slots hold this very step: the last one's sequences, each one further, at places it knew."""
         last = self._advanced
         if last is None or last.needs != needs or last.num_fills != self._decode_registry.num_fills:
@@ -243,7 +243,7 @@ class Worker:
         if batch:
             result = runner.run(batch, raw_bs=len(batch["seq_lens"]), raw_num_tokens=len(batch["seq_lens"]))
         else:
-            result = runner.run_again()
+            result = runner.replay_advanced()
         return result.decision, result.output
 
     def _prefill(self, batch: dict[str, Any], needs: SamplerNeeds) -> tuple[Decision, StepOutput]:

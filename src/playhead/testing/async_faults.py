@@ -6,12 +6,11 @@ import asyncio
 import threading
 from collections.abc import Mapping, Sequence
 
-from playhead.async_engine import AsyncEngine, StepFailed
-from playhead.errors import PlayheadError
+from playhead.engine.async_engine import AsyncEngine
+from playhead.errors import PlayheadError, RequestFailed, StepFailed
 from playhead.llm import LLM
 from playhead.outputs import RequestOutput
-from playhead.schedule.errors import RequestFailed
-from playhead.schedule.sampling_params import SamplingParams
+from playhead.sampling_params import SamplingParams
 from playhead.testing.fault_runs import FaultPicker, leftovers
 from playhead.testing.faults import injected
 

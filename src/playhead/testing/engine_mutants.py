@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from weakref import WeakKeyDictionary
 
-from playhead.answers import Answer
-from playhead.engine import Engine, LaunchedStep
+from playhead.engine.engine import Engine, LaunchedStep
+from playhead.engine.response import ResponseBuilder
 from playhead.errors import PlayheadError
 from playhead.graph.runner import GraphRunner, LivePlan, StepResult
 from playhead.graph.shapes import Decision
@@ -60,7 +60,7 @@ def slots_told_by_row() -> AbstractContextManager[None]:
         ends = requests.ends
         return unread and bool((ends == last.seq_lens + 1).all() and (ends <= last.num_places).all())
 
-    return swapped(Worker, "_goes_on", by_row)
+    return swapped(Worker, "_can_replay_in_place", by_row)
 
 
 def next_place_not_known() -> AbstractContextManager[None]:
@@ -74,7 +74,7 @@ def next_place_not_known() -> AbstractContextManager[None]:
             (requests.ends == last.seq_lens + 1).all()
         )
 
-    return swapped(Worker, "_goes_on", anyway)
+    return swapped(Worker, "_can_replay_in_place", anyway)
 
 
 def sampler_row_kept() -> AbstractContextManager[None]:
@@ -160,14 +160,14 @@ def failed_step_in_flight() -> AbstractContextManager[None]:
 
 def text_lost_at_the_end() -> AbstractContextManager[None]:
     """The token that ends a text counts as all of it when nobody has looked at the text before."""
-    original = Answer.take
+    original = ResponseBuilder.take
 
-    def skipping(self: Answer, token: int, logprobs: tuple[Logprob, ...]) -> None:
+    def skipping(self: ResponseBuilder, token: int, logprobs: tuple[Logprob, ...]) -> None:
         if token in self.ending_ids:
             self.num_read_into_text = len(self.request.output)
         original(self, token, logprobs)
 
-    return swapped(Answer, "take", skipping)
+    return swapped(ResponseBuilder, "take", skipping)
 
 
 Tokens = dict[str, tuple[int, ...]]

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from weakref import WeakMethod
 
-from playhead.answers import Answer
-from playhead.engine import Engine
-from playhead.errors import PlayheadError
-from playhead.exclusive import Exclusive, MisuseError
+from playhead.engine.engine import Engine
+from playhead.engine.exclusive import Exclusive
+from playhead.engine.response import ResponseBuilder
+from playhead.errors import MisuseError, PlayheadError
 from playhead.graph.breaks import RunBreak
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.ledger import NOTHING, Findings
@@ -71,7 +71,7 @@ def token_committed_twice() -> AbstractContextManager[None]:
 def one_error_for_all() -> AbstractContextManager[None]:
     """What one request's text raises is the step's error."""
 
-    def raising(self: Engine, answer: Answer, error: BaseException) -> RequestOutput:
+    def raising(self: Engine, answer: ResponseBuilder, error: BaseException) -> RequestOutput:
         raise error
 
     return swapped(Engine, "_fail", raising)
@@ -178,14 +178,14 @@ def failed_publication() -> list[str]:
 
 def broken_text(wanted: Tokens) -> list[str]:
     """One request's text cannot be made: it ends, and its neighbours get their tokens."""
-    engine, take = tiny_engine(overlap=True), Answer.take
+    engine, take = tiny_engine(overlap=True), ResponseBuilder.take
 
-    def fails(self: Answer, token: int, logprobs: tuple[Logprob, ...]) -> None:
+    def fails(self: ResponseBuilder, token: int, logprobs: tuple[Logprob, ...]) -> None:
         if self.request.id == "victim" and len(self.request.output) > 2:
             raise ValueError("its text")
         take(self, token, logprobs)
 
-    with swapped(Answer, "take", fails):
+    with swapped(ResponseBuilder, "take", fails):
         try:
             finished = run_three(engine)
         except ValueError:

@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from playhead.engine import Engine, Wishes
+from playhead.engine.engine import Engine, RequestOptions
+from playhead.errors import RequestFailed
 from playhead.kv.ledger import Ledger
 from playhead.outputs import RequestOutput
-from playhead.schedule.errors import RequestFailed
 from playhead.testing.faults import ERRORS, SITES, Injection, injected
 from playhead.testing.tiny_engine import Ask
 
@@ -72,7 +72,7 @@ def run_with_faults(
     for number in range(MAX_STEPS):
         while pending and pending[0].comes <= number and engine.can_take:
             ask = pending.pop(0)
-            engine.add_request(ask.name, ask.prompt, ask.params, Wishes(priority=ask.priority))
+            engine.add_request(ask.name, ask.prompt, ask.params, RequestOptions(priority=ask.priority))
         report.num_steps += 1
         if is_faulty(number):
             faulty_step(engine, picker, report)

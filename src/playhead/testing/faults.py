@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 import playhead
-from playhead.answers import Answer
-from playhead.engine import Engine
+from playhead.engine.engine import Engine
+from playhead.engine.response import ResponseBuilder
 from playhead.graph.runner import GraphRunner
 from playhead.kv.cache import HybridKVCache
 from playhead.schedule.scheduler import Scheduler
@@ -40,7 +40,7 @@ SITES: dict[str, tuple[Callable[..., Any], ...]] = {
     "commit": (HybridKVCache.commit, Engine._commit),
     "collect": (Worker.collect,),
     "read": (Engine._read,),
-    "detokenise": (Answer.take, Answer.finish, Answer.output),
+    "detokenise": (ResponseBuilder.take, ResponseBuilder.finish, ResponseBuilder.output),
     "finish": (Scheduler.finish, HybridKVCache.finish, HybridKVCache.abort),
     "retire": (HybridKVCache.retire,),
 }

@@ -9,14 +9,13 @@ from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
-import playhead.engine
-from playhead.async_engine import AsyncEngine, EngineStopped, Order, StepFailed
-from playhead.errors import PlayheadError
+import playhead.engine.engine
+from playhead.engine.async_engine import AsyncEngine, Order
+from playhead.errors import EngineStopped, PlayheadError, RequestError, StepFailed
 from playhead.kv.ledger import Ledger
 from playhead.llm import LLM
 from playhead.outputs import RequestOutput
-from playhead.schedule.errors import RequestError
-from playhead.schedule.sampling_params import SamplingParams
+from playhead.sampling_params import SamplingParams
 from playhead.testing.mutant import Checker, Mutant, swapped
 from playhead.testing.text_mutants import TEXT_CHECKERS, TEXT_MUTANTS
 from playhead.testing.tiny_engine import small_llm
@@ -67,7 +66,7 @@ def values_printed_whole() -> AbstractContextManager[None]:
     def whole(value: object) -> str:
         return repr(value)
 
-    return swapped(playhead.engine, "shown", whole)
+    return swapped(playhead.engine.engine, "shown", whole)
 
 
 def streams_lost_at_close() -> AbstractContextManager[None]:

@@ -247,7 +247,7 @@ def going_on() -> list[str]:
     runner, ctx = write_runner(advance_live), square(1, WRITE_BUCKET)
     runner.run({"locs": torch.tensor([5])}, raw_bs=1, raw_num_tokens=1)
     runner.registry.fill_from({"locs": torch.tensor([9])}, ctx)
-    found = refusal("a step over slots that were filled since", GraphError, runner.run_again)
+    found = refusal("a step over slots that were filled since", GraphError, runner.replay_advanced)
     pool = InputBufferPool()
     one, other = policy_registry(pool), policy_registry(pool)
     before = one.num_fills

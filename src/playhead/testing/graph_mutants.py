@@ -218,7 +218,7 @@ def foreign_fill_ignored() -> AbstractContextManager[None]:
         ctx, live, _ = self._last
         return self._run_filled(self.dispatcher.decide(ctx.raw(self.step.axis)), ctx, live)
 
-    return swapped(GraphRunner, "run_again", anyway)
+    return swapped(GraphRunner, "replay_advanced", anyway)
 
 
 def shared_fill_not_counted() -> AbstractContextManager[None]:

@@ -14,8 +14,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from playhead.models.build import family_named, spec_from_config
-from playhead.models.gguf_model import LAYER_NAMES, NAMES
-from playhead.models.pieces import pieces_of
+from playhead.models.checkpoint.gguf_model import LAYER_NAMES, NAMES
+from playhead.models.checkpoint.pieces import pieces_of
 from playhead.models.text.token_bytes import byte_level_table
 
 CONFIG: Mapping[str, object] = {

@@ -21,13 +21,12 @@ from pathlib import Path
 
 import torch
 
-from playhead.checkup import Checkup
-from playhead.engine_config import EngineConfig
-from playhead.errors import PlayheadError
+from playhead.engine.config import EngineConfig
+from playhead.errors import ChatTemplateError, CheckpointError, PlayheadError, UnsupportedModelError
 from playhead.graph.shapes import Mode
 from playhead.llm import LLM, Prompt
-from playhead.models.errors import ChatTemplateError, CheckpointError, UnsupportedModelError
-from playhead.schedule.sampling_params import SamplingParams
+from playhead.models.checkup import Checkup
+from playhead.sampling_params import SamplingParams
 from playhead.testing.hostile_base import Files, write_files
 
 CPU_S = 2.0

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from playhead.errors import ConfigError
+from playhead.errors import ConfigError, LedgerError
 from playhead.kv.cache import HybridKVCache
-from playhead.kv.errors import LedgerError
 from playhead.kv.geometry import KVGeometry
 from playhead.kv.hybrid import HybridAllocator
 from playhead.kv.layout import lay_out

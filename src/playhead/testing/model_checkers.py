@@ -14,23 +14,22 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from playhead.engine_config import EngineConfig
-from playhead.engine_memory import fit_memory
-from playhead.errors import ConfigError
+from playhead.engine.config import EngineConfig
+from playhead.engine.memory import fit_memory
+from playhead.errors import ConfigError, UnsupportedModelError
 from playhead.kv.plan import KVLimits, plan_kv
 from playhead.layers.moe import MoeMlp
 from playhead.layers.spec import MoeSpec
 from playhead.models.build import family_named, spec_from_config
-from playhead.models.checkpoint_dir import SafetensorsDirectory
+from playhead.models.checkpoint.directory import SafetensorsDirectory
+from playhead.models.checkpoint.dummy import dummy_decoder
+from playhead.models.checkpoint.fill import load_decoder
+from playhead.models.checkpoint.gguf_file import GgufFile
+from playhead.models.checkpoint.gguf_model import config_from_gguf
+from playhead.models.checkpoint.pieces import pieces_of
+from playhead.models.checkpoint.sources import InMemoryTensors
 from playhead.models.config import RANGES
-from playhead.models.dummy import dummy_decoder
-from playhead.models.errors import UnsupportedModelError
-from playhead.models.fill import load_decoder
-from playhead.models.gguf_file import GgufFile
-from playhead.models.gguf_model import config_from_gguf
 from playhead.models.load import ModelDescription
-from playhead.models.pieces import pieces_of
-from playhead.models.sources import InMemoryTensors
 from playhead.models.text.gguf_vocab import tokenizer_from_gguf
 from playhead.models.text.token_bytes import byte_level_table
 from playhead.step.model_step import kv_geometry
@@ -217,7 +216,7 @@ def head_of_a_tied_checkpoint() -> list[str]:
     pieces = pieces_of(spec, family_named("llama"), ())
     tensors = {name: torch.ones(shape) for piece in pieces for name, shape in piece.sources}
     source = InMemoryTensors({**tensors, "lm_head.weight": torch.full((16, 16), 2.0)})
-    with without_logs("playhead.models.fill"):
+    with without_logs("playhead.models.checkpoint.fill"):
         decoder = load_decoder(spec, source, dtype=torch.float32, device=CPU)
     return ["the head in the file was ignored"] if decoder.lm_head is None else []
 

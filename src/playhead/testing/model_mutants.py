@@ -11,24 +11,24 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-import playhead.engine_config
-import playhead.engine_memory
+import playhead.engine.config
+import playhead.engine.memory
 import playhead.layers.moe
 import playhead.models.build
-import playhead.models.checkpoint_dir
-import playhead.models.fill
-import playhead.models.gguf_model
+import playhead.models.checkpoint.directory
+import playhead.models.checkpoint.fill
+import playhead.models.checkpoint.gguf_model
 import playhead.models.rope_config
 import playhead.models.text.gguf_vocab
-from playhead.engine_config import EngineConfig
+from playhead.engine.config import EngineConfig
 from playhead.kv.geometry import KVGeometry
 from playhead.kv.plan import KVLimits
+from playhead.models.checkpoint.sources import TensorSource
 from playhead.models.config import ConfigReader, Range
 from playhead.models.decoder import Decoder
 from playhead.models.families import FAMILIES
 from playhead.models.family import Family
 from playhead.models.rope_config import NEW, RopeTable
-from playhead.models.sources import TensorSource
 from playhead.models.spec import ModelSpec
 from playhead.testing.mutant import Mutant, swapped
 
@@ -90,16 +90,16 @@ def gguf_keys_unseen() -> AbstractContextManager[None]:
     def blind(metadata: Mapping[str, Any], architecture: str) -> None:
         return None
 
-    return swapped(playhead.models.gguf_model, "check_keys", blind)
+    return swapped(playhead.models.checkpoint.gguf_model, "check_keys", blind)
 
 
 def gguf_rope_factor_needs_a_type() -> AbstractContextManager[None]:
-    scaling = playhead.models.gguf_model.rope_scaling
+    scaling = playhead.models.checkpoint.gguf_model.rope_scaling
 
     def typed(values: Mapping[str, Any], architecture: str) -> dict[str, object] | None:
         return scaling(values, architecture) if "rope.scaling.type" in values else None
 
-    return swapped(playhead.models.gguf_model, "rope_scaling", typed)
+    return swapped(playhead.models.checkpoint.gguf_model, "rope_scaling", typed)
 
 
 def gguf_prompts_without_bos() -> AbstractContextManager[None]:
@@ -110,23 +110,23 @@ def gguf_prompts_without_bos() -> AbstractContextManager[None]:
 
 
 def index_before_the_single_file() -> AbstractContextManager[None]:
-    shards = playhead.models.checkpoint_dir._shards
+    shards = playhead.models.checkpoint.directory._shards
 
     def index_first(directory: Path) -> dict[str, set[str] | None]:
-        single = directory / playhead.models.checkpoint_dir.SINGLE_FILE
-        if not (directory / playhead.models.checkpoint_dir.INDEX_FILE).is_file() or not single.is_file():
+        single = directory / playhead.models.checkpoint.directory.SINGLE_FILE
+        if not (directory / playhead.models.checkpoint.directory.INDEX_FILE).is_file() or not single.is_file():
             return shards(directory)
         single.unlink()
         return shards(directory)
 
-    return swapped(playhead.models.checkpoint_dir, "_shards", index_first)
+    return swapped(playhead.models.checkpoint.directory, "_shards", index_first)
 
 
 def config_ties_before_the_files() -> AbstractContextManager[None]:
     def as_configured(spec: ModelSpec, family: Family, source: TensorSource) -> ModelSpec:
         return spec
 
-    return swapped(playhead.models.fill, "as_stored", as_configured)
+    return swapped(playhead.models.checkpoint.fill, "as_stored", as_configured)
 
 
 def tables_of_the_whole_context() -> AbstractContextManager[None]:
@@ -144,14 +144,14 @@ def context_does_not_give_way() -> AbstractContextManager[None]:
     ) -> KVLimits:
         return limits
 
-    return swapped(playhead.engine_memory, "_with_context_that_fits", as_wanted)
+    return swapped(playhead.engine.memory, "_with_context_that_fits", as_wanted)
 
 
 def settings_unchecked() -> AbstractContextManager[None]:
     def taken(name: str, value: object) -> None:
         return None
 
-    return swapped(playhead.engine_config, "check_size", taken)
+    return swapped(playhead.engine.config, "check_size", taken)
 
 
 def torchs_own_grouped_matmul() -> AbstractContextManager[None]:

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from playhead.engine import Engine
+from playhead.engine.engine import Engine
 from playhead.llm import LLM
-from playhead.schedule.sampling_params import SamplingParams
+from playhead.sampling_params import SamplingParams
 from playhead.testing.fault_runs import FaultPicker, FaultReport, faulty_step, keep_last, leftovers
 
 CONTEXT = 96

@@ -94,14 +94,14 @@ def padding_in_the_sink() -> AbstractContextManager[None]:
 
 def goes_on_over_anything() -> AbstractContextManager[None]:
     """A decode graph goes on over its slots, although a capture has filled them since."""
-    goes_on = Worker._goes_on
+    goes_on = Worker._can_replay_in_place
 
     def careless(self: Worker, requests: StepRequests, needs: SamplerNeeds) -> bool:
         if self._advanced is not None:
             self._advanced = replace(self._advanced, num_fills=self._decode_registry.num_fills)
         return goes_on(self, requests, needs)
 
-    return swapped(Worker, "_goes_on", careless)
+    return swapped(Worker, "_can_replay_in_place", careless)
 
 
 def padded_rows_advanced() -> AbstractContextManager[None]:

@@ -17,20 +17,18 @@ from tokenizers import decoders, pre_tokenizers
 from tokenizers.models import BPE, Unigram
 
 import playhead.llm
-from playhead.checkup import Checkup
-from playhead.errors import PlayheadError
+from playhead.errors import ChatTemplateError, CheckpointError, PlayheadError, RequestError, UnsupportedModelError
 from playhead.llm import LLM
-from playhead.models import bounded_json, gguf_file, safetensors_file
-from playhead.models.errors import ChatTemplateError, CheckpointError, UnsupportedModelError
-from playhead.models.gguf_file import GgufFile
+from playhead.models.checkpoint import bounded_json, gguf_file, safetensors_file
+from playhead.models.checkpoint.gguf_file import GgufFile
+from playhead.models.checkup import Checkup
 from playhead.models.text import chat, library, token_bytes, tokenizer
 from playhead.models.text.chat import ChatTemplate
 from playhead.models.text.detokenize import IncrementalDetokenizer
 from playhead.models.text.template_worker import TemplateLimits, TemplateWorker
 from playhead.models.text.token_bytes import TokenBytes
 from playhead.models.text.tokenizer import SpecialTokens, Tokenizer
-from playhead.schedule.errors import RequestError
-from playhead.schedule.sampling_params import SamplingParams
+from playhead.sampling_params import SamplingParams
 from playhead.testing import hostile_base as base
 from playhead.testing.hostile_run import SETTINGS
 from playhead.testing.mutant import Checker, Mutant, swapped

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from playhead.engine import Engine, Wishes
+from playhead.engine.engine import Engine, RequestOptions
 from playhead.kv.ledger import Ledger
 from playhead.kv.plan import KVLimits
 from playhead.llm import LLM
 from playhead.models.text.ids_only import IdsOnlyTokenizer
-from playhead.schedule.sampling_params import SamplingParams
+from playhead.sampling_params import SamplingParams
 from playhead.testing.tiny_worker import tiny_worker
 
 LIMITS = KVLimits(max_context_tokens=32, max_running=3, chunk_tokens=8)
@@ -119,7 +119,7 @@ def run_schedule(engine: Engine, asks: Sequence[Ask] = SCHEDULE) -> tuple[dict[s
     for number in range(MAX_STEPS):
         while pending and pending[0].comes <= number and engine.can_take:
             ask = pending.pop(0)
-            engine.add_request(ask.name, ask.prompt, ask.params, Wishes(priority=ask.priority))
+            engine.add_request(ask.name, ask.prompt, ask.params, RequestOptions(priority=ask.priority))
         for ask in asks:
             if ask.goes == number:
                 engine.abort(ask.name)

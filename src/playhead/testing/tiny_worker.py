@@ -9,9 +9,9 @@ import torch
 from playhead.graph.shapes import DispatchLimits, Mode
 from playhead.kv.plan import KVLimits
 from playhead.models.build import spec_from_config
+from playhead.models.checkpoint.dummy import dummy_decoder
 from playhead.models.decoder import Decoder
 from playhead.models.dense_context import DenseContext, DenseSequence
-from playhead.models.dummy import dummy_decoder
 from playhead.schedule.chunk import Chunk
 from playhead.step.worker import Worker, WorkerConfig
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from playhead.errors import StaleTranslation
 from playhead.graph.oplog import OpRecord, byte_span
 from playhead.graph.shapes import Mode
 from playhead.kernels.rope import qk_rope_write
-from playhead.kv.errors import StaleTranslation
 from playhead.kv.hybrid import HybridAllocator
 from playhead.kv.pool import ForwardTokens
 from playhead.kv.swa_pool import SWAKVPool

@@ -8,7 +8,7 @@ import torch
 
 from playhead.attention.base import AttentionBackend, LayerAttention, Phase, attend
 from playhead.attention.reference import ReferenceBackend
-from playhead.attention.triton_backend import TritonBackend
+from playhead.attention.triton import TritonBackend
 from playhead.graph import (
     BreakOp,
     Dispatcher,

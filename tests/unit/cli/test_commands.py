@@ -28,7 +28,7 @@ from playhead.graph.report import Check, Finding, Report
 from playhead.graph.shapes import Mode
 from playhead.llm import LLM, EngineConfig, resolve_model_name
 from playhead.models.load import describe_model
-from playhead.schedule.sampling_params import SamplingParams
+from playhead.sampling_params import SamplingParams
 
 FEW = ("generate", "The whale", "--max-tokens", "6", "--enforce-eager")
 COMMANDS = ("generate", "chat", "plan", "audit", "doctor", "bench", "bench throughput", "bench latency")

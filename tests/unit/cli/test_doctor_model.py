@@ -7,9 +7,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from playhead.checkup import Checkup
 from playhead.cli.main import app
-from playhead.models.safetensors_file import SafetensorsFile
+from playhead.models.checkpoint.safetensors_file import SafetensorsFile
+from playhead.models.checkup import Checkup
 from playhead.testing import hostile_base as base
 
 

@@ -11,14 +11,12 @@ from contextlib import suppress
 
 import pytest
 
-from playhead.async_engine import AsyncEngine, EngineStopped, StepFailed
-from playhead.errors import PlayheadError
+from playhead.engine.async_engine import AsyncEngine
+from playhead.errors import EngineStopped, PlayheadError, RequestError, StepFailed
 from playhead.kv.ledger import Ledger
 from playhead.llm import LLM
-from playhead.outputs import RequestOutput
-from playhead.schedule.errors import RequestError
-from playhead.schedule.request import FinishReason
-from playhead.schedule.sampling_params import SamplingParams
+from playhead.outputs import FinishReason, RequestOutput
+from playhead.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0, max_tokens=90, ignore_eos=True)

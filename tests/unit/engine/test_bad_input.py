@@ -6,10 +6,10 @@ import math
 
 import pytest
 
+from playhead.errors import RequestError
 from playhead.kv.ledger import Ledger
 from playhead.llm import LLM
-from playhead.schedule.errors import RequestError
-from playhead.schedule.sampling_params import SamplingParams
+from playhead.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 CONTEXT = 96

@@ -7,15 +7,14 @@ import json
 
 import pytest
 
-from playhead.answers import num_held_back
-from playhead.engine_stats import EngineStats
-from playhead.errors import ConfigError
+from playhead.engine.response import num_held_back
+from playhead.engine.stats import EngineStats
+from playhead.engine.timeline import StepRecord, Timeline
+from playhead.errors import ConfigError, RequestError
 from playhead.kv.ledger import Ledger
 from playhead.llm import LLM, EngineConfig, as_prompts, split_n
-from playhead.schedule.errors import RequestError
-from playhead.schedule.request import FinishReason
-from playhead.schedule.sampling_params import SamplingParams
-from playhead.timeline import StepRecord, Timeline
+from playhead.outputs import FinishReason
+from playhead.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from playhead.async_engine import AsyncEngine
 from playhead.cli.workload import WorkloadSpec, random_workload, run_workload
+from playhead.engine.async_engine import AsyncEngine
 from playhead.llm import LLM
-from playhead.schedule.sampling_params import SamplingParams
+from playhead.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 PROMPTS = [[5, 6], [7, 8, 9], [10]]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from playhead.engine import Engine, Wishes
-from playhead.schedule.errors import RequestError
-from playhead.schedule.request import FinishReason
+from playhead.engine.engine import Engine, RequestOptions
+from playhead.errors import RequestError
+from playhead.outputs import FinishReason
 from playhead.step.sampler_rows import SamplerRows
 from playhead.step.sampling import DRAWN
 from playhead.testing.engine_mutants import CROWD, CROWD_ALONE, ENGINE_CHECKERS, check_schedule
@@ -137,7 +137,7 @@ def test_tables_that_do_not_fit_are_refused_to_the_request_that_wants_them(engin
 def test_what_does_not_stream_comes_once_and_whole(engine):
     streamed, _ = run_schedule(engine)
     assert streamed["first"]
-    engine.add_request("quiet", PROMPT, greedy(3), Wishes(streams=False))
+    engine.add_request("quiet", PROMPT, greedy(3), RequestOptions(streams=False))
     outputs = []
     while engine.has_work:
         outputs += engine.step()

@@ -83,8 +83,8 @@ class TestConsecutiveSteps:
         cache = runner.step.owned[0].tensors[0]
         cache.zero_()
         runner.run({"locs": torch.tensor([5, 6, 7])}, raw_bs=3, raw_num_tokens=3)
-        runner.run_again()
-        runner.run_again()
+        runner.replay_advanced()
+        runner.replay_advanced()
         assert cache[1:3].tolist() == [1, 1]
 
     def test_a_graph_that_moves_its_live_rows_alone_is_clean(self):
@@ -142,13 +142,13 @@ class TestRunAgain:
         """Two runners over one registry: what the other filled is not the next step of this one."""
         runner = write_runner(advance_live)
         runner.run({"locs": torch.tensor([5, 6])}, raw_bs=2, raw_num_tokens=2)
-        runner.run_again()
+        runner.replay_advanced()
         runner.registry.fill_from(
             {"locs": torch.tensor([9])}, runner.context(raw_bs=1, raw_num_tokens=1, bucket=WRITE_BUCKET)
         )
         with pytest.raises(GraphError, match="filled since"):
-            runner.run_again()
+            runner.replay_advanced()
 
     def test_a_runner_that_has_not_run_has_no_next_step(self):
-        with pytest.raises(GraphError, match="run_again without a step before"):
-            write_runner(advance_live).run_again()
+        with pytest.raises(GraphError, match="replay_advanced without a step before"):
+            write_runner(advance_live).replay_advanced()

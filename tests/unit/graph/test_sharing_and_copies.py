@@ -90,13 +90,13 @@ def test_a_step_that_goes_on_is_refused_only_if_its_memory_was_written(shares):
     pool = InputBufferPool()
     first, second = (advancing_runner(pool if shares else InputBufferPool()) for _ in range(2))
     first.run({"x": torch.ones(2)}, raw_bs=2, raw_num_tokens=2)
-    assert first.run_again().output.tolist() == [3, 3]
+    assert first.replay_advanced().output.tolist() == [3, 3]
     second.run({"x": torch.zeros(2)}, raw_bs=2, raw_num_tokens=2)
     if shares:
         with pytest.raises(GraphError, match="filled since"):
-            first.run_again()
+            first.replay_advanced()
     else:
-        assert first.run_again().output.tolist() == [4, 4]
+        assert first.replay_advanced().output.tolist() == [4, 4]
 
 
 def advancing_runner(pool: InputBufferPool) -> GraphRunner:

@@ -17,15 +17,29 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from playhead.kernels import (
-    activation_triton,
-    choose_triton,
-    decode_triton,
-    embedding_triton,
-    extend_triton,
-    norm_triton,
-    rope_triton,
-    translate_triton,
+from playhead.kernels.triton import (
+    activation as activation_triton,
+)
+from playhead.kernels.triton import (
+    choose as choose_triton,
+)
+from playhead.kernels.triton import (
+    decode as decode_triton,
+)
+from playhead.kernels.triton import (
+    embedding as embedding_triton,
+)
+from playhead.kernels.triton import (
+    extend as extend_triton,
+)
+from playhead.kernels.triton import (
+    norm as norm_triton,
+)
+from playhead.kernels.triton import (
+    rope as rope_triton,
+)
+from playhead.kernels.triton import (
+    translate as translate_triton,
 )
 
 POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64"}

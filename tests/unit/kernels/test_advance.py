@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from playhead.kernels.advance import advance, advance_reference, newest_ids, newest_ids_reference
-from playhead.kernels.advance_triton import launch_advance, launch_newest_ids
+from playhead.kernels.triton.advance import launch_advance, launch_newest_ids
 
 PAGE_SIZE = 4
 

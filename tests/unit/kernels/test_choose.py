@@ -23,8 +23,8 @@ from playhead.kernels.choose import (
     gumbel_noise,
     mixed_,
 )
-from playhead.kernels.choose_triton import GOLDEN as UNSIGNED_GOLDEN
-from playhead.kernels.choose_triton import gumbel, launch_choose_tokens, mixed
+from playhead.kernels.triton.choose import GOLDEN as UNSIGNED_GOLDEN
+from playhead.kernels.triton.choose import gumbel, launch_choose_tokens, mixed
 
 GREEDY_BELOW = 1e-5
 TWO_BLOCKS = IDS_PER_BLOCK + 70

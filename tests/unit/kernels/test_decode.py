@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from playhead.kernels.decode import attend_last_queries
-from playhead.kernels.decode_triton import DecodeTiles, decode_tiles, launch_decode
+from playhead.kernels.triton.decode import DecodeTiles, decode_tiles, launch_decode
 from tests.unit.attention.scenes import Scene, SceneSpec, make_scene
 from tests.unit.attention.strategies import scene_specs
 

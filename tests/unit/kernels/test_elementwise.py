@@ -7,9 +7,9 @@ import torch
 
 from playhead.errors import ConfigError
 from playhead.kernels.activation import ACTIVATIONS, gated_activation
-from playhead.kernels.activation_triton import launch_gated_activation
 from playhead.kernels.embedding import embed, embed_reference, softcap_
-from playhead.kernels.embedding_triton import launch_embed, launch_softcap
+from playhead.kernels.triton.activation import launch_gated_activation
+from playhead.kernels.triton.embedding import launch_embed, launch_softcap
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

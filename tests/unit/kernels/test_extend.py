@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from playhead.attention.base import extend_arguments
 from playhead.attention.reference import ReferenceBackend
-from playhead.kernels import extend_triton
 from playhead.kernels.extend import extend_reference
-from playhead.kernels.extend_triton import ExtendTiles, extend_tiles, launch_extend, num_programs
+from playhead.kernels.triton import extend as extend_triton
+from playhead.kernels.triton.extend import ExtendTiles, extend_tiles, launch_extend, num_programs
 from tests.unit.attention.scenes import Scene, SceneSpec, make_scene
 from tests.unit.attention.strategies import scene_specs
 from tests.unit.kernels.test_decode_rows import in_whole_rows

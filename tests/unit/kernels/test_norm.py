@@ -14,7 +14,7 @@ from playhead.kernels.norm import (
     rms_norm,
     rms_norm_reference,
 )
-from playhead.kernels.norm_triton import launch_add_rms_norm, launch_norm_add, launch_rms_norm
+from playhead.kernels.triton.norm import launch_add_rms_norm, launch_norm_add, launch_rms_norm
 
 WIDTHS = st.sampled_from((1, 7, 64, 300))
 

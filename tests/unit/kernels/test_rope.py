@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from playhead.kernels.rope import qk_rope_write, qk_rope_write_reference, rotated
-from playhead.kernels.rope_triton import launch_qk_rope_write
+from playhead.kernels.triton.rope import launch_qk_rope_write
 
 NUM_POSITIONS = 9
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from playhead.kernels.translate import max_pages_seen, translate, translate_reference
-from playhead.kernels.translate_triton import launch_translate
+from playhead.kernels.triton.translate import launch_translate
 
 UNTOUCHED = 7777
 MAX_PAGES = 12

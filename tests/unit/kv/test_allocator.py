@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from playhead.errors import OutOfPages
+from playhead.errors import DoubleFree, OutOfPages
 from playhead.kv.allocator import PageAllocator, SlabArena
-from playhead.kv.errors import DoubleFree
 from playhead.kv.violations import ViolationKind, ViolationLog
 from tests.counting import executed_lines
 

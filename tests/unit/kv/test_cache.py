@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from playhead.errors import OutOfPages
+from playhead.errors import ContextTooLong, LedgerError, OutOfPages
 from playhead.kv.cache import HybridKVCache, SequenceKV
-from playhead.kv.errors import ContextTooLong, LedgerError
 from playhead.kv.hybrid import FULL
 from playhead.kv.ledger import Ledger
 from playhead.testing.kv_rules import MAX_CONTEXT_TOKENS, run_step, small_layer, small_plan

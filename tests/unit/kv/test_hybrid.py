@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from playhead.errors import OutOfPages
-from playhead.kv.errors import LedgerError, StaleTranslation
+from playhead.errors import LedgerError, OutOfPages, StaleTranslation
 from playhead.kv.hybrid import HybridAllocator
 from playhead.kv.violations import ViolationKind, ViolationLog
 from playhead.testing.kv_rules import small_layer, small_plan

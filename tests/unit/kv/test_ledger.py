@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from playhead.errors import LedgerError
 from playhead.kv.cache import HybridKVCache
-from playhead.kv.errors import LedgerError
 from playhead.kv.ledger import Ledger, report
 from playhead.kv.prefix import token_key
 from playhead.kv.violations import Violation, ViolationKind, ViolationLog

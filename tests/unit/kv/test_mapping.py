@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from playhead.kv.errors import LedgerError, StaleTranslation
+from playhead.errors import LedgerError, StaleTranslation
 from playhead.kv.mapping import NO_PAGE, WindowMapping
 from playhead.types import FullLoc
 

@@ -1,4 +1,4 @@
-"""Bytes become an arena, the arena a capacity, and impossible wishes an error that says what would fit."""
+"""Bytes become an arena, the arena a capacity, and impossible options an error that says what would fit."""
 
 from __future__ import annotations
 

@@ -10,10 +10,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from playhead.errors import ConfigError
+from playhead.errors import ConfigError, LedgerError, StaleTranslation
 from playhead.graph.backends.base import record
 from playhead.graph.backends.tape import TapeBackend
-from playhead.kv.errors import LedgerError, StaleTranslation
 from playhead.kv.hybrid import HybridAllocator
 from playhead.kv.pool import MHAKVPool
 from playhead.kv.swa_pool import SWAKVPool, create_kv_pool

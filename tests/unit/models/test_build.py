@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from playhead.errors import UnsupportedModelError
 from playhead.layers.spec import LinearScaling, YarnScaling
 from playhead.models.build import spec_from_config
-from playhead.models.errors import UnsupportedModelError
 from playhead.models.families import FAMILIES
 
 S, F = "sliding_attention", "full_attention"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from playhead.errors import UnsupportedModelError
 from playhead.models.build import config_problems, spec_from_config
 from playhead.models.config import RANGES
-from playhead.models.errors import UnsupportedModelError
 from playhead.models.families import FAMILIES
 
 NAN, INF = float("nan"), float("inf")

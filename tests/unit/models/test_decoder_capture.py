@@ -15,9 +15,9 @@ from playhead.graph.breaks import BreakOp, BridgePool, InlineScope, Scope, Tenso
 from playhead.layers.attention import turned_qkv
 from playhead.layers.spec import AttentionSpec
 from playhead.models.build import spec_from_config
+from playhead.models.checkpoint.dummy import dummy_decoder
 from playhead.models.decoder import Decoder
 from playhead.models.dense_context import dense_attention, visible
-from playhead.models.dummy import dummy_decoder
 from tests.unit.models.tiny import CONFIG
 
 NUM_TOKENS = 7

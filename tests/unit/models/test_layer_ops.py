@@ -9,13 +9,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from playhead.attention.base import LayerAttention, Phase
-from playhead.attention.triton_backend import TritonBackend
+from playhead.attention.triton import TritonBackend
 from playhead.graph.breaks import InlineScope
 from playhead.graph.oplog import UNINITIALISED, op_name
 from playhead.graph.slots import FillContext
 from playhead.kv.plan import KVLimits
 from playhead.models.build import spec_from_config
-from playhead.models.dummy import dummy_decoder
+from playhead.models.checkpoint.dummy import dummy_decoder
 from playhead.step.model_step import ModelStep
 from playhead.step.worker import Worker, WorkerConfig
 from tests.unit.models.test_decoder_capture import SIZES

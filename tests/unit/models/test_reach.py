@@ -8,8 +8,8 @@ import torch
 
 from playhead.llm import LLM
 from playhead.models.build import spec_from_config
+from playhead.models.checkpoint.dummy import dummy_decoder
 from playhead.models.config import MAX_SIZE
-from playhead.models.dummy import dummy_decoder
 from tests.unit.models.tiny import CONFIG
 
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from playhead.models.build import family_named, spec_from_config
-from playhead.models.pieces import pieces_of
+from playhead.models.checkpoint.pieces import pieces_of
 
 CONFIG = {
     "model_type": "gemma3_text",

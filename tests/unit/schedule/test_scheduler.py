@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from playhead.errors import RequestError
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.geometry import KVDtype, KVGeometry, LayerKV
 from playhead.kv.ledger import Ledger
 from playhead.kv.plan import KVLimits, plan_kv
-from playhead.schedule.errors import RequestError
-from playhead.schedule.request import MAX_PREEMPTIONS, FinishReason, Request
-from playhead.schedule.sampling_params import SamplingParams
+from playhead.outputs import FinishReason
+from playhead.sampling_params import SamplingParams
+from playhead.schedule.request import MAX_PREEMPTIONS, Request
 from playhead.schedule.scheduler import PlannedChunk, ScheduleLimits, Scheduler
 
 PAGE, CHUNK = 4, 16

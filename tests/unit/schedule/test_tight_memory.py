@@ -10,8 +10,9 @@ from playhead.kv.cache import HybridKVCache
 from playhead.kv.geometry import KVDtype, KVGeometry, LayerKV
 from playhead.kv.layout import lay_out
 from playhead.kv.plan import KVLimits, KVPlan, _least_slabs, plan_kv
-from playhead.schedule.request import FinishReason, Request
-from playhead.schedule.sampling_params import SamplingParams
+from playhead.outputs import FinishReason
+from playhead.sampling_params import SamplingParams
+from playhead.schedule.request import Request
 from playhead.schedule.scheduler import ScheduleLimits, Scheduler
 
 NUM_REQUESTS = 25

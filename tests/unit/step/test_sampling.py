@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from playhead.graph import TapeBackend, record
 from playhead.kernels.choose import gumbel_noise
-from playhead.schedule.sampling_params import SamplingParams
+from playhead.sampling_params import SamplingParams
 from playhead.step.sampling import (
     EVERYTHING,
     SamplerNeeds,
@@ -143,8 +143,8 @@ def run(logits, rows, needs=None, num_rows=None):
     return sample(padded, inputs, needs)
 
 
-def plain_row(seed=0, num_generated=0, **wishes):
-    return SamplerRow(params=SamplingParams(**wishes), seed=seed, num_generated=num_generated)
+def plain_row(seed=0, num_generated=0, **options):
+    return SamplerRow(params=SamplingParams(**options), seed=seed, num_generated=num_generated)
 
 
 def assert_same(a, b):
@@ -283,7 +283,7 @@ def chi_square(counts, probabilities, num_draws):
 
 
 @pytest.mark.parametrize(
-    ("wishes", "wanted"),
+    ("options", "wanted"),
     [
         ({}, [0.4, 0.3, 0.15, 0.1, 0.05]),
         ({"temperature": 0.5}, [0.16, 0.09, 0.0225, 0.01, 0.0025]),
@@ -294,10 +294,10 @@ def chi_square(counts, probabilities, num_draws):
     ],
     ids=lambda v: str(v) if isinstance(v, dict) else "",
 )
-def test_4000_seeds_draw_the_distribution(wishes, wanted):
+def test_4000_seeds_draw_the_distribution(options, wanted):
     """Four degrees of freedom at most: beyond 25 once in 20,000 seed sets, and this one is fixed."""
     logits = [[math.log(p) + 1.7 for p in (0.4, 0.3, 0.15, 0.1, 0.05)]] * 4000
-    tokens = run(logits, [plain_row(seed=s, **wishes) for s in range(4000)]).tokens_N.tolist()
+    tokens = run(logits, [plain_row(seed=s, **options) for s in range(4000)]).tokens_N.tolist()
     counts = Counter(tokens)
     assert all(counts[t] == 0 for t, p in enumerate(wanted) if p == 0)
     assert chi_square(counts, [p / sum(wanted) for p in wanted], 4000) < 25
@@ -312,8 +312,8 @@ def test_consecutive_tokens_of_one_seed_draw_the_distribution():
 # Filters, bias and penalties, by hand.
 
 
-def drawn(logits, num_draws=400, **wishes):
-    rows = [plain_row(seed=s, **wishes) for s in range(num_draws)]
+def drawn(logits, num_draws=400, **options):
+    rows = [plain_row(seed=s, **options) for s in range(num_draws)]
     return set(run([logits] * num_draws, rows).tokens_N.tolist())
 
 
@@ -350,7 +350,7 @@ def test_ending_ids_wait_for_min_tokens(num_generated, token):
 
 
 @pytest.mark.parametrize(
-    ("wishes", "token"),
+    ("options", "token"),
     [
         ({}, 0),
         ({"repetition_penalty": 1.5}, 2),  # 3/1.5 and 2.9/1.5 fall below 2.5
@@ -361,8 +361,8 @@ def test_ending_ids_wait_for_min_tokens(num_generated, token):
     ],
     ids=str,
 )
-def test_penalties_look_at_the_prompt_or_the_output(wishes, token):
-    params = SamplingParams(temperature=0, **wishes)
+def test_penalties_look_at_the_prompt_or_the_output(options, token):
+    params = SamplingParams(temperature=0, **options)
     row = SamplerRow(params=params, seed=0, num_generated=2, prompt_ids=[0], output_ids=[1, 1])
     assert run([[3.0, 2.9, 2.5]], [row]).tokens_N.tolist() == [token]
 
@@ -424,8 +424,8 @@ def test_needs_are_the_least_that_serves():
     assert sampler_needs([plain_row(min_p=0.5)]) == SamplerNeeds(random=True, min_p=True)
     assert sampler_needs([plain_row(temperature=0, logprobs=0)]) == SamplerNeeds(num_logprobs=1)
     assert sampler_needs([plain_row(temperature=0, logit_bias={1: 1})]) == SamplerNeeds(num_bias=1)
-    for wishes in ({"repetition_penalty": 1.1}, {"presence_penalty": -1}, {"frequency_penalty": 1}):
-        assert sampler_needs([plain_row(temperature=0, **wishes)]) == SamplerNeeds(penalties=True)
+    for options in ({"repetition_penalty": 1.1}, {"presence_penalty": -1}, {"frequency_penalty": 1}):
+        assert sampler_needs([plain_row(temperature=0, **options)]) == SamplerNeeds(penalties=True)
 
 
 @given(st.lists(sampler_rows(), max_size=3), st.lists(sampler_rows(), max_size=3))

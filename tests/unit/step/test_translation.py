@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from playhead.errors import StaleTranslation
 from playhead.graph.shapes import Mode
-from playhead.kv.errors import StaleTranslation
 from playhead.kv.plan import KVLimits
 from playhead.kv.swa_pool import SWAKVPool
 from playhead.llm import LLM
 from playhead.models.build import spec_from_config
-from playhead.models.dummy import dummy_decoder
+from playhead.models.checkpoint.dummy import dummy_decoder
+from playhead.sampling_params import SamplingParams
 from playhead.schedule.chunk import Chunk
-from playhead.schedule.sampling_params import SamplingParams
 from playhead.step.worker import Worker, WorkerConfig
 from playhead.testing.tiny_engine import greedy, tiny_engine
 from playhead.testing.tiny_worker import TINY_GEMMA3, dense_logits, last_logits, tiny_worker

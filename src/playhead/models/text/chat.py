@@ -10,9 +10,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
-from playhead.models.errors import ChatTemplateError
+from playhead.errors import ChatTemplateError, RequestError
 from playhead.models.text.template_worker import TemplateWorker
-from playhead.schedule.errors import RequestError
 
 MAX_SOURCE_CHARS = 1 << 18
 MAX_INPUT_BYTES = 1 << 23

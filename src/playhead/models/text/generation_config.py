@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from playhead.errors import CheckpointError, RequestError, shown
 from playhead.models.config import read_json
-from playhead.models.errors import CheckpointError
-from playhead.schedule.errors import RequestError
-from playhead.schedule.sampling_params import SamplingParams, Unasked, shown
+from playhead.sampling_params import DefaultInt, SamplingParams
 
 GENERATION_CONFIG = "generation_config.json"
 SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -58,7 +57,7 @@ def default_sampling(table: dict[str, object]) -> SamplingParams:
     try:
         if max_new_tokens is not None:
             fields["max_tokens"] = SamplingParams(max_tokens=max_new_tokens).max_tokens  # type: ignore[arg-type]
-            fields["max_tokens"] = Unasked(fields["max_tokens"])  # type: ignore[call-overload]
+            fields["max_tokens"] = DefaultInt(fields["max_tokens"])  # type: ignore[call-overload]
         return SamplingParams(**fields)  # type: ignore[arg-type]
     except RequestError as error:
         raise CheckpointError(

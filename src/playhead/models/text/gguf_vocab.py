@@ -9,8 +9,8 @@ from tokenizers import AddedToken, Regex, decoders, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
-from playhead.models.errors import CheckpointError, UnsupportedModelError
-from playhead.models.gguf_keys import require
+from playhead.errors import CheckpointError, UnsupportedModelError
+from playhead.models.checkpoint.gguf_keys import require
 from playhead.models.text.tokenizer import SpecialTokens, Tokenizer
 
 CONTROL, USER_DEFINED = 3, 4

@@ -9,8 +9,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import ByteLevel
 from tokenizers.models import WordLevel
 
+from playhead.errors import RequestError
 from playhead.models.text.tokenizer import SpecialTokens, Tokenizer
-from playhead.schedule.errors import RequestError
 
 
 class IdsOnlyTokenizer(Tokenizer):

@@ -16,7 +16,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
-from playhead.models.errors import ChatTemplateError
+from playhead.errors import ChatTemplateError
 from playhead.models.text import template_child
 
 FIX = "Check the messages' roles, order and contents, or use another template."

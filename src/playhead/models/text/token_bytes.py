@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from playhead.models.errors import UnsupportedModelError
+from playhead.errors import UnsupportedModelError
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 SUPPORTED_DECODERS = (

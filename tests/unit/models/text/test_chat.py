@@ -6,11 +6,10 @@ from datetime import datetime
 
 import pytest
 
+from playhead.errors import ChatTemplateError, RequestError
 from playhead.llm import LLM
-from playhead.models.errors import ChatTemplateError
 from playhead.models.text.chat import ChatTemplate
 from playhead.models.text.template_worker import TemplateLimits, TemplateWorker
-from playhead.schedule.errors import RequestError
 from tests.unit.models.text.embedded_copy import SMALL, checkpoint
 
 CHATML = (

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, decoders
 
-from playhead.models.errors import UnsupportedModelError
+from playhead.errors import UnsupportedModelError
 from playhead.models.text.detokenize import IncrementalDetokenizer
 from playhead.models.text.ids_only import IdsOnlyTokenizer
 from playhead.models.text.token_bytes import TokenBytes

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from playhead.errors import CheckpointError
 from playhead.llm import LLM
-from playhead.models.errors import CheckpointError
 from playhead.models.text.generation_config import default_sampling, read_generation_config
-from playhead.schedule.sampling_params import SamplingParams
+from playhead.sampling_params import SamplingParams
 from tests.unit.models.text.embedded_copy import SMALL, checkpoint
 
 GEMMA = {"bos_token_id": 2, "do_sample": True, "eos_token_id": [1, 106], "pad_token_id": 0, "top_k": 64, "top_p": 0.95}

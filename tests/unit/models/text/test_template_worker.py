@@ -12,7 +12,7 @@ import threading
 
 import pytest
 
-from playhead.models.errors import ChatTemplateError
+from playhead.errors import ChatTemplateError
 from playhead.models.text.template_worker import TemplateLimits, TemplateWorker
 
 ENDLESS = "{% set x = namespace(n=3) %}{% for i in range(99999) %}{% set x.n = x.n * x.n %}{% endfor %}"

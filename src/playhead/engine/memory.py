@@ -1,0 +1,151 @@
+"""How much KV an engine takes and how long a context it serves: what was asked for, and what memory has room for."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from playhead.engine.config import EngineConfig, kv_limits, resolve_dtype, resolve_mode
+from playhead.env import wants_strict_ledger
+from playhead.errors import ConfigError
+from playhead.kv.geometry import KVGeometry
+from playhead.kv.plan import KVLimits, least_bytes, longest_context, most_running, most_useful_bytes
+from playhead.models.load import ModelDescription
+from playhead.step.model_step import kv_geometry
+from playhead.step.worker import WorkerConfig
+
+LOG = logging.getLogger(__name__)
+
+KV_SHARE_OF_FREE = 0.8  # the rest of a GPU's free memory is for graphs, activations and the CUDA context
+CPU_KV_BYTES = 1 << 28  # enough for small models; a longer context takes more
+CPU_SHARE_OF_FREE = 0.5  # the machine has other things to do
+MIN_CONTEXT_TOKENS = 128  # a context that gave way further would serve nobody
+
+MEMORY_FILES = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineMemory:
+    """Sizes that fit, and a line about every one that is less than the model or the default would have it."""
+
+    kv_memory_bytes: int
+    limits: KVLimits
+    notes: tuple[str, ...] = ()
+
+
+def worker_config(description: ModelDescription, config: EngineConfig, device: torch.device) -> WorkerConfig:
+    """Every size, with what was left open filled in. What gave way to memory is logged, a line each."""
+    memory = fit_memory(description, config, device, free_bytes(device))
+    for note in memory.notes:
+        LOG.warning("%s", note)
+    return WorkerConfig(
+        kv_memory_bytes=memory.kv_memory_bytes,
+        limits=memory.limits,
+        page_size=config.page_size,
+        token_mode=resolve_mode(config, device),
+        prefix_caching=config.enable_prefix_caching,
+        strict_ledger=wants_strict_ledger() if config.strict_ledger is None else config.strict_ledger,
+        audit_every_steps=config.ledger_audit_steps,
+    )
+
+
+def fit_memory(description: ModelDescription, config: EngineConfig, device: torch.device, free: int) -> EngineMemory:
+    """What an engine takes of `free` bytes. Settings that were left open give way; those asked for are refused."""
+    limits, dtype = kv_limits(description, config, device), resolve_dtype(config, device, description)
+    geometry = kv_geometry(description.spec, page_size=config.page_size, dtype=dtype)
+    kv_bytes = _kv_bytes(config, device, free, least_bytes(geometry, limits))
+    kv_bytes = min(kv_bytes, most_useful_bytes(geometry)) if config.kv_memory_bytes is None else kv_bytes
+    notes: list[str] = []
+    useful = min(limits.max_context_tokens, MIN_CONTEXT_TOKENS)
+    while config.max_num_batched_tokens is None and limits.chunk_tokens > 1:
+        if longest_context(kv_bytes, geometry, limits) >= useful and most_running(kv_bytes, geometry, limits):
+            break
+        limits = replace(limits, chunk_tokens=limits.chunk_tokens // 2)
+    limits = _with_context_that_fits(limits, config, geometry, kv_bytes, notes)
+    if notes and config.max_num_batched_tokens is None:
+        # Where memory holds one long request, a step with more tokens than it has would find no pages for them.
+        limits = replace(limits, chunk_tokens=min(limits.chunk_tokens, limits.max_context_tokens))
+    limits = _with_requests_that_fit(limits, config, geometry, kv_bytes, notes)
+    return EngineMemory(kv_memory_bytes=kv_bytes, limits=limits, notes=tuple(notes))
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory of the device that nobody has taken."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free
+    return free_host_bytes(*MEMORY_FILES)
+
+
+def free_host_bytes(meminfo: Path, group_limit: Path, group_use: Path) -> int:
+    """What Linux can give to a new process without swapping, and a container's own limit where there is one."""
+    lines = meminfo.read_text().splitlines() if meminfo.is_file() else []
+    available = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
+    free = available[0] if available else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    if group_limit.is_file() and group_use.is_file():
+        limit, used = group_limit.read_text().strip(), group_use.read_text().strip()
+        if limit.isdecimal() and used.isdecimal():
+            free = min(free, max(0, int(limit) - int(used)))
+    return free
+
+
+def _kv_bytes(config: EngineConfig, device: torch.device, free: int, needed: int) -> int:
+    """The bytes asked for; else most of a GPU, and of a CPU's memory as much as one request of the longest context."""
+    if config.kv_memory_bytes is not None:
+        if config.kv_memory_bytes > free:
+            raise ConfigError(
+                f"kv_memory_bytes: found {config.kv_memory_bytes}; wanted at most {free}, what is free. Lower it."
+            )
+        return config.kv_memory_bytes
+    if device.type == "cuda":
+        return int(free * KV_SHARE_OF_FREE)
+    return max(CPU_KV_BYTES, min(needed, int(free * CPU_SHARE_OF_FREE)))
+
+
+def _with_context_that_fits(
+    limits: KVLimits, config: EngineConfig, geometry: KVGeometry, kv_bytes: int, notes: list[str]
+) -> KVLimits:
+    wanted, longest = limits.max_context_tokens, longest_context(kv_bytes, geometry, limits)
+    if longest >= wanted:
+        return limits
+    needed = least_bytes(geometry, limits)
+    if config.max_model_len is not None and longest:
+        raise ConfigError(
+            f"max_model_len: found {wanted}, which needs {needed} bytes of KV where there are {kv_bytes}. "
+            f"Lower max_model_len to {longest}, or raise kv_memory_bytes to {needed}."
+        )
+    useful = min(wanted, MIN_CONTEXT_TOKENS)
+    if longest < useful:
+        least = least_bytes(geometry, replace(limits, max_context_tokens=useful))
+        raise ConfigError(
+            f"kv_memory_bytes: found {kv_bytes}; wanted at least {least}, for a context of {useful} tokens. "
+            "Raise kv_memory_bytes, lower max_num_batched_tokens, or take a smaller model."
+        )
+    longest -= longest % geometry.page_size if longest > geometry.page_size else 0
+    notes.append(
+        f"max_model_len is {longest} instead of the model's {wanted}, which would need {needed} bytes of KV where "
+        f"there are {kv_bytes}. Set max_model_len or kv_memory_bytes to choose."
+    )
+    return replace(limits, max_context_tokens=longest)
+
+
+def _with_requests_that_fit(
+    limits: KVLimits, config: EngineConfig, geometry: KVGeometry, kv_bytes: int, notes: list[str]
+) -> KVLimits:
+    most = most_running(kv_bytes, geometry, limits)
+    if limits.max_running <= most:
+        return limits
+    if config.max_num_seqs is not None or not most:
+        raise ConfigError(
+            f"max_num_seqs: found {limits.max_running}; wanted at most {most}, so many have a page each in {kv_bytes} "
+            "bytes of KV. Lower max_num_seqs or max_num_batched_tokens, or raise kv_memory_bytes."
+        )
+    notes.append(
+        f"max_num_seqs is {most} instead of {limits.max_running}: so many have a page each in {kv_bytes} bytes of KV. "
+        "Set max_num_seqs or kv_memory_bytes to choose."
+    )
+    return replace(limits, max_running=most)

@@ -1,0 +1,143 @@
+"""What the caller of a request has been told so far: its text, where it stops, what it reports. No torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from playhead.errors import PlayheadError
+from playhead.kv.cache import SequenceKV
+from playhead.models.text.detokenize import IncrementalDetokenizer
+from playhead.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
+from playhead.schedule.request import Request
+
+
+@dataclass(slots=True, kw_only=True, eq=False)  # mutable: text and logprobs grow with the tokens
+class ResponseBuilder:
+    """One request's answer. `streams` if somebody wants it after every token; else it is put together at the end."""
+
+    request: Request
+    prompt: str | None
+    ending_ids: tuple[int, ...]
+    detokenizer: IncrementalDetokenizer
+    seed: int
+    streams: bool
+    arrival_s: float
+    text: str = ""
+    stop_reason: str | int | None = None
+    stop_from: int = 0
+    num_read_into_text: int = 0
+    logprobs: list[tuple[Logprob, ...]] = field(default_factory=list)
+    first_token_s: float | None = None
+    num_taken: int = 0
+    ended_by: FinishReason | None = None
+    is_whole: bool = False
+    error: PlayheadError | None = None
+    sampler_seq: SequenceKV | None = None
+    """The memory whose row the sampler was told about."""
+
+    def take(self, token: int, logprobs: tuple[Logprob, ...]) -> None:
+        """One more token, which the request has already; `ended_by` says whether it ends it."""
+        self.num_taken += 1
+        self.ended_by = self._take(token, logprobs)
+
+    def _take(self, token: int, logprobs: tuple[Logprob, ...]) -> FinishReason | None:
+        request, params = self.request, self.request.params
+        if self.first_token_s is None:
+            self.first_token_s = time.perf_counter()
+        if params.logprobs is not None:
+            self.logprobs.append(logprobs)
+        if token in self.ending_ids:
+            self.stop_reason = token if token in params.stop_token_ids else None
+            self._read_text(num_tokens=len(request.output) - 1)  # the token that ends a text is not part of it
+            self.num_read_into_text = len(request.output)
+            return FinishReason.STOP
+        if self.streams or params.stop:
+            self._read_text(num_tokens=len(request.output))
+            if self.stop_reason is not None:
+                return FinishReason.STOP
+        return FinishReason.LENGTH if len(request.output) >= request.max_new_tokens else None
+
+    def finish(self) -> None:
+        """Whatever text is left. A second call changes nothing."""
+        if self.is_whole:
+            return
+        self.is_whole = True
+        if self.stop_reason is None or isinstance(self.stop_reason, int):
+            self._read_text(num_tokens=len(self.request.output))
+            self.text += self.detokenizer.finish()
+
+    def _read_text(self, *, num_tokens: int) -> None:
+        """Add the characters of the tokens up to here, and end the text before a stop string that they complete."""
+        params, num_known = self.request.params, len(self.text)
+        self.text += self.detokenizer.feed(self.request.output[self.num_read_into_text : num_tokens])
+        self.num_read_into_text = max(num_tokens, self.num_read_into_text)
+        if num_tokens < params.min_tokens:
+            self.stop_from = len(self.text)  # what came before stop strings were in force stays
+            return
+        longest = max(map(len, params.stop), default=0)
+        found = first_stop(self.text, params.stop, max(self.stop_from, num_known - longest + 1))
+        if found is not None:
+            at, self.stop_reason = found
+            self.text = self.text[:at]
+
+    def output(self) -> RequestOutput:
+        """The answer as its caller sees it now."""
+        request = self.request
+        finished = request.finish_reason is not None
+        chosen = [entries[0].logprob for entries in self.logprobs]
+        # Text that may turn out to be a stop string is not shown yet: shown text never shrinks.
+        held_back = 0 if finished else num_held_back(self.text, request.params.stop)
+        completion = CompletionOutput(
+            index=0,
+            text=self.text[: len(self.text) - held_back],
+            token_ids=tuple(request.output),
+            finish_reason=request.finish_reason,
+            stop_reason=self.stop_reason,
+            cumulative_logprob=sum(chosen) if request.params.logprobs is not None else None,
+            logprobs=tuple(self.logprobs) if request.params.logprobs is not None else None,
+        )
+        metrics = RequestMetrics(
+            arrival_s=self.arrival_s,
+            first_token_s=self.first_token_s,
+            finished_s=time.perf_counter() if finished else None,
+        )
+        return RequestOutput(
+            request_id=request.id,
+            prompt=self.prompt,
+            prompt_token_ids=request.prompt,
+            outputs=(completion,),
+            finished=finished,
+            num_cached_tokens=request.num_cached_tokens,
+            metrics=metrics,
+            error=self.error,
+        )
+
+    def bare_output(self) -> RequestOutput:
+        """The end of an answer whose text cannot be told: its tokens and the error."""
+        request = self.request
+        completion = CompletionOutput(
+            index=0, text="", token_ids=tuple(request.output), finish_reason=request.finish_reason
+        )
+        return RequestOutput(
+            request_id=request.id,
+            prompt=self.prompt,
+            prompt_token_ids=request.prompt,
+            outputs=(completion,),
+            finished=True,
+            metrics=RequestMetrics(arrival_s=self.arrival_s, finished_s=time.perf_counter()),
+            error=self.error,
+        )
+
+
+def first_stop(text: str, stops: Sequence[str], start: int) -> tuple[int, str] | None:
+    """Where the first stop string from `start` on begins, and which it is."""
+    found = [(text.find(stop, start), stop) for stop in stops]
+    return min(((at, stop) for at, stop in found if at >= 0), default=None)
+
+
+def num_held_back(text: str, stops: Sequence[str]) -> int:
+    """Characters at the end that may be the beginning of a stop string: 2 of "the en" with "end"."""
+    starts = (size for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size]))
+    return max(starts, default=0)

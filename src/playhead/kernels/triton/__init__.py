@@ -1,0 +1,1 @@
+"""Triton kernels: the CUDA bodies of the ops that the modules of `playhead.kernels` declare."""

@@ -1,0 +1,147 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""Triton kernel of `choose.py`: a row's ids are cut into parts, one program each; the last to finish takes the best.
+
+A program keeps the best score and its id in every lane. At its end a score and its id become one 64-bit integer that
+orders as they do, so the best of all parts is a maximum of integers: the same in any order and however the row was cut.
+
+Shapes: J ids of a block, X parts of a row.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from playhead.kernels import choose
+from playhead.kernels.triton.arrivals import count_in
+
+GOLDEN = tl.constexpr(choose.GOLDEN % 2**64)
+MIX_1 = tl.constexpr(choose.MIX_1 % 2**64)
+MIX_2 = tl.constexpr(choose.MIX_2 % 2**64)
+UNIFORM_BITS = tl.constexpr(choose.UNIFORM_BITS)
+BELOW_ONE = tl.constexpr(choose.BELOW_ONE)
+UNIT = tl.constexpr(2.0**-choose.UNIFORM_BITS)
+
+NO_KEY = tl.constexpr(-(2**63))  # below the key of every score
+
+
+@triton.jit
+def mixed(bits):
+    """splitmix64's mixing. The numbers are unsigned, so shifts fill with zeros."""
+    bits = (bits ^ (bits >> 30)) * MIX_1
+    bits = (bits ^ (bits >> 27)) * MIX_2
+    return bits ^ (bits >> 31)
+
+
+@triton.jit
+def gumbel(bits):
+    """The standard Gumbel number of mixed bits.
+
+    log(1 - u) alone would be 0 for the small u that decide a draw. Kahan: the rounding of 1 - u is known exactly, and
+    log x / (x - 1) barely changes over it.
+    """
+    u = tl.minimum(((bits >> (64 - UNIFORM_BITS)).to(tl.float32) + 0.5) * UNIT, BELOW_ONE)
+    rest = 1.0 - u
+    lost = 1.0 - rest
+    exponential = tl.where(lost > 0.0, -tl.log(rest) * (u / tl.where(lost > 0.0, lost, 1.0)), u)
+    return -tl.log(exponential)
+
+
+@triton.jit
+def keys(score, token):
+    """Integers in the order of the scores, equal scores by lower id first."""
+    bits = (score + 0.0).to(tl.int32, bitcast=True)  # -0.0 becomes 0.0: they are equal
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # as integers, negative floats run backwards
+    return (ordered.to(tl.int64) << 32) | (token ^ 0x7FFFFFFF)
+
+
+@triton.jit
+def token_of(key):
+    """The id in a key."""
+    return (key & 0x7FFFFFFF) ^ 0x7FFFFFFF
+
+
+@triton.jit
+def load_block(row_logits, id_J, wanted, VOCAB: tl.constexpr):
+    return tl.load(row_logits + id_J, mask=(id_J < VOCAB) & wanted, other=float("-inf"))
+
+
+@triton.jit(do_not_specialize=["num_blocks"])  # it differs by batch size, and one binary must serve all of them
+def choose_kernel(
+    logits, temperatures, seeds, positions, tokens, parts, arrivals, logits_stride, parts_stride, greedy_below,
+    num_blocks,
+    VOCAB: tl.constexpr, DRAWS: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_X: tl.constexpr,
+):  # fmt: skip
+    part = tl.program_id(0)
+    row = tl.program_id(1)
+    first = part * num_blocks
+    row_logits = logits + row.to(tl.int64) * logits_stride
+    best_J = tl.full([BLOCK_J], float("-inf"), tl.float32)
+    best_id_J = first * BLOCK_J + tl.arange(0, BLOCK_J)
+    if DRAWS:
+        temperature = tl.load(temperatures + row)
+        seed = tl.load(seeds + row).to(tl.uint64)
+        position = tl.load(positions + row).to(tl.uint64)
+        start = mixed(mixed(seed + GOLDEN) + position * GOLDEN)
+    last = tl.minimum(first + num_blocks, tl.cdiv(VOCAB, BLOCK_J))
+    id_J = best_id_J
+    ahead_J = load_block(row_logits, id_J, True, VOCAB)
+    for block in range(first, last):
+        # One block ahead: otherwise a program has nothing in flight while it computes.
+        score_J = ahead_J.to(tl.float32)
+        ahead_J = load_block(row_logits, id_J + BLOCK_J, block + 1 < last, VOCAB)
+        if DRAWS:  # noqa: SIM102 - decided when this is compiled: without it there is no temperature to look at
+            if temperature >= greedy_below:
+                score_J = tl.div_rn(score_J, temperature) + gumbel(mixed(start + id_J.to(tl.uint64) * GOLDEN))
+        # A NaN is never better; ids grow, so the first of equals stays.
+        better_J = score_J > best_J
+        best_J = tl.where(better_J, score_J, best_J)
+        best_id_J = tl.where(better_J, id_J, best_id_J)
+        id_J += BLOCK_J
+    key = tl.max(keys(best_J, best_id_J), 0)
+    num_parts = tl.num_programs(0)
+    if num_parts > 1:
+        row_parts = parts + row * parts_stride
+        tl.store(row_parts + part, key)
+        if count_in(arrivals + row, num_parts):
+            part_X = tl.arange(0, BLOCK_X)
+            key_X = tl.load(row_parts + part_X, mask=part_X < num_parts, other=NO_KEY, cache_modifier=".cg")
+            tl.store(tokens + row, token_of(tl.max(key_X, 0)))
+    else:
+        tl.store(tokens + row, token_of(key))
+
+
+def launch_choose_tokens(
+    logits_NV: torch.Tensor,
+    temperature_N: torch.Tensor,
+    seeds_N: torch.Tensor,
+    positions_N: torch.Tensor,
+    tokens_N: torch.Tensor,
+    parts_RX: torch.Tensor,
+    arrivals_R: torch.Tensor,
+    greedy_below: float,
+    draws: bool,
+    num_blocks: int | None = None,
+) -> None:
+    num_rows, vocab_size = logits_NV.shape
+    max_parts = triton.cdiv(vocab_size, choose.IDS_PER_BLOCK)
+    num_blocks = num_blocks or choose.blocks_per_part(num_rows, vocab_size)
+    choose_kernel[(triton.cdiv(max_parts, num_blocks), num_rows)](
+        logits_NV,
+        temperature_N,
+        seeds_N,
+        positions_N,
+        tokens_N,
+        parts_RX,
+        arrivals_R,
+        logits_NV.stride(0),
+        parts_RX.stride(0),
+        greedy_below,
+        num_blocks,
+        VOCAB=vocab_size,
+        DRAWS=draws,
+        BLOCK_J=choose.IDS_PER_BLOCK,
+        BLOCK_X=triton.next_power_of_2(max_parts),
+        num_warps=choose.IDS_PER_BLOCK * logits_NV.element_size() // 512,
+    )

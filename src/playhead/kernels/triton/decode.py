@@ -1,0 +1,255 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""Triton kernel of `decode.py`: the keys a request can see are split over programs, and the last to finish merges.
+
+A program takes one request, one kv head and one split. All query heads of the kv head share each key it loads. Splits
+are cut from the keys in the window, not from the sequence, so a window layer costs the same at any context. Programs
+whose split is empty exit at once: how many there are is fixed when a graph is captured, lengths are not.
+
+Merging waits for nobody: each program stores its part and counts itself in; whoever counts last reads all parts, in
+the order of the splits, so the sum has the same bits in every run. One program reads slowly, so many splits merge in
+groups, all groups at the same time, and then the groups.
+
+Shapes: M query rows of a program (the G heads of its kv head, padded), J keys of a block, D head dim of q and k,
+E head dim of v, H query heads (those of a program when merging), X splits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from playhead.kernels.splits import MERGE_ELEMENTS, splits_per_group
+from playhead.kernels.triton.arrivals import count_in
+from playhead.kernels.triton.scores import LOG2_E, NO_SCORE, attend_block, key_locs, load_rows
+
+MIN_DOT_ROWS = 16  # what a tensor core instruction takes at least
+MIN_DOT_DEPTH = 16
+MAX_REGISTERS = 168  # of a thread: what three programs of 128 threads on one SM leave each
+MAX_ROWS = 64  # more query heads per kv head than this take more programs, which read the keys again
+
+
+@triton.jit
+def _merge(
+    parts, tops_sums, head_H, live_H, num_splits, first, step, count,
+    E: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """Parts first, first + step, ... of these heads as one: `count` of them, BLOCK_X at a time, in order.
+
+    Other programs wrote the parts during this launch, so loads go past the first-level cache (".cg").
+    """
+    dim_E = tl.arange(0, BLOCK_E)
+    top_H = tl.full([BLOCK_H], NO_SCORE, tl.float32)
+    sum_H = tl.zeros([BLOCK_H], tl.float32)
+    acc_HE = tl.zeros([BLOCK_H, BLOCK_E], tl.float32)
+    for done in range(0, count, BLOCK_X):
+        index_X = done + tl.arange(0, BLOCK_X)
+        part_XH = head_H[None, :] * num_splits + (first + index_X * step)[:, None]
+        live_XH = (index_X < count)[:, None] & live_H[None, :]
+        part_top_XH = tl.load(tops_sums + part_XH * 2, mask=live_XH, other=NO_SCORE, cache_modifier=".cg")
+        part_sum_XH = tl.load(tops_sums + part_XH * 2 + 1, mask=live_XH, other=0.0, cache_modifier=".cg")
+        place_XHE = part_XH[:, :, None] * E + dim_E[None, None, :]
+        mask_XHE = live_XH[:, :, None] & (dim_E < E)[None, None, :]
+        part_XHE = tl.load(parts + place_XHE, mask=mask_XHE, other=0.0, cache_modifier=".cg")
+        new_top_H = tl.maximum(top_H, tl.max(part_top_XH, 0))
+        fade_H = tl.exp2(top_H - new_top_H)
+        fade_XH = tl.exp2(part_top_XH - new_top_H[None, :])
+        sum_H = sum_H * fade_H + tl.sum(part_sum_XH * fade_XH, 0)
+        acc_HE = acc_HE * fade_H[:, None] + tl.sum(part_XHE * fade_XH[:, :, None], 0)
+        top_H = new_top_H
+    return top_H, sum_H, acc_HE
+
+
+@triton.jit
+def _store_rows(out, row_M, live_M, value_ME, E: tl.constexpr, BLOCK_E: tl.constexpr):
+    dim_E = tl.arange(0, BLOCK_E)
+    mask_ME = live_M[:, None] & (dim_E < E)[None, :]
+    tl.store(out + row_M[:, None] + dim_E[None, :], value_ME.to(out.dtype.element_ty), mask=mask_ME)
+
+
+@triton.jit
+def _store_part(parts, tops_sums, part_M, live_M, top_M, sum_M, acc_ME, E: tl.constexpr, BLOCK_E: tl.constexpr):
+    _store_rows(parts, part_M * E, live_M, acc_ME, E, BLOCK_E)
+    tl.store(tops_sums + part_M * 2, top_M, mask=live_M)
+    tl.store(tops_sums + part_M * 2 + 1, sum_M, mask=live_M)
+
+
+@triton.jit
+def _attend_split(
+    q_MD, k_cache, v_cache, table_row, first, last, top_M, scale, softcap,
+    k_page, k_slot, v_page, v_slot,
+    D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    """Keys [first, last) into a fresh running softmax whose rows start at `top_M`."""
+    sum_M = tl.where(top_M > NO_SCORE, 1.0, 0.0)
+    acc_ME = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
+    key_J = first + tl.arange(0, BLOCK_J)
+    loc_J = key_locs(table_row, key_J, key_J < last, PAGE_SIZE)
+    for _ in tl.range(first, last, BLOCK_J):
+        live_J = key_J < last
+        k_JD = load_rows(k_cache, loc_J, live_J, k_page, k_slot, PAGE_SIZE, D, BLOCK_D)
+        v_JE = load_rows(v_cache, loc_J, live_J, v_page, v_slot, PAGE_SIZE, E, BLOCK_E)
+        # One block ahead: looked up in the iteration that uses them, the tables would cost the pipeline its depth.
+        key_J += BLOCK_J
+        loc_J = key_locs(table_row, key_J, key_J < last, PAGE_SIZE)
+        top_M, sum_M, acc_ME = attend_block(
+            q_MD, k_JD, v_JE, live_J[None, :], top_M, sum_M, acc_ME, scale, softcap, HAS_SOFTCAP, True
+        )
+    return top_M, sum_M, acc_ME
+
+
+@triton.jit
+def _merge_and_store(
+    out_row, out_head, parts, tops_sums, arrivals, split, num_live, num_splits, group_size, heads, request,
+    H: tl.constexpr, G: tl.constexpr, E: tl.constexpr, NUM_M_BLOCKS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """Ends here for all but the last program of each group of splits, and then for all but the last of those.
+
+    A merged group takes the place of its first part. Which parts make a group does not depend on who is last.
+    """
+    # The dot needs 16 rows; the merge has only as many as there are heads.
+    in_group_H = (heads % NUM_M_BLOCKS) * BLOCK_M + tl.arange(0, BLOCK_H)
+    live_H = in_group_H < G
+    head_H = heads // NUM_M_BLOCKS * G + in_group_H
+    request_head_H = request * H + head_H
+    num_groups = tl.cdiv(num_live, group_size)
+    group = split // group_size
+    leader = group * group_size
+    counters = arrivals + (request * tl.num_programs(0) + heads) * (tl.cdiv(num_splits, group_size) + 1)
+    num_members = tl.minimum(num_live - leader, group_size)
+    if count_in(counters + 1 + group, num_members):
+        top_H, sum_H, acc_HE = _merge(
+            parts, tops_sums, request_head_H, live_H, num_splits, leader, 1, num_members, E, BLOCK_X, BLOCK_H, BLOCK_E
+        )
+        is_last = num_groups == 1
+        if num_groups > 1:
+            tl.debug_barrier()  # no thread may still read the part that is overwritten
+            leader_H = request_head_H * num_splits + leader
+            _store_part(parts, tops_sums, leader_H, live_H, top_H, sum_H, acc_HE, E, BLOCK_E)
+            is_last = count_in(counters, num_groups)
+            if is_last:
+                top_H, sum_H, acc_HE = _merge(
+                    parts, tops_sums, request_head_H, live_H, num_splits, 0, group_size, num_groups,
+                    E, BLOCK_X, BLOCK_H, BLOCK_E,
+                )  # fmt: skip
+        if is_last:
+            merged_HE = acc_HE / tl.where(live_H, sum_H, 1.0)[:, None]
+            _store_rows(out_row, head_H * out_head, live_H, merged_HE, E, BLOCK_E)
+
+
+@triton.jit(do_not_specialize=["num_splits", "group_size"])  # they differ by batch size; one binary must serve all
+def decode_kernel(
+    q, out, k_cache, v_cache, page_table, rows, seq_lens, sinks, parts, tops_sums, arrivals, scale, softcap,
+    num_splits, group_size, q_request, q_head, out_request, out_head,
+    k_page, k_slot, k_head, v_page, v_slot, v_head, table_stride,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr, NUM_M_BLOCKS: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_X: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):  # fmt: skip
+    heads = tl.program_id(0)  # a block of BLOCK_M query heads of one kv head
+    split = tl.program_id(1)
+    request = tl.program_id(2)
+    kv_head = heads // NUM_M_BLOCKS
+    # Three loads that wait for nothing, at once. "volatile" keeps them here: a compiler would move each to its first
+    # use, behind the tables, and their latencies would add up.
+    seq_len = tl.load(seq_lens + request, volatile=True)
+    row = tl.load(rows + request, volatile=True).to(tl.int64)
+    in_group_M = (heads % NUM_M_BLOCKS) * BLOCK_M + tl.arange(0, BLOCK_M)
+    live_M = in_group_M < G
+    head_M = kv_head * G + in_group_M
+    dim_D = tl.arange(0, BLOCK_D)
+    q_place_M = request.to(tl.int64) * q_request + head_M * q_head
+    q_mask = live_M[:, None] & (dim_D < D)[None, :]
+    q_MD = tl.load(q + q_place_M[:, None] + dim_D[None, :], mask=q_mask, other=0.0, volatile=True)
+    start = tl.maximum(seq_len - WINDOW, 0) if WINDOW > 0 else 0
+    # Whole blocks per split: a split that ends inside a block would read the rest of it for nothing.
+    keys_per_split = tl.cdiv(tl.cdiv(seq_len - start, num_splits), BLOCK_J) * BLOCK_J
+    first = start + split * keys_per_split
+    if first >= seq_len:
+        return
+    table_row = page_table + row * table_stride
+    last = tl.minimum(first + keys_per_split, seq_len)
+    top_M = tl.full([BLOCK_M], NO_SCORE, tl.float32)
+    if HAS_SINKS:
+        # A sink is a key without a value; the first split brings it in, so that it counts once.
+        sink_M = tl.load(sinks + head_M, mask=live_M & (split == 0), other=0.0).to(tl.float32) * LOG2_E
+        top_M = tl.where(live_M & (split == 0), sink_M, top_M)
+    top_M, sum_M, acc_ME = _attend_split(
+        q_MD, k_cache + kv_head.to(tl.int64) * k_head, v_cache + kv_head.to(tl.int64) * v_head,
+        table_row, first, last, top_M, scale, softcap, k_page, k_slot, v_page, v_slot,
+        D, E, PAGE_SIZE, HAS_SOFTCAP, BLOCK_M, BLOCK_D, BLOCK_E, BLOCK_J,
+    )  # fmt: skip
+    out_row = out + request.to(tl.int64) * out_request
+    if num_splits == 1:
+        _store_rows(out_row, head_M * out_head, live_M, acc_ME / tl.where(live_M, sum_M, 1.0)[:, None], E, BLOCK_E)
+        return
+    part_M = (request * H + head_M) * num_splits + split
+    _store_part(parts, tops_sums, part_M, live_M, top_M, sum_M, acc_ME, E, BLOCK_E)
+    _merge_and_store(
+        out_row, out_head, parts, tops_sums, arrivals, split, tl.cdiv(seq_len - start, keys_per_split),
+        num_splits, group_size, heads, request, H, G, E, NUM_M_BLOCKS, BLOCK_M, BLOCK_X, BLOCK_H, BLOCK_E,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeTiles:
+    """How a decode program is cut. `block_j` keys are loaded at a time, `num_stages` blocks of them in flight."""
+
+    block_j: int
+    num_warps: int
+    num_stages: int
+
+
+def decode_tiles(k_head_dim: int, v_head_dim: int) -> DecodeTiles:
+    """About 32 KiB of bf16 keys and values per block, whatever the head dim."""
+    width = triton.next_power_of_2(max(k_head_dim, v_head_dim))
+    block_j = min(max(8192 // width, 16), 128)
+    return DecodeTiles(block_j=block_j, num_warps=4, num_stages=3)
+
+
+def launch_decode(
+    q_BHD: torch.Tensor,
+    out_BHE: torch.Tensor,
+    k_cache_NSKD: torch.Tensor,
+    v_cache_NSKE: torch.Tensor,
+    page_table_RP: torch.Tensor,
+    rows_B: torch.Tensor,
+    seq_lens_B: torch.Tensor,
+    sinks_H: torch.Tensor | None,
+    parts: torch.Tensor,
+    part_tops_sums: torch.Tensor,
+    arrivals: torch.Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    num_splits: int,
+    tiles: DecodeTiles | None = None,
+    group_size: int | None = None,
+) -> None:
+    num_requests, num_heads, head_dim = q_BHD.shape
+    num_kv_heads, v_head_dim = v_cache_NSKE.shape[2:]
+    group = num_heads // num_kv_heads
+    tiles = tiles or decode_tiles(head_dim, v_head_dim)
+    block_m = min(max(triton.next_power_of_2(group), MIN_DOT_ROWS), MAX_ROWS)
+    num_m_blocks = triton.cdiv(group, block_m)
+    block_h = min(triton.next_power_of_2(group), block_m)
+    block_e = max(triton.next_power_of_2(v_head_dim), MIN_DOT_DEPTH)
+    decode_kernel[(num_kv_heads * num_m_blocks, num_splits, num_requests)](
+        q_BHD, out_BHE, k_cache_NSKD, v_cache_NSKE, page_table_RP, rows_B, seq_lens_B, sinks_H,
+        parts, part_tops_sums, arrivals, scale, 0.0 if softcap is None else softcap,
+        num_splits, group_size or splits_per_group(num_splits, group * v_head_dim),
+        *q_BHD.stride()[:2], *out_BHE.stride()[:2],
+        *k_cache_NSKD.stride()[:3], *v_cache_NSKE.stride()[:3], page_table_RP.stride(0),
+        H=num_heads, G=group, D=head_dim, E=v_head_dim, PAGE_SIZE=k_cache_NSKD.shape[1],
+        WINDOW=window or 0, NUM_M_BLOCKS=num_m_blocks,
+        HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks_H is not None,
+        BLOCK_M=block_m, BLOCK_D=max(triton.next_power_of_2(head_dim), MIN_DOT_DEPTH), BLOCK_E=block_e,
+        BLOCK_J=tiles.block_j, BLOCK_X=max(MERGE_ELEMENTS // (block_h * block_e), 1), BLOCK_H=block_h,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages, maxnreg=MAX_REGISTERS,
+    )  # fmt: skip

@@ -1,0 +1,49 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""Triton kernels of `embedding.py`: one program per block of columns of one row.
+
+Shapes: T tokens, V vocabulary, D width.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from playhead.kernels.triton.scores import capped
+
+BLOCK = 1024  # eight elements for each of 128 threads
+
+
+@triton.jit
+def embed_kernel(ids, table, out, table_stride, scale, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = col < WIDTH
+    token = tl.load(ids + row).to(tl.int64)
+    x = tl.load(table + token * table_stride + col, mask=live, other=0.0).to(tl.float32)
+    tl.store(out + row * WIDTH + col, (x * scale).to(out.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def softcap_kernel(logits, row_stride, cap, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = col < WIDTH
+    place = logits + row * row_stride + col
+    x = tl.load(place, mask=live, other=0.0).to(tl.float32)
+    tl.store(place, capped(x, cap).to(logits.dtype.element_ty), mask=live)
+
+
+def launch_embed(ids_T: torch.Tensor, table_VD: torch.Tensor, scale: float) -> torch.Tensor:
+    num_tokens, width = ids_T.shape[0], table_VD.shape[1]
+    out_TD = torch.empty((num_tokens, width), dtype=table_VD.dtype, device=table_VD.device)
+    embed_kernel[(num_tokens, triton.cdiv(width, BLOCK))](
+        ids_T, table_VD, out_TD, table_VD.stride(0), scale, WIDTH=width, BLOCK=BLOCK
+    )
+    return out_TD
+
+
+def launch_softcap(logits_TV: torch.Tensor, cap: float) -> None:
+    num_rows, width = logits_TV.shape
+    softcap_kernel[(num_rows, triton.cdiv(width, BLOCK))](logits_TV, logits_TV.stride(0), cap, WIDTH=width, BLOCK=BLOCK)

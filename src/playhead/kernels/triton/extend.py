@@ -1,0 +1,266 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""Triton kernel of `extend.py`: a program takes tiles of queries, each of one request, and walks the keys they can see.
+
+A tile holds a few tokens times all query heads of one kv head, so every key that is loaded serves all of them, and a
+request that only decodes wastes little. Tiles are dealt out by position in the step: which request a program works
+for is found on the device, so the host plans nothing and copies nothing. Keys outside the window of the whole tile
+are never touched, and only blocks at the edges (the causal diagonal, the window's far end) are masked.
+
+Shapes: M rows of a tile (token by token, the G heads of each), J keys of a block, D head dim of q and k,
+E head dim of v.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import torch
+import triton
+import triton.language as tl
+
+from playhead.kernels.splits import NUM_SMS
+from playhead.kernels.triton.scores import LOG2_E, NO_SCORE, attend_block, key_locs, load_rows
+
+MIN_DOT_DEPTH = 16
+SPARE_TILES = 32  # programs for the ragged ends of this many requests; a few prompts have as many
+
+
+@triton.jit
+def _request_of(tile, query_starts, num_requests, TOKENS: tl.constexpr):
+    """The request a tile belongs to, and the number of that request's first tile.
+
+    Request b owns the tiles from starts[b] // TOKENS + b on: enough for its queries wherever it starts, so the host
+    need not know how tiles fall on requests. With 4 tokens a tile, requests of 5, 1 and 4 queries start at 0, 5 and 6
+    and own tiles 0-1, 2 and 3-4.
+    """
+    request = -1
+    first_tile = 0
+    for block in range(0, num_requests, 128):
+        request_B = block + tl.arange(0, 128)
+        live_B = request_B < num_requests
+        first_B = tl.load(query_starts + request_B, mask=live_B, other=0) // TOKENS + request_B
+        mine_B = live_B & (first_B <= tile)
+        request += tl.sum(mine_B.to(tl.int32))
+        first_tile = tl.maximum(first_tile, tl.max(tl.where(mine_B, first_B, 0)))
+    return request, first_tile
+
+
+@triton.jit
+def _attend_keys(
+    q_MD, position_M, k_cache, v_cache, table_row, first, last, least, end, top_M, sum_M, acc_ME,
+    scale, softcap, k_page, k_slot, v_page, v_slot,
+    D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, MASKED: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    """Blocks of keys from `first` up to `last` into the running softmax.
+
+    Without MASKED every key of every block is seen by every query. With it, keys outside [least, end) are not read.
+    """
+    key_J = first + tl.arange(0, BLOCK_J)
+    loc_J = key_locs(table_row, key_J, (key_J >= least) & (key_J < end), PAGE_SIZE)
+    for _ in tl.range(first, last, BLOCK_J):
+        seen_MJ = key_J[None, :] <= position_M[:, None]
+        live_J = (key_J >= least) & (key_J < end)
+        if WINDOW > 0:
+            seen_MJ &= key_J[None, :] > position_M[:, None] - WINDOW
+        k_JD = load_rows(k_cache, loc_J, live_J, k_page, k_slot, PAGE_SIZE, D, BLOCK_D)
+        v_JE = load_rows(v_cache, loc_J, live_J, v_page, v_slot, PAGE_SIZE, E, BLOCK_E)
+        # One block ahead: looked up in the iteration that uses them, the tables would cost the pipeline its depth.
+        key_J += BLOCK_J
+        live_J = (key_J >= least) & (key_J < end)
+        loc_J = key_locs(table_row, key_J, live_J, PAGE_SIZE)
+        top_M, sum_M, acc_ME = attend_block(
+            q_MD, k_JD, v_JE, seen_MJ, top_M, sum_M, acc_ME, scale, softcap, HAS_SOFTCAP, MASKED
+        )
+    return top_M, sum_M, acc_ME
+
+
+@triton.jit
+def _attend_tile(
+    q_MD, position_M, first_position, last_position, k_cache, v_cache, table_row, top_M, sum_M, acc_ME,
+    scale, softcap, k_page, k_slot, v_page, v_slot,
+    D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    """All keys the tile's queries can see: the window's ragged far end, what everybody sees, the causal diagonal.
+
+    Window 4, blocks of 4, queries at 9 to 11:  keys 6 to 11, blocks [4, 8) and [8, 12), both masked.
+    """
+    end = last_position + 1
+    least = tl.maximum(first_position - WINDOW + 1, 0) if WINDOW > 0 else 0
+    far_end = least // BLOCK_J * BLOCK_J
+    inner_last = (first_position + 1) // BLOCK_J * BLOCK_J
+    inner_first = far_end
+    if WINDOW > 0:
+        inner_first = tl.cdiv(tl.maximum(last_position - WINDOW + 1, 0), BLOCK_J) * BLOCK_J
+        inner_first = tl.minimum(inner_first, inner_last)
+        top_M, sum_M, acc_ME = _attend_keys(
+            q_MD, position_M, k_cache, v_cache, table_row, far_end, inner_first, least, end,
+            top_M, sum_M, acc_ME, scale, softcap, k_page, k_slot, v_page, v_slot,
+            D, E, PAGE_SIZE, WINDOW, HAS_SOFTCAP, True, BLOCK_D, BLOCK_E, BLOCK_J,
+        )  # fmt: skip
+    top_M, sum_M, acc_ME = _attend_keys(
+        q_MD, position_M, k_cache, v_cache, table_row, inner_first, inner_last, least, end,
+        top_M, sum_M, acc_ME, scale, softcap, k_page, k_slot, v_page, v_slot,
+        D, E, PAGE_SIZE, WINDOW, HAS_SOFTCAP, False, BLOCK_D, BLOCK_E, BLOCK_J,
+    )  # fmt: skip
+    return _attend_keys(
+        q_MD, position_M, k_cache, v_cache, table_row, inner_last, end, least, end,
+        top_M, sum_M, acc_ME, scale, softcap, k_page, k_slot, v_page, v_slot,
+        D, E, PAGE_SIZE, WINDOW, HAS_SOFTCAP, True, BLOCK_D, BLOCK_E, BLOCK_J,
+    )  # fmt: skip
+
+
+@triton.jit
+def _num_tiles(query_starts, query_lens, num_requests, TOKENS: tl.constexpr):
+    """Tiles of the step, up to the last one with a query: there may be room for more requests than there are."""
+    num_tiles = 0
+    for block in range(0, num_requests, 128):
+        request_B = block + tl.arange(0, 128)
+        live_B = request_B < num_requests
+        start_B = tl.load(query_starts + request_B, mask=live_B, other=0)
+        len_B = tl.load(query_lens + request_B, mask=live_B, other=0)
+        end_B = start_B // TOKENS + request_B + tl.cdiv(len_B, TOKENS)
+        num_tiles = tl.maximum(num_tiles, tl.max(tl.where(len_B > 0, end_B, 0)))
+    return num_tiles
+
+
+@triton.jit(do_not_specialize=["num_requests"])  # it differs by step, and one binary must serve all of them
+def extend_kernel(
+    q, out, k_cache, v_cache, page_table, rows, seq_lens, query_starts, query_lens, sinks, scale, softcap,
+    num_requests, q_token, q_head, out_token, out_head, k_page, k_slot, k_head, v_page, v_slot, v_head, table_stride,
+    G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr,
+    TOKENS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    kv_head = tl.program_id(1)
+    # Late tiles see the most keys: started first, they are not what everybody waits for at the end.
+    tile = _num_tiles(query_starts, query_lens, num_requests, TOKENS) - 1 - tl.program_id(0)
+    while tile >= 0:
+        request, first_tile = _request_of(tile, query_starts, num_requests, TOKENS)
+        num_queries = tl.load(query_lens + request)
+        first_token = (tile - first_tile) * TOKENS
+        if first_token < num_queries:
+            num_tokens = tl.minimum(num_queries - first_token, TOKENS)
+            first_position = tl.load(seq_lens + request) - num_queries + first_token
+            token_M = tl.arange(0, BLOCK_M) // G
+            head_M = kv_head * G + tl.arange(0, BLOCK_M) % G
+            live_M = token_M < num_tokens
+            row_M = (tl.load(query_starts + request) + first_token + token_M).to(tl.int64)
+            dim_D, dim_E = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
+            q_place = q + (row_M * q_token + head_M * q_head)[:, None] + dim_D[None, :]
+            q_MD = tl.load(q_place, mask=live_M[:, None] & (dim_D < D)[None, :], other=0.0)
+            top_M = tl.full([BLOCK_M], NO_SCORE, tl.float32)
+            sum_M = tl.zeros([BLOCK_M], tl.float32)
+            if HAS_SINKS:
+                top_M = tl.load(sinks + head_M).to(tl.float32) * LOG2_E
+                sum_M += 1.0
+            table_row = page_table + tl.load(rows + request).to(tl.int64) * table_stride
+            top_M, sum_M, acc_ME = _attend_tile(
+                q_MD, first_position + token_M, first_position, first_position + num_tokens - 1,
+                k_cache + kv_head.to(tl.int64) * k_head, v_cache + kv_head.to(tl.int64) * v_head, table_row,
+                top_M, sum_M, tl.zeros([BLOCK_M, BLOCK_E], tl.float32), scale, softcap, k_page, k_slot, v_page, v_slot,
+                D, E, PAGE_SIZE, WINDOW, HAS_SOFTCAP, BLOCK_D, BLOCK_E, BLOCK_J,
+            )  # fmt: skip
+            out_ME = acc_ME / tl.where(live_M, sum_M, 1.0)[:, None]
+            out_place = out + (row_M * out_token + head_M * out_head)[:, None] + dim_E[None, :]
+            tl.store(out_place, out_ME.to(out.dtype.element_ty), mask=live_M[:, None] & (dim_E < E)[None, :])
+        tile -= tl.num_programs(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtendTiles:
+    """How an extend program is cut: rows of queries, keys of a block, warps, and blocks of keys in flight."""
+
+    block_m: int
+    block_j: int
+    num_warps: int
+    num_stages: int
+
+
+# By head dim, for bf16: whole tiles, and half tiles for steps too small to give every SM a whole one. Four warps per 64
+# rows, as the matrix instruction wants. Keys per block and stages are the most that compile for sm_90 with (nearly) all
+# values in registers and fit the 227 KiB of shared memory: at 256 wide, a second stage of 64 keys is all there is room
+# for, and a half tile's four warps spill from 64 keys on. At 512 the result alone fills the registers of four warps.
+TILES: Mapping[int, tuple[ExtendTiles, ExtendTiles]] = MappingProxyType(
+    {
+        64: (
+            ExtendTiles(block_m=128, block_j=128, num_warps=8, num_stages=2),
+            ExtendTiles(block_m=64, block_j=64, num_warps=4, num_stages=3),
+        ),
+        128: (
+            ExtendTiles(block_m=128, block_j=64, num_warps=8, num_stages=3),
+            ExtendTiles(block_m=64, block_j=64, num_warps=4, num_stages=3),
+        ),
+        256: (
+            ExtendTiles(block_m=128, block_j=64, num_warps=8, num_stages=2),
+            ExtendTiles(block_m=64, block_j=32, num_warps=4, num_stages=3),
+        ),
+        512: (
+            ExtendTiles(block_m=64, block_j=32, num_warps=8, num_stages=2),
+            ExtendTiles(block_m=64, block_j=32, num_warps=8, num_stages=2),
+        ),
+    }
+)
+
+
+def extend_tiles(width: int, itemsize: int, num_rows: int) -> ExtendTiles:
+    """The tiles for heads of `width` and `num_rows` = tokens * query heads in the step.
+
+    512 tokens of 4 heads are 16 whole tiles of 128 rows, which would leave 116 SMs idle: half tiles.
+    """
+    whole, half = TILES[min(max(triton.next_power_of_2(width), 64), 512)]
+    tiles = whole if num_rows >= whole.block_m * NUM_SMS else half
+    # float32 is twice as wide and goes through the same shared memory.
+    return tiles if itemsize <= 2 else replace(tiles, block_j=16)
+
+
+def num_programs(num_full_tiles: int, num_requests: int, num_kv_heads: int) -> int:
+    """Programs for each kv head: one for every tile there could be, unless that is far more than can run at once.
+
+    A graph over tokens has room for hundreds of requests and mostly serves a few. Programs without a tile cost little
+    but not nothing; the others take turns at more tiles than there are of them.
+    """
+    most_at_once = max(num_full_tiles + SPARE_TILES, 4 * NUM_SMS // num_kv_heads)
+    return min(num_full_tiles + num_requests, most_at_once)
+
+
+def launch_extend(
+    q_THD: torch.Tensor,
+    out_THE: torch.Tensor,
+    k_cache_NSKD: torch.Tensor,
+    v_cache_NSKE: torch.Tensor,
+    page_table_RP: torch.Tensor,
+    rows_B: torch.Tensor,
+    seq_lens_B: torch.Tensor,
+    query_starts_B: torch.Tensor,
+    query_lens_B: torch.Tensor,
+    sinks_H: torch.Tensor | None,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    tiles: ExtendTiles | None = None,
+) -> None:
+    num_tokens, num_heads, head_dim = q_THD.shape
+    num_kv_heads, v_head_dim = v_cache_NSKE.shape[2:]
+    num_requests, group = rows_B.shape[0], num_heads // num_kv_heads
+    block_d = max(triton.next_power_of_2(head_dim), MIN_DOT_DEPTH)
+    block_e = max(triton.next_power_of_2(v_head_dim), MIN_DOT_DEPTH)
+    tiles = tiles or extend_tiles(max(block_d, block_e), q_THD.element_size(), num_tokens * num_heads)
+    block_m = max(tiles.block_m, triton.next_power_of_2(group))
+    tokens_per_tile = block_m // group
+    extend_kernel[(num_programs(num_tokens // tokens_per_tile, num_requests, num_kv_heads), num_kv_heads)](
+        q_THD, out_THE, k_cache_NSKD, v_cache_NSKE, page_table_RP, rows_B, seq_lens_B, query_starts_B, query_lens_B,
+        sinks_H, scale, 0.0 if softcap is None else softcap, num_requests,
+        *q_THD.stride()[:2], *out_THE.stride()[:2],
+        *k_cache_NSKD.stride()[:3], *v_cache_NSKE.stride()[:3], page_table_RP.stride(0),
+        G=group, D=head_dim, E=v_head_dim, PAGE_SIZE=k_cache_NSKD.shape[1], WINDOW=window or 0,
+        TOKENS=tokens_per_tile, HAS_SOFTCAP=softcap is not None,
+        HAS_SINKS=sinks_H is not None,
+        BLOCK_M=block_m, BLOCK_D=block_d, BLOCK_E=block_e, BLOCK_J=tiles.block_j,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+    )  # fmt: skip

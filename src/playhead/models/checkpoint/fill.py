@@ -1,0 +1,146 @@
+"""Filling a decoder from a source: everything is checked first, then read one tensor at a time.
+
+Shapes: X experts, I rows of an expert's gate and up together; further dims follow.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from playhead.errors import CheckpointError, some_of
+from playhead.models.build import family_named
+from playhead.models.checkpoint.mxfp4 import dequantise_mxfp4
+from playhead.models.checkpoint.pieces import Conversion, Piece, embedding_name, head_name, is_ignorable, pieces_of
+from playhead.models.checkpoint.sources import TensorSource
+from playhead.models.decoder import Decoder
+from playhead.models.family import Family
+from playhead.models.spec import ModelSpec
+
+LOG = logging.getLogger(__name__)
+
+MXFP4 = (Conversion.MXFP4_GATE_UP, Conversion.MXFP4_DOWN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadProgress:
+    """How far a load is, in bytes of the checkpoint."""
+
+    num_bytes: int
+    total_bytes: int
+
+
+OnProgress = Callable[[LoadProgress], None]
+
+
+def load_decoder(
+    spec: ModelSpec,
+    source: TensorSource,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    on_progress: OnProgress | None = None,
+) -> Decoder:
+    """A decoder with the source's weights, or a `CheckpointError` before any of its memory is taken."""
+    family = family_named(spec.family)
+    spec = as_stored(spec, family, source)
+    pieces = check_tensors(spec, source)
+    decoder = Decoder(spec, dtype=dtype, device=device)
+    parameters = dict(decoder.named_parameters())
+    place = {name: i for i, name in enumerate(source.tensors)}
+    total_bytes = sum(source.tensors[name].num_bytes for piece in pieces for name, _ in piece.sources)
+    num_bytes = 0
+    for piece in sorted(pieces, key=lambda piece: place[piece.sources[0][0]]):
+        _fill(_rows(parameters, piece), piece, source)
+        num_bytes += sum(source.tensors[name].num_bytes for name, _ in piece.sources)
+        if on_progress is not None:
+            on_progress(LoadProgress(num_bytes=num_bytes, total_bytes=total_bytes))
+    return decoder
+
+
+def as_stored(spec: ModelSpec, family: Family, source: TensorSource) -> ModelSpec:
+    """The spec, untied where the checkpoint has a head that differs from its embedding: as transformers, files win.
+
+    Old exports of tied models carry the embedding a second time, so the head's presence alone says nothing.
+    """
+    embedding, head = embedding_name(family, source.tensors), head_name(family, source.tensors)
+    if not spec.is_tied or not {embedding, head} <= source.tensors.keys():
+        return spec
+    if source.tensors[embedding] == source.tensors[head] and torch.equal(source.read(embedding), source.read(head)):
+        return spec
+    LOG.warning("%s: %s differs from %s although the config ties them; both are used", source.label, head, embedding)
+    return replace(spec, is_tied=False)
+
+
+def check_tensors(spec: ModelSpec, source: TensorSource) -> list[Piece]:
+    """The pieces of a decoder, all there. Or all disagreements at once: what is missing, of another shape, or nobody's.
+
+    Headers are enough: no tensor is read.
+    """
+    family = family_named(spec.family)
+    pieces = pieces_of(spec, family, source.tensors)
+    wanted = {name: (shape, piece) for piece in pieces for name, shape in piece.sources}
+    found = source.tensors
+    missing = [name for name in wanted if name not in found]
+    unexpected = [name for name in found if name not in wanted and not is_ignorable(name, spec, family)]
+    wrong = []
+    for name, (shape, piece) in wanted.items():
+        if name not in found:
+            continue
+        info = found[name]
+        if info.shape != shape:
+            wrong.append(f"{name} is {list(info.shape)}, not {list(shape)}")
+        elif piece.conversion in MXFP4 and info.dtype != torch.uint8:
+            wrong.append(f"{name} is {info.dtype}, not torch.uint8")
+        elif piece.conversion not in MXFP4 and (not info.dtype.is_floating_point or info.dtype.itemsize < 2):
+            wrong.append(f"{name} is {info.dtype}, not a float of 16 bits or more")
+    kinds = {"missing": missing, "unexpected": unexpected, "of another shape or type": wrong}
+    if problems := [f"{len(names)} {kind}: {some_of(names)}" for kind, names in kinds.items() if names]:
+        raise CheckpointError(
+            source.label,
+            "; ".join(problems),
+            f"the {len(wanted)} tensors of a {spec.family} decoder as its config describes it",
+            "Config and weights must come from the same checkpoint; download both again.",
+        )
+    return pieces
+
+
+def _rows(parameters: Mapping[str, torch.Tensor], piece: Piece) -> torch.Tensor:
+    target = parameters[piece.target]
+    return target if piece.rows is None else target.narrow(0, *piece.rows)
+
+
+def _fill(target: torch.Tensor, piece: Piece, source: TensorSource) -> None:
+    names = [name for name, _ in piece.sources]
+    match piece.conversion:
+        case Conversion.NONE:
+            source.copy_to(names[0], target)
+        case Conversion.EXPERTS_GATE_UP_BIAS:
+            _copy_gate_up(target, source.read(names[0]))
+        case Conversion.EXPERTS_GATE_UP:
+            _copy_gate_up(target, source.read(names[0]).mT)
+        case Conversion.EXPERTS_DOWN:
+            target.copy_(source.read(names[0]).mT)
+        case Conversion.MXFP4_GATE_UP | Conversion.MXFP4_DOWN:
+            _fill_mxfp4(target, piece.conversion, *(source.read(name) for name in names))
+
+
+def _fill_mxfp4(target: torch.Tensor, conversion: Conversion, blocks: torch.Tensor, scales: torch.Tensor) -> None:
+    # One expert at a time: all of a layer's experts in float32 would be eight times what the file holds.
+    for expert in range(len(target)):
+        on_device = blocks[expert].to(target.device), scales[expert].to(target.device)
+        matrix = dequantise_mxfp4(*on_device, target.dtype)
+        if conversion is Conversion.MXFP4_GATE_UP:
+            _copy_gate_up(target[expert][None], matrix[None])
+        else:
+            target[expert].copy_(matrix)
+
+
+def _copy_gate_up(target_XI: torch.Tensor, interleaved_XI: torch.Tensor) -> None:
+    """Even rows are the gate's and go first; odd rows are up's. Further dims follow along."""
+    size = target_XI.shape[1] // 2
+    target_XI[:, :size].copy_(interleaved_XI[:, 0::2])
+    target_XI[:, size:].copy_(interleaved_XI[:, 1::2])

@@ -1,0 +1,58 @@
+"""The backend of the GPU on a CPU: its ops run their references here, and a tape sees them as one op each."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from playhead.attention.base import Phase
+from playhead.attention.triton import TritonBackend, decode_shape
+from playhead.graph.backends.base import record
+from playhead.graph.backends.tape import TapeBackend
+from playhead.kernels.splits import num_parts
+from tests.unit.attention.scenes import Scene, SceneSpec, dense_attention, make_scene
+
+DECODE = SceneSpec(seq_lens=(21, 6), num_null=1, group_size=2, window=5, has_own_pool=True, softcap=5.0)
+EXTEND = SceneSpec(seq_lens=(21, 6), query_lens=(4, 6), num_null=1, group_size=2, has_sinks=True)
+
+
+def backend_for(scene: Scene) -> TritonBackend:
+    return TritonBackend(
+        page_table_RP=scene.plan.page_table_RP, layers=[scene.layer], max_bs=scene.plan.rows_B.shape[0]
+    )
+
+
+@pytest.mark.parametrize("spec", [DECODE, EXTEND], ids=["decode", "extend"])
+def test_it_agrees_with_dense_attention(spec):
+    scene = make_scene(spec, seed=1)
+    backend, out = backend_for(scene), scene.new_out()
+    run = backend.decode if scene.plan.phase is Phase.DECODE else backend.extend
+    run(scene.plan, scene.layer, scene.q, out)
+    torch.testing.assert_close(out[: scene.num_live].double(), dense_attention(scene), atol=1e-5, rtol=1e-5)
+
+
+def test_decode_is_one_op_of_a_recording_that_declares_what_it_writes():
+    scene = make_scene(DECODE, seed=1)
+    backend, out = backend_for(scene), scene.new_out()
+    recording, _ = record(TapeBackend(), lambda: backend.decode(scene.plan, scene.layer, scene.q, out))
+    (op,) = (op for op in recording.log.ops if not op.is_view)
+    assert op.name == "playhead::decode.default"
+    scratch = next(owned for owned in backend.owned() if owned.writable)
+    assert {access.start for access in op.writes} == {out.data_ptr(), *(t.data_ptr() for t in scratch.tensors)}
+    wanted = out.clone()
+    out.fill_(float("nan"))
+    recording.replay()
+    torch.testing.assert_close(out, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+def test_scratch_holds_every_batch_size_up_to_the_largest():
+    layer = make_scene(SceneSpec(seq_lens=(4,), num_kv_heads=2, group_size=4), seed=0).layer
+    table = torch.zeros(300, 2048, dtype=torch.int32)
+    backend = TritonBackend(page_table_RP=table, layers=[layer], max_bs=256)
+    scratch = next(owned for owned in backend.owned() if owned.writable)
+    parts, tops_sums, arrivals = scratch.tensors
+    shape = decode_shape(layer, table)
+    for bs in range(1, 257):
+        assert num_parts(shape, bs) * layer.v_head_dim <= parts.numel()
+        assert num_parts(shape, bs) * 2 <= tops_sums.numel()
+        assert bs * layer.num_kv_heads <= arrivals.numel()

@@ -1,0 +1,96 @@
+"""Settings are checked when they are made, each by its name and range."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+
+from playhead.engine.config import SIZES, EngineConfig, resolve_device, resolve_dtype
+from playhead.errors import ConfigError
+from playhead.models.build import spec_from_config
+from playhead.models.load import ModelDescription
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    "value", [0, -1, True, 1.0, float("nan"), "16", [16], 10**5000], ids=lambda value: str(type(value))
+)
+@pytest.mark.parametrize("name", SIZES)
+def test_a_size_that_cannot_be_is_refused_with_its_range(name, value):
+    least, most = SIZES[name]
+    with pytest.raises(ConfigError, match=f"{name}: found .*; wanted a whole number from {least} to {most}"):
+        EngineConfig(**{name: value})
+
+
+@pytest.mark.parametrize("value", [1, 0, "yes", None])
+@pytest.mark.parametrize("name", ["skip_tokenizer_init", "enable_prefix_caching"])
+def test_a_switch_is_true_or_false(name, value):
+    with pytest.raises(ConfigError, match=f"{name}: found .*; wanted True or False"):
+        EngineConfig(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("overlap", 1),
+        ("device", 0),
+        ("device", "cuda:x"),
+        ("device", "meta"),
+        ("dtype", torch.float16),
+        ("dtype", "int8"),
+        ("page_size", None),
+        ("load_format", ["dummy"]),
+        ("graph_mode", 3),
+    ],
+)
+def test_other_settings_of_the_wrong_kind_are_refused(name, value):
+    with pytest.raises(ConfigError, match=f"{name}: found"):
+        EngineConfig(**{name: value})
+
+
+@pytest.mark.parametrize("field", fields(EngineConfig), ids=lambda field: field.name)
+def test_no_setting_takes_anything_whatever(field):
+    """A setting that is added later has a check too."""
+    with pytest.raises(ConfigError, match=field.name):
+        EngineConfig(**{field.name: object()})
+
+
+def test_a_device_that_is_not_here_is_refused():
+    with pytest.raises(ConfigError, match="device: found 'cuda:77'"):
+        resolve_device(EngineConfig(device="cuda:77"))
+
+
+def stored(model_type, **keys):
+    config = {"model_type": model_type, **keys}
+    return ModelDescription(path=Path("nowhere"), config=config, spec=spec_from_config(config))
+
+
+@pytest.mark.parametrize(
+    ("description", "wanted"),
+    [
+        (stored("llama", torch_dtype="float16"), torch.float16),
+        (stored("llama", dtype="float16", torch_dtype="bfloat16"), torch.float16),
+        (stored("llama", torch_dtype="bfloat16"), torch.bfloat16),
+        (stored("llama", torch_dtype="float32"), torch.bfloat16),
+        (stored("llama"), torch.bfloat16),
+        (stored("llama", torch_dtype="int8"), torch.bfloat16),
+        (stored("gemma2", torch_dtype="float16"), torch.bfloat16),
+        (stored("gemma3", text_config={"torch_dtype": "bfloat16"}), torch.bfloat16),
+    ],
+)
+def test_auto_follows_the_checkpoint_on_a_gpu(description, wanted, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    assert resolve_dtype(EngineConfig(), CUDA, description) is wanted
+    assert resolve_dtype(EngineConfig(), CPU, description) is torch.float32
+    assert resolve_dtype(EngineConfig(dtype="float32"), CUDA, description) is torch.float32
+
+
+def test_a_gpu_without_bfloat16_runs_in_float16(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    assert resolve_dtype(EngineConfig(), CUDA, stored("llama", torch_dtype="bfloat16")) is torch.float16

@@ -1,0 +1,147 @@
+"""A model starts with what memory has room for: what nobody asked for gives way, what was asked for is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from playhead.engine.config import EngineConfig
+from playhead.engine.memory import CPU_KV_BYTES, EngineMemory, fit_memory, free_host_bytes
+from playhead.errors import ConfigError
+from playhead.kv.plan import plan_kv
+from playhead.llm import LLM
+from playhead.models.build import spec_from_config
+from playhead.models.load import ModelDescription
+from playhead.step.model_step import kv_geometry
+
+CPU, CUDA, GIB = torch.device("cpu"), torch.device("cuda"), 1 << 30
+LLAMA_1B = {
+    "model_type": "llama",
+    "vocab_size": 128_256,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+}
+MISTRAL = {**LLAMA_1B, "model_type": "mistral", "sliding_window": 4096}
+TINY_128K = {
+    **LLAMA_1B,
+    "vocab_size": 40,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+}
+
+
+def described(config):
+    return ModelDescription(path=Path("nowhere"), config=config, spec=spec_from_config(config))
+
+
+def fit(model, device, free, **settings) -> EngineMemory:
+    return fit_memory(described(model), EngineConfig(**settings), device, free)
+
+
+def test_a_128k_context_gives_way_to_memory_with_one_line():
+    """64 KiB of KV a token in float32: 8 GiB for 131,072 of them, and half of 4 GiB is what a CPU gives."""
+    memory = fit(LLAMA_1B, CPU, 4 * GIB)
+    assert memory.kv_memory_bytes == 2 * GIB
+    assert 30_000 < memory.limits.max_context_tokens < 32_768
+    (note,) = memory.notes
+    assert f"max_model_len is {memory.limits.max_context_tokens} instead of the model's 131072" in note
+    assert "Set max_model_len or kv_memory_bytes to choose." in note
+
+
+def test_a_context_that_fits_is_the_models_own_and_takes_what_one_request_needs():
+    memory = fit(LLAMA_1B, CPU, 64 * GIB)
+    assert (memory.limits.max_context_tokens, memory.notes) == (131_072, ())
+    assert 8 * GIB < memory.kv_memory_bytes < 8.1 * GIB
+
+
+def test_a_small_model_takes_no_more_than_before():
+    assert fit({**TINY_128K, "max_position_embeddings": 256}, CPU, 64 * GIB).kv_memory_bytes == CPU_KV_BYTES
+
+
+@pytest.mark.parametrize("model", [LLAMA_1B, MISTRAL, TINY_128K, {**TINY_128K, "max_position_embeddings": 1 << 24}])
+@pytest.mark.parametrize("free", [GIB // 2, 3 * GIB, 100 * GIB])
+@pytest.mark.parametrize("device", [CPU, CUDA])
+def test_what_fits_can_be_planned(model, free, device):
+    """The plan an engine makes next has nothing to refuse."""
+    memory = fit(model, device, free)
+    dtype = torch.float32 if device is CPU else torch.bfloat16
+    geometry = kv_geometry(spec_from_config(model), page_size=16, dtype=dtype)
+    plan = plan_kv(num_bytes=memory.kv_memory_bytes, geometry=geometry, limits=memory.limits)
+    assert plan.capacity(memory.limits.max_context_tokens).num_requests >= 1
+
+
+def test_a_context_that_was_asked_for_is_refused_with_the_numbers_that_would_fit():
+    with pytest.raises(ConfigError, match=r"max_model_len: found 131072, which needs \d+ bytes") as refusal:
+        fit(LLAMA_1B, CPU, 4 * GIB, max_model_len=131_072)
+    words = str(refusal.value).split()
+    lower, raised = int(words[words.index("Lower") + 3].strip(",")), int(words[-1].strip("."))
+    assert fit(LLAMA_1B, CPU, 4 * GIB, max_model_len=lower).limits.max_context_tokens == lower
+    assert fit(LLAMA_1B, CPU, 64 * GIB, max_model_len=131_072, kv_memory_bytes=raised).notes == ()
+
+
+def test_bytes_that_were_asked_for_bound_a_context_that_was_not():
+    memory = fit(LLAMA_1B, CPU, 64 * GIB, kv_memory_bytes=GIB)
+    assert memory.kv_memory_bytes == GIB
+    assert 15_000 < memory.limits.max_context_tokens < 16_384
+
+
+def test_bytes_beyond_the_machine_are_refused():
+    with pytest.raises(ConfigError, match=f"kv_memory_bytes: found {5 * GIB}; wanted at most {GIB}"):
+        fit(LLAMA_1B, CPU, GIB, kv_memory_bytes=5 * GIB)
+
+
+def test_requests_give_way_unless_they_were_asked_for():
+    settings = {"kv_memory_bytes": 8 << 20, "max_num_batched_tokens": 16}
+    memory = fit(LLAMA_1B, CUDA, GIB, **settings)
+    assert memory.limits.max_running < 256
+    assert any(f"max_num_seqs is {memory.limits.max_running} instead of 256" in note for note in memory.notes)
+    with pytest.raises(ConfigError, match="max_num_seqs: found 256; wanted at most"):
+        fit(LLAMA_1B, CUDA, GIB, **settings, max_num_seqs=256)
+
+
+def test_memory_for_no_useful_context_is_refused_by_settings_that_exist():
+    with pytest.raises(ConfigError, match=r"kv_memory_bytes: found 1048576; wanted at least \d+, for a context of 128"):
+        fit(LLAMA_1B, CPU, GIB, kv_memory_bytes=1 << 20)
+
+
+def test_an_engine_of_a_128k_model_starts_on_default_settings(tmp_path, monkeypatch, caplog):
+    (tmp_path / "config.json").write_text(json.dumps(TINY_128K))
+    monkeypatch.setattr("playhead.engine.memory.free_bytes", lambda device: 64 << 20)
+    monkeypatch.setattr("playhead.engine.memory.CPU_KV_BYTES", 1 << 20)
+    monkeypatch.setattr("playhead.llm.free_bytes", lambda device: 64 << 20)
+    with LLM(str(tmp_path), load_format="dummy") as llm:
+        assert 20_000 < llm.config.max_model_len < 131_072
+        assert len(llm.generate([[1, 2, 3]])[0].outputs[0].token_ids) == 16
+    assert len([record for record in caplog.records if "max_model_len" in record.message]) == 1
+
+
+def test_a_context_that_cannot_fit_is_refused_before_weights_are_loaded(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_1B))
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("weights were loaded")
+
+    monkeypatch.setattr("playhead.llm.load_weights", refuse)
+    with pytest.raises(ConfigError, match="max_model_len"):
+        LLM(str(tmp_path), load_format="dummy", max_model_len=131_072, kv_memory_bytes=1 << 24)
+
+
+def test_a_containers_limit_counts(tmp_path):
+    meminfo, limit, use = (tmp_path / name for name in ("meminfo", "max", "current"))
+    meminfo.write_text("MemTotal:  9000 kB\nMemAvailable:    5000 kB\n")
+    assert free_host_bytes(meminfo, limit, use) == 5000 << 10
+    limit.write_text("max\n")
+    use.write_text("1000\n")
+    assert free_host_bytes(meminfo, limit, use) == 5000 << 10
+    limit.write_text("4000\n")
+    assert free_host_bytes(meminfo, limit, use) == 3000

@@ -1,0 +1,189 @@
+"""What a request may ask of the sampler, and how it is told that it may not."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import subprocess
+import sys
+
+import pytest
+
+from playhead.errors import PlayheadError, RequestError
+from playhead.sampling_params import SamplingParams
+
+NAN, INF = math.nan, math.inf
+HUGE = 10**5000  # more digits than Python prints
+
+REFUSED = {
+    "n": [0, 17, True, 1.0, "1", None, HUGE],
+    "temperature": [-0.1, NAN, INF, -INF, 1e7, True, "0.5", None, HUGE],
+    "top_k": [-2, True, 1.5, "3", None, HUGE],
+    "top_p": [0, 0.0, -0.5, 1.01, NAN, INF, True, "0.9", None],
+    "min_p": [-0.01, 1.01, NAN, False, "0.1", None],
+    "repetition_penalty": [0, -1, 2.1, NAN, INF, True, "1", None],
+    "presence_penalty": [-2.1, 2.1, NAN, INF, True, "1", None],
+    "frequency_penalty": [-2.1, 2.1, NAN, -INF, True, "1", None],
+    "logit_bias": [
+        dict.fromkeys(range(301), 1.0),
+        {1: 100.5},
+        {1: -101},
+        {1: NAN},
+        {1: True},
+        {1: "5"},
+        {-1: 1.0},
+        {"1": 1.0},
+        {True: 1.0},
+        {1.0: 1.0},
+        [(1, 1.0)],
+        "1",
+    ],
+    "seed": [2**63, -(2**63) - 1, 1.0, True, "7", HUGE],
+    "logprobs": [-1, 21, True, 5.0, "5"],
+    "stop": [["a"] * 5, "x" * 257, [""], "", [1], [None], [b"a"], 3, {"a": 1}],
+    "stop_token_ids": [[-1], [True], [1.0], ["1"], list(range(129)), 5, "5", {5}],
+    "min_tokens": [-1, 17, True, 1.0, "1", None],
+    "max_tokens": [0, -1, True, 2.0, "2", HUGE],
+    "ignore_eos": [1, 0, "true", None],
+    "skip_special_tokens": [1, 0, "true", None],
+}
+
+ALLOWED = {
+    "n": [1, 16],
+    "temperature": [0, 0.0, 1, 2.5, 1e6],
+    "top_k": [-1, 0, 1, 10**9],
+    "top_p": [1e-9, 1, 1.0],
+    "min_p": [0, 1],
+    "repetition_penalty": [1e-300, 2],
+    "presence_penalty": [-2, 2.0],
+    "frequency_penalty": [-2.0, 2],
+    "logit_bias": [{}, {0: 100, 7: -100.0}, dict.fromkeys(range(300), 0.0)],
+    "seed": [None, 0, -(2**63), 2**63 - 1],
+    "logprobs": [None, 0, 20],
+    "min_tokens": [0, 16],
+    "max_tokens": [None, 1, 10**9],
+    "ignore_eos": [True, False],
+    "skip_special_tokens": [True, False],
+}
+
+
+def test_every_field_has_a_list_of_refused_values():
+    assert set(REFUSED) == {field.name for field in dataclasses.fields(SamplingParams)}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [pytest.param(name, value, id=f"{name}-{i}") for name, values in REFUSED.items() for i, value in enumerate(values)],
+)
+def test_a_bad_value_is_refused_by_name(name, value):
+    with pytest.raises(RequestError) as refusal:
+        SamplingParams(**{name: value})
+    assert repr(name) in refusal.value.where
+    assert refusal.value.found
+    assert refusal.value.wanted
+    assert len(str(refusal.value)) < 300
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in ALLOWED.items() for value in values])
+def test_a_value_at_the_limit_is_kept_as_it_is(name, value):
+    kept = dataclasses.asdict(SamplingParams(**{name: value}))[name]
+    assert kept == value
+    assert type(kept) is type(value)
+
+
+def test_a_refusal_shows_the_field_the_value_and_the_limit():
+    with pytest.raises(PlayheadError, match=r"'top_p': 1\.5; wanted a finite number above 0 and at most 1\. Change"):
+        SamplingParams(top_p=1.5)
+    with pytest.raises(PlayheadError, match="'n': 17; wanted an integer from 1 to 16"):
+        SamplingParams(n=17)
+    with pytest.raises(PlayheadError, match="'logit_bias': 301 entries; wanted at most 300 pairs"):
+        SamplingParams(logit_bias=dict.fromkeys(range(301), 1.0))
+    with pytest.raises(PlayheadError, match="'stop': a string of 257 characters; wanted at most 4 strings of 1 to 256"):
+        SamplingParams(stop="x" * 257)
+    with pytest.raises(PlayheadError, match="'seed': an integer of 16610 bits"):
+        SamplingParams(seed=HUGE)
+
+
+def test_the_longest_stops_are_accepted():
+    assert SamplingParams(stop=["x" * 256] * 4).stop == ("x" * 256,) * 4
+    assert len(SamplingParams(stop_token_ids=list(range(128))).stop_token_ids) == 128
+
+
+def test_a_single_stop_string_is_a_sequence_of_one():
+    assert SamplingParams(stop="\n").stop == ("\n",)
+
+
+def test_none_means_none_of_them():
+    params = SamplingParams(stop=None, stop_token_ids=None, logit_bias=None)
+    assert (params.stop, params.stop_token_ids, params.logit_bias) == ((), (), {})
+
+
+def test_what_was_checked_does_not_change_with_the_callers_objects():
+    stop, ids, bias = ["a"], [1], {1: 2.0}
+    params = SamplingParams(stop=stop, stop_token_ids=ids, logit_bias=bias)
+    stop.append(5)
+    ids.append("x")
+    bias[1] = NAN
+    assert (params.stop, params.stop_token_ids, params.logit_bias) == (("a",), (1,), {1: 2.0})
+
+
+def test_params_can_be_compared_hashed_and_replaced():
+    params = SamplingParams(logit_bias={1: 2.0}, stop=["a"])
+    assert params == SamplingParams(logit_bias={1: 2.0}, stop=("a",))
+    assert hash(params) == hash(SamplingParams(logit_bias={1: 2.0}, stop=("a",)))
+    with pytest.raises(RequestError, match="'top_k'"):
+        dataclasses.replace(params, top_k=-5)
+
+
+def test_temperatures_too_small_to_divide_by_are_greedy():
+    assert SamplingParams(temperature=0).is_greedy
+    assert SamplingParams(temperature=9e-6).is_greedy
+    assert not SamplingParams(temperature=1e-5).is_greedy
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "prompt_len", "effective"), [(16, 83, 16), (16, 84, 16), (1, 99, 1), (None, 90, 10), (None, 1, 99)]
+)
+def test_max_tokens_may_fill_the_context(max_tokens, prompt_len, effective):
+    assert SamplingParams(max_tokens=max_tokens).check_against(1000, prompt_len, 100) == effective
+
+
+@pytest.mark.parametrize(("max_tokens", "prompt_len", "room"), [(16, 85, 15), (2, 99, 1), (10**12, 1, 99)])
+def test_more_tokens_than_the_context_leaves_are_refused_with_both_numbers(max_tokens, prompt_len, room):
+    says = f"'max_tokens': {max_tokens} after a prompt of {prompt_len} tokens; wanted at most {room}"
+    with pytest.raises(RequestError, match=says):
+        SamplingParams(max_tokens=max_tokens).check_against(1000, prompt_len, 100)
+
+
+@pytest.mark.parametrize("prompt_len", [100, 101, 5000])
+def test_a_prompt_that_cannot_fit_is_refused_with_both_numbers(prompt_len):
+    with pytest.raises(RequestError, match=f"prompt: {prompt_len} tokens; wanted at most 99.*context of 100"):
+        SamplingParams().check_against(1000, prompt_len, 100)
+
+
+def test_an_empty_prompt_is_refused():
+    with pytest.raises(RequestError, match="prompt: 0 tokens"):
+        SamplingParams().check_against(1000, 0, 100)
+
+
+def test_min_tokens_must_fit_the_context_too():
+    params = SamplingParams(min_tokens=12, max_tokens=16)
+    assert dataclasses.replace(params, max_tokens=12).check_against(1000, 88, 100) == 12
+    with pytest.raises(RequestError, match="'min_tokens': 12 after a prompt of 89 tokens; wanted at most 11"):
+        params.check_against(1000, 89, 100)
+
+
+@pytest.mark.parametrize("field", ["stop_token_ids", "logit_bias"])
+@pytest.mark.parametrize("token", [10, 11, 10**12, HUGE], ids=["size", "beyond", "large", "huge"])
+def test_an_id_outside_the_vocabulary_is_refused(field, token):
+    ids = [0, 9, token] if field == "stop_token_ids" else {0: 1.0, 9: 1.0, token: 1.0}
+    params = SamplingParams(**{field: ids})
+    with pytest.raises(RequestError, match=rf"'{field}': token id .*; wanted ids in \[0, 10\)"):
+        params.check_against(10, 5, 100)
+    if token == 10:
+        assert params.check_against(11, 5, 100) == 16
+
+
+def test_sampling_params_import_no_torch():
+    code = "import sys, playhead.sampling_params; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
