@@ -39,7 +39,7 @@ from playhead.models.text.ids_only import IdsOnlyTokenizer
 from playhead.models.text.tokenizer import Tokenizer, tokenizer_from_directory
 from playhead.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
 from playhead.sampling_params import SamplingParams
-from playhead.step.worker import Worker
+from playhead.step.build import build_worker
 
 __all__ = ["EMBEDDED", "LLM", "EngineConfig", "Prompt", "Prompts", "load_tokenizer", "resolve_model_name"]
 
@@ -95,7 +95,7 @@ class LLM:
             load_format=config.load_format,
             on_progress=on_load_progress,
         )
-        worker = Worker(decoder, worker_config(self.description, config, device))
+        worker = build_worker(decoder, worker_config(self.description, config, device))
         self.config = resolved(config, worker.config, decoder)
         self._engine: Engine | None = Engine(worker, self.tokenizer)
         self.stats = self._engine.stats

@@ -1,8 +1,8 @@
 """The contract of attention: what a step must say, what a layer is, and what a backend does with both.
 
-A step's inputs are slots, so no backend keeps buffers of its own: rows and lengths, which every step has, and what
-`attention_slots` adds. `plan` turns them into a value; the same code plans for eager runs, capture and replay. The
-value holds nothing but tensors at fixed addresses, which is what a captured graph may read.
+A step's inputs are slots (`step/inputs.py`), so no backend keeps buffers of its own: rows and lengths, and in a step
+over tokens where each request's queries are. `plan` turns them into a value; the same code plans for eager runs,
+capture and replay. The value holds nothing but tensors at fixed addresses, which is what a captured graph may read.
 
 Shapes: T tokens, B requests, H query heads, K kv heads, D head dim of q and k, E head dim of v, R rows of the page
 table, P pages per row, N pages of a layer's pool, S locations per page, J keys a layer can see.
@@ -19,7 +19,7 @@ import torch
 from playhead.errors import ConfigError
 from playhead.graph.capture import Inputs
 from playhead.graph.runner import OwnedMemory
-from playhead.graph.slots import Batch, FillContext, GraphSlot, host_vector
+from playhead.graph.slots import Batch, FillContext
 from playhead.kernels.decode_rows import row_view
 from playhead.kernels.extend_rows import EqualSpans
 from playhead.kv.pool import GroupLocs
@@ -157,9 +157,6 @@ class AttentionBackend(Protocol):
     @property
     def name(self) -> str: ...
 
-    def slots(self, phase: Phase) -> tuple[GraphSlot, ...]:
-        """The inputs a step's registry must have for this backend, beyond those every step has."""
-
     def owned(self) -> tuple[OwnedMemory, ...]:
         """Memory that captured work of this backend touches beside slots, weights and KV."""
 
@@ -196,16 +193,6 @@ def attend(
         backend.decode(plan, layer, q, out, lookup)
     else:
         backend.extend(plan, layer, q, out)
-
-
-def attention_slots(phase: Phase) -> tuple[GraphSlot, ...]:
-    """What attention needs beyond the slots every step has: where each request's queries are, if it may have many."""
-    if phase is Phase.DECODE:
-        return ()
-    return (
-        host_vector("query_starts", "bs", torch.int32, pad_value=PAST_EVERY_TOKEN),
-        host_vector("query_lens", "bs", torch.int32),
-    )
 
 
 def plan_from_slots(page_table_RP: torch.Tensor, inputs: Inputs) -> AttentionPlan:

@@ -14,14 +14,12 @@ from playhead.attention.base import (
     AttentionPlan,
     LayerAttention,
     Lookup,
-    Phase,
-    attention_slots,
     extend_arguments,
     plan_from_slots,
 )
 from playhead.graph.capture import Inputs
 from playhead.graph.runner import OwnedMemory
-from playhead.graph.slots import Batch, FillContext, GraphSlot
+from playhead.graph.slots import Batch, FillContext
 from playhead.kernels.decode import attend_last_queries
 from playhead.kernels.decode_rows import decode_rows, key_rows
 from playhead.kernels.extend import extend, extend_reference
@@ -42,9 +40,6 @@ class ReferenceBackend:
 
     def __init__(self, *, page_table_RP: torch.Tensor) -> None:
         self.page_table_RP = page_table_RP
-
-    def slots(self, phase: Phase) -> tuple[GraphSlot, ...]:
-        return attention_slots(phase)
 
     def owned(self) -> tuple[OwnedMemory, ...]:
         return (OwnedMemory(name="page table", tensors=(self.page_table_RP,)),)

@@ -14,14 +14,12 @@ from playhead.attention.base import (
     AttentionPlan,
     LayerAttention,
     Lookup,
-    Phase,
-    attention_slots,
     extend_arguments,
     plan_from_slots,
 )
 from playhead.graph.capture import Inputs
 from playhead.graph.runner import OwnedMemory
-from playhead.graph.slots import Batch, FillContext, GraphSlot
+from playhead.graph.slots import Batch, FillContext
 from playhead.kernels.decode import decode
 from playhead.kernels.extend import extend
 from playhead.kernels.splits import DecodeShape, num_arrivals, num_parts, num_splits
@@ -48,9 +46,6 @@ class TritonBackend:
         self._tops_sums = torch.zeros(2 * max(parts for _, parts in steps), dtype=torch.float32, device=device)
         most_arrivals = max(num_arrivals(shape, bs) for shape in shapes for bs in range(1, max_bs + 1))
         self._arrivals = torch.zeros(most_arrivals, dtype=torch.int32, device=device)
-
-    def slots(self, phase: Phase) -> tuple[GraphSlot, ...]:
-        return attention_slots(phase)
 
     def owned(self) -> tuple[OwnedMemory, ...]:
         scratch = (self._parts, self._tops_sums, self._arrivals)

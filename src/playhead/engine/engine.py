@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from playhead.engine.exclusive import Exclusive
 from playhead.engine.response import ResponseBuilder
@@ -27,10 +27,10 @@ from playhead.kv.watch import KVWatch
 from playhead.models.text.tokenizer import Tokenizer
 from playhead.outputs import FinishReason, Logprob, RequestOutput
 from playhead.sampling_params import SamplingParams
-from playhead.schedule.request import Request
-from playhead.schedule.scheduler import PlannedChunk, ScheduleLimits, Scheduler
+from playhead.schedule.request import Chunk, Request
+from playhead.schedule.scheduler import ScheduleLimits, Scheduler
 from playhead.step.inflight import Collected, InFlight
-from playhead.step.sampling import SampledTokens, SamplerRow
+from playhead.step.sampling import SampledTokens
 from playhead.step.worker import Worker
 
 WAITING_PER_RUNNING = 4  # a longer queue only makes everybody in it too late
@@ -68,7 +68,7 @@ class RequestOptions:
 class LaunchedStep:
     """A step that runs, what it is for, and when the host did its part, in seconds."""
 
-    planned: list[PlannedChunk]
+    planned: list[Chunk]
     launched: InFlight
     started_s: float
     planned_s: float
@@ -92,6 +92,7 @@ class Engine:
         self._watch = KVWatch(worker.kv, every_steps=worker.config.audit_every_steps)
         self._scheduler = Scheduler(
             worker.kv,
+            worker.rows,
             ScheduleLimits(chunk_tokens=limits.chunk_tokens, max_waiting=WAITING_PER_RUNNING * limits.max_running),
         )
         self._answers: dict[str, ResponseBuilder] = {}
@@ -155,29 +156,28 @@ class Engine:
 
     def _answer(self, request_id: str, checked: CheckedPrompt, options: RequestOptions) -> ResponseBuilder:
         """The request and its answer-to-be, with room in the sampler."""
-        params = checked.params
-        ending_ids = self._ending_ids(params)
-        # Without a seed each request still has one of its own, so that a rerun of the program repeats itself.
-        seed = params.seed if params.seed is not None else self._arrivals + 1
-        self.worker.sampler.prepare(SamplerRow(params=params, seed=seed, num_generated=0, ending_ids=ending_ids))
-        self._arrivals += 1
+        params, arrival = checked.params, self._arrivals + 1
+        if params.seed is None:
+            # Each request still has a seed of its own, so that a rerun of the program repeats itself.
+            params = replace(params, seed=arrival)
         request = Request(
             id=request_id,
             prompt=checked.ids,
             params=params,
             max_new_tokens=checked.max_new_tokens,
-            arrival=self._arrivals,
+            arrival=arrival,
             priority=options.priority,
             salt=options.salt,
+            ending_ids=self._ending_ids(params),
         )
+        self.worker.sampler.prepare(request)
+        self._arrivals = arrival
         return ResponseBuilder(
             request=request,
             prompt=checked.text,
-            ending_ids=ending_ids,
             detokenizer=self.tokenizer.detokenizer(
                 skip_special_tokens=params.skip_special_tokens, prompt_ids=checked.ids
             ),
-            seed=seed,
             streams=options.streams,
             arrival_s=time.perf_counter(),
         )
@@ -270,20 +270,18 @@ class Engine:
                 f"report it with what LLM.kv_report() prints:\n{self.kv_report()}"
             )
 
-    def _plan(self) -> list[PlannedChunk]:
+    def _plan(self) -> list[Chunk]:
         """The next step, with the sampler told about new rows. A request that the sampler cannot take ends alone."""
         while True:
             planned = self._scheduler.plan()
             broken: list[tuple[ResponseBuilder, Exception]] = []
-            for chunk in planned:
-                answer = self._answers[chunk.request.id]
-                if answer.sampler_seq is not chunk.seq:
-                    try:
-                        self.worker.sampler.set(chunk.seq.row, sampler_row(answer))
-                    except Exception as error:  # noqa: BLE001  whatever it is, it is this request's
-                        broken.append((answer, error))
-                    else:
-                        answer.sampler_seq = chunk.seq
+            for chunk in self.worker.rows.unknown_to_sampler(planned):
+                try:
+                    self.worker.sampler.set(chunk.seq.row, chunk.request)
+                except Exception as error:  # noqa: BLE001  whatever it is, it is this request's
+                    broken.append((self._answers[chunk.request.id], error))
+                else:
+                    self.worker.rows.tell_sampler(chunk.seq)
             if not broken:
                 return planned
             self._scheduler.take_back()
@@ -299,7 +297,7 @@ class Engine:
         self.worker.give_up(step for step in self.worker.steps_in_flight if step not in claimed)
         self._scheduler.take_back(was_launched=True)
 
-    def _launch(self, planned: list[PlannedChunk], started_s: float) -> LaunchedStep:
+    def _launch(self, planned: list[Chunk], started_s: float) -> LaunchedStep:
         planned_s = time.perf_counter()
         launched = self.worker.launch(planned)
         self.stats.num_prompt_tokens += sum(len(chunk.tokens) for chunk in planned if not chunk.num_generated)
@@ -331,7 +329,7 @@ class Engine:
             step.num_committed = row + 1
         self._record(step, collected.device_us, (read_s, collected_s, time.perf_counter()))
 
-    def _commit(self, chunk: PlannedChunk, token: int, sampled: SampledTokens, row: int) -> None:
+    def _commit(self, chunk: Chunk, token: int, sampled: SampledTokens, row: int) -> None:
         """One token of a step that was read. A request that has ended meanwhile has no use for it.
 
         Every part knows whether it was done, so a call that was cut short is repeated. What raises while the request's
@@ -427,19 +425,6 @@ def checked_ids(prompt: object) -> list[int]:
         return list(prompt)
     found = f"a {type(prompt).__name__} of other things than ints"
     raise RequestError("prompt", found, "text, or token ids", "Encode it first.")
-
-
-def sampler_row(answer: ResponseBuilder) -> SamplerRow:
-    """What the sampler must know of a request that has just got its row: everything so far has been read."""
-    request = answer.request
-    return SamplerRow(
-        params=request.params,
-        seed=answer.seed,
-        num_generated=len(request.output),
-        prompt_ids=request.prompt,
-        output_ids=request.output,
-        ending_ids=answer.ending_ids,
-    )
 
 
 def reported(sampled: SampledTokens, row: int, wanted: int | None) -> tuple[Logprob, ...]:

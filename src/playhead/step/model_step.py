@@ -2,7 +2,7 @@
 
 A forward begins with the pool's translation, which serves all layers. Attention is the one break: it norms and turns
 queries and keys, writes this step's keys and values, and attends. What comes after the layer stack is in
-`sampled_step.py`.
+`forward.py`.
 
 Shapes: T tokens, M hidden, X = all heads of q, k and v, Y = all heads of the output, H heads, E head dim of v.
 """
@@ -29,7 +29,7 @@ from playhead.attention.base import (
 from playhead.graph.breaks import BreakOp, RunBreak, Scope, Tensors, TensorSpec
 from playhead.graph.capture import Inputs, StepFn
 from playhead.graph.runner import OwnedMemory, RunAxis, StepSpec
-from playhead.graph.slots import Batch, FillContext, GraphSlot, host_vector
+from playhead.graph.slots import Batch, FillContext
 from playhead.kernels.rope import qk_rope_write
 from playhead.kv.geometry import KVDtype, KVGeometry, LayerKV
 from playhead.kv.pool import ForwardLocs, ForwardTokens, MHAKVPool
@@ -38,7 +38,6 @@ from playhead.layers.attention import split_heads
 from playhead.layers.spec import AttentionSpec
 from playhead.models.decoder import Decoder
 from playhead.models.spec import ModelSpec
-from playhead.step.inputs import ROWS
 
 KVPool = MHAKVPool | SWAKVPool
 
@@ -84,11 +83,6 @@ def layer_attentions(decoder: Decoder, pool: KVPool) -> tuple[LayerAttention, ..
             )
         )
     return tuple(layers)
-
-
-def token_slots() -> tuple[GraphSlot, ...]:
-    """What a step over tokens needs beside a registry's usual slots: the row of each token's request."""
-    return (host_vector(TOKEN_ROWS_SLOT, "tokens", ROWS.dtype, index=ROWS),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -22,7 +22,8 @@ from playhead.kv.prefix import PrefixCache
 from playhead.kv.rows import RowTables
 from playhead.kv.watch import KVWatch
 from playhead.outputs import Logprob, RequestOutput
-from playhead.schedule.scheduler import PlannedChunk, Scheduler
+from playhead.schedule.request import Chunk
+from playhead.schedule.scheduler import Scheduler
 from playhead.step import model_step
 from playhead.step.publish import Publisher
 from playhead.testing.fault_runs import FaultPicker, check_outputs, leftovers, run_with_faults
@@ -61,7 +62,7 @@ def half_a_change_trusted() -> AbstractContextManager[None]:
 def token_committed_twice() -> AbstractContextManager[None]:
     """A read that was interrupted is repeated, and adds its token again."""
 
-    def always(self: Scheduler, chunk: PlannedChunk, token: int) -> bool:
+    def always(self: Scheduler, chunk: Chunk, token: int) -> bool:
         chunk.request.output.append(token)
         return True
 

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from playhead.attention.base import PAST_EVERY_TOKEN, Phase, attend, attention_slots, plan_from_slots
+from playhead.attention.base import PAST_EVERY_TOKEN, Phase, attend, plan_from_slots
 from playhead.attention.reference import ReferenceBackend
 from playhead.errors import ConfigError
 from playhead.graph.registry import CudaGraphBufferRegistry
 from playhead.graph.slots import FillContext
-from playhead.step.inputs import InputFeatures, build_prefill_registry
+from playhead.step.inputs import QUERIES, InputFeatures, build_prefill_registry
 from tests.unit.attention.scenes import SceneSpec, dense_attention, make_scene
 
 
 def registry_of(phase: Phase) -> CudaGraphBufferRegistry:
-    features = InputFeatures(extra=attention_slots(phase))
+    features = InputFeatures(extra=QUERIES if phase is Phase.EXTEND else ())
     return build_prefill_registry(max_bs=4, max_num_tokens=16, device="cpu", features=features)
 
 

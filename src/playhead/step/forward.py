@@ -1,4 +1,4 @@
-"""From token ids to tokens: the model's steps with sampling behind them, and what the next step reads.
+"""One forward, from token ids to sampled tokens: the model's steps with sampling behind them, and what the next reads.
 
 A decode graph samples and advances: it leaves its slots as the next step's inputs, so a batch that just goes on needs
 nothing from the host. A step over tokens samples after its replay, for each request's last token.
@@ -18,15 +18,11 @@ from playhead.attention.base import Phase
 from playhead.graph.breaks import Scope
 from playhead.graph.capture import Inputs
 from playhead.graph.runner import OwnedMemory, StepSpec
-from playhead.graph.slots import Batch, FillContext, GraphSlot, host_vector
+from playhead.graph.slots import Batch, FillContext
 from playhead.kernels.advance import advance, newest_ids
-from playhead.step.inputs import ROWS
+from playhead.sampling_params import SamplingKind
 from playhead.step.model_step import ModelStep
-from playhead.step.sampler_rows import GENERATED_SLOT, SamplerRows
-from playhead.step.sampling import VARIANTS, SampledTokens, SamplerNeeds, sample
-
-LAST_TOKEN_SLOT = "last_token_index"
-SAMPLING_ROWS_SLOT = "sampling_rows"
+from playhead.step.sampling import SampledTokens, SamplerRows, sample
 
 Placeholder = Callable[[FillContext], Batch]
 
@@ -45,18 +41,7 @@ class StepOutput(NamedTuple):
         return SampledTokens(*self[1:])
 
 
-def token_step_slots() -> tuple[GraphSlot, ...]:
-    """What sampling after a step over tokens needs: each request's last token, and its row if it gets a new one.
-
-    A request with more of its prompt to come shows the sink's row: what is drawn for it goes nowhere.
-    """
-    return (
-        host_vector(LAST_TOKEN_SLOT, "bs", torch.int32),
-        host_vector(SAMPLING_ROWS_SLOT, "bs", ROWS.dtype, index=ROWS),
-    )
-
-
-class SampledStep:
+class Forward:
     """A model's steps, and each row's newest token, which steps hand on without the host."""
 
     def __init__(self, model: ModelStep, sampler: SamplerRows, page_table_RP: torch.Tensor) -> None:
@@ -70,20 +55,20 @@ class SampledStep:
             (max_running, vocab_size), dtype=model.decoder.logits_dtype, device=page_table_RP.device
         )
 
-    def decode_spec(self, needs: SamplerNeeds, placeholder: Placeholder) -> StepSpec:
+    def decode_spec(self, kind: SamplingKind, placeholder: Placeholder) -> StepSpec:
         """Embedding to tokens, and the inputs of the next step."""
 
         def decode(inputs: Inputs, scope: Scope) -> StepOutput:
             rows_N = inputs["req_pool_indices"]
             logits_NV = self._head(self._hidden(inputs, scope, Phase.DECODE))
-            sampled = self._sample(logits_NV, inputs, rows_N, needs)
+            sampled = self._sample(logits_NV, inputs, rows_N, kind)
             advance(
                 sampled.tokens_N,
                 inputs["input_ids"],
                 inputs["positions"],
                 inputs["seq_lens"],
                 inputs["out_cache_loc"],
-                inputs[GENERATED_SLOT],
+                inputs["num_generated"],
                 rows_N,
                 inputs["num_token_non_padded"],
                 self.newest_R,
@@ -95,10 +80,10 @@ class SampledStep:
         spec = self.model.spec("bs", decode, placeholder)
         logits = OwnedMemory(name="logits", tensors=(self._logits_RV,), writable=True)
         owned = (*spec.owned, self._newest(writable=True), logits, *self.sampler.owned)
-        return replace(spec, name=f"decode, {VARIANTS[needs]}", owned=owned)
+        return replace(spec, name=f"decode, {kind.name.lower()}", owned=owned)
 
     def token_spec(self, placeholder: Placeholder, *, has_breaks: bool) -> StepSpec:
-        """The layer stack over tokens; `finish` does the rest."""
+        """The layer stack over tokens; `sample_last` does the rest."""
 
         def layer_stack(inputs: Inputs, scope: Scope) -> torch.Tensor:
             return self._hidden(inputs, scope, Phase.EXTEND)
@@ -107,11 +92,11 @@ class SampledStep:
         return replace(spec, owned=(*spec.owned, self._newest(writable=False)))
 
     @torch.no_grad()
-    def finish(self, h_TM: torch.Tensor, inputs: Inputs, needs: SamplerNeeds) -> StepOutput:
+    def sample_last(self, h_TM: torch.Tensor, inputs: Inputs, kind: SamplingKind) -> StepOutput:
         """Logits and tokens of the requests of a step over tokens, from its slots."""
-        logits_NV = self._head(h_TM.index_select(0, inputs[LAST_TOKEN_SLOT]))
-        rows_N = inputs[SAMPLING_ROWS_SLOT]
-        sampled = self._sample(logits_NV, inputs, rows_N, needs)
+        logits_NV = self._head(h_TM.index_select(0, inputs["last_token_index"]))
+        rows_N = inputs["sampling_rows"]
+        sampled = self._sample(logits_NV, inputs, rows_N, kind)
         self.newest_R[rows_N] = sampled.tokens_N.to(torch.int32)
         return StepOutput(logits_NV, *sampled)
 
@@ -123,12 +108,12 @@ class SampledStep:
         return self.model.hidden({**inputs, "input_ids": ids_T}, scope, phase)
 
     def _sample(
-        self, logits_NV: torch.Tensor, inputs: Inputs, rows_N: torch.Tensor, needs: SamplerNeeds
+        self, logits_NV: torch.Tensor, inputs: Inputs, rows_N: torch.Tensor, kind: SamplingKind
     ) -> SampledTokens:
         sampler_inputs = self.sampler.inputs(inputs, rows_N)
-        sampled = sample(logits_NV, sampler_inputs, needs)
-        if needs.penalties:
-            assert sampler_inputs.tables is not None, "rows with penalties have tables"
+        sampled = sample(logits_NV, sampler_inputs, kind)
+        if kind is SamplingKind.EVERYTHING:
+            assert sampler_inputs.tables is not None, "a step of every kind has tables"
             sampler_inputs.tables.count_(rows_N, sampled.tokens_N)
         return sampled
 
