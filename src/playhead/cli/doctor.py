@@ -140,7 +140,7 @@ def default_rows(device: torch.device) -> list[tuple[str, ...]]:
     return [
         ("  device", "cpu", "no CUDA device is here"),
         ("  dtype", dtype, "half precision is far slower on a CPU"),
-        ("  attention", "ReferenceBackend", "plain torch; the Triton kernels need a GPU"),
+        ("  attention", "CpuBackend", "torch and numpy; the Triton kernels need a GPU"),
         ("  graphs", "TapeBackend", "replays recorded operations under the rules of CUDA graphs"),
         ("  graph_mode", mode, "prefill's attention runs live: it finds its keys once for all layers"),
         ("  max_num_seqs", num_seqs, "a CPU is busy with a few rows"),
