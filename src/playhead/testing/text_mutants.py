@@ -105,6 +105,13 @@ def tensors_uncounted() -> AbstractContextManager[None]:
     return swapped(safetensors_file, "MAX_TENSORS", 1 << 40)
 
 
+def names_repeated() -> AbstractContextManager[None]:
+    def last_wins(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        return dict(pairs)
+
+    return swapped(bounded_json, "_unique", last_wins)
+
+
 def arrays_uncounted() -> AbstractContextManager[None]:
     return swapped(gguf_file, "MAX_ARRAY_ITEMS", 1 << 40)
 
@@ -239,7 +246,7 @@ def files_are_counted_first() -> list[str]:
     def header(text: bytes) -> None:
         path = Path(directory) / "x.safetensors"
         path.write_bytes(struct.pack("<Q", len(text)) + text)
-        safetensors_file.SafetensorsFile(path, safetensors_file.Staging())
+        safetensors_file.SafetensorsFile(path)
 
     def array() -> None:
         head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + base.text("k") + struct.pack("<IIQ", 9, 0, (1 << 21) + 1)
@@ -249,8 +256,10 @@ def files_are_counted_first() -> list[str]:
     entry = b'"t%d": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}'
     many = b"{" + b", ".join(entry % i for i in range((1 << 15) + 2)) + b"}"
     number = b'{"a": {"dtype": "F32", "shape": [0], "data_offsets": [0, ' + b"1" * 200 + b"]}}"
+    twice = b"{" + b", ".join([entry % 1] * 2) + b"}"
     with tempfile.TemporaryDirectory() as directory:
         found = refusals(CheckpointError, lambda: header(many), "a file of 32,770 tensors")
+        found += refusals(CheckpointError, lambda: header(twice), "a name that appears twice")
         found += refusals(CheckpointError, array, "an array of two million items")
         try:
             header(number)
@@ -310,6 +319,7 @@ TEXT_MUTANTS: tuple[Mutant, ...] = (
     known("prompts of any length encoded", "found here: 2.2 GB for 10 MB", prompts_unbounded, "long prompts"),
     known("numbers of any length", "found here", numbers_unbounded, FILES),
     known("tensors uncounted", "found here: 140,000 take 2 s", tensors_uncounted, FILES),
+    known("a name twice in a header", "two readers would see two files", names_repeated, FILES),
     known("arrays uncounted", "found here: sparse files", arrays_uncounted, FILES),
     known("a template's memory unlimited", "'%999999999d'", memory_unlimited, TEMPLATES),
     known("a template's time unlimited", "nested loops", time_unlimited, TEMPLATES),
