@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, pre_tokenizers
 from tokenizers.models import BPE, Unigram
 
-import playhead.llm
+import playhead.models.load
 from playhead.errors import ChatTemplateError, CheckpointError, PlayheadError, RequestError, UnsupportedModelError
 from playhead.llm import LLM
 from playhead.models.checkpoint import bounded_json, gguf_file, safetensors_file
@@ -84,7 +84,7 @@ def end_ids_unchecked() -> AbstractContextManager[None]:
     def unchecked(eos_ids: frozenset[int], vocab_size: int, where: str) -> None:
         return None
 
-    return swapped(playhead.llm, "check_end_ids", unchecked)
+    return swapped(playhead.models.load, "check_end_ids", unchecked)
 
 
 def prompts_unbounded() -> AbstractContextManager[None]:
