@@ -24,7 +24,7 @@ from playhead.models.checkpoint.gguf_file import GgufFile
 from playhead.models.checkup import Checkup
 from playhead.models.text import chat, detokenize, library, tokenizer
 from playhead.models.text.chat import ChatTemplate
-from playhead.models.text.decoder_rules import DecoderRules
+from playhead.models.text.decoder_rules import DecoderRules, decoder_rules
 from playhead.models.text.detokenize import IncrementalDetokenizer, TokenBytes
 from playhead.models.text.template_worker import TemplateLimits, TemplateWorker
 from playhead.models.text.tokenizer import SpecialTokens, Tokenizer
@@ -64,7 +64,7 @@ def answers_begin_a_text() -> AbstractContextManager[None]:
 
 
 def decoders_taken_by_name() -> AbstractContextManager[None]:
-    rules_of = detokenize.decoder_rules
+    rules_of = decoder_rules
 
     def by_name(decoder: Mapping[str, Any]) -> DecoderRules:
         parts = decoder.get("decoders", [decoder])
