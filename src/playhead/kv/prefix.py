@@ -145,18 +145,18 @@ class PrefixCache:
 
     # Window pages change hands.
 
-    def windows_idle(self, window: int, full_pages: Sequence[int], *, slid: bool) -> None:
+    def windows_idle(self, window_group: int, full_pages: Sequence[int], *, slid: bool) -> None:
         """Nobody holds the window pages under these any more; what is worth keeping stays until memory is short."""
         for page in full_pages:
             if slid and not self._is_wanted[page]:
-                self._allocator.forget_windows(window, page)
+                self._allocator.forget_windows(window_group, page)
             else:
-                self._idle[window][page] = self._tick
+                self._idle[window_group][page] = self._tick
 
-    def windows_busy(self, window: int, full_pages: Sequence[int]) -> None:
+    def windows_busy(self, window_group: int, full_pages: Sequence[int]) -> None:
         """The window pages under these are held again."""
         for page in full_pages:
-            self._idle[window].pop(page, None)
+            self._idle[window_group].pop(page, None)
 
     def want_hit_behind(self, pages: array[int]) -> None:
         """A request may continue behind these pages: their last window is worth keeping when it slides out."""
@@ -206,9 +206,9 @@ class PrefixCache:
                 yield node
             stack.extend(node.children.values())
 
-    def idle_windows(self, window: int) -> Iterator[int]:
+    def idle_windows(self, window_group: int) -> Iterator[int]:
         """Full pages whose window page is cached, for the ledger."""
-        return iter(self._idle[window])
+        return iter(self._idle[window_group])
 
     # The tree.
 
@@ -276,7 +276,7 @@ class PrefixCache:
             return len(pages)
         page_ids = np.frombuffer(pages, dtype=np.int32)
         page_size = self._allocator.page_size
-        tables = [self._allocator.mapping.table(window) for window in range(len(self._windows))]
+        tables = [self._allocator.mapping.table(window_group) for window_group in range(len(self._windows))]
         first_needed = [pages_outside_window(len(pages) * page_size, size, page_size) for size in self._windows]
         if all((table[page_ids[first:]] != NO_PAGE).all() for table, first in zip(tables, first_needed, strict=True)):
             return len(pages)
@@ -319,12 +319,12 @@ class PrefixCache:
     def _oldest_window(self) -> tuple[int, int, int] | None:
         """(tick, window, full page) of the oldest cached window page no running step can touch."""
         oldest = []
-        for window, pages in enumerate(self._idle):
+        for window_group, pages in enumerate(self._idle):
             if pages:
                 page, tick = next(iter(pages.items()))
-                window_page = self._allocator.mapping.window_page(window, page)
-                if self._allocator.is_settled(window + 1, window_page):
-                    oldest.append((tick, window, page))
+                window_page = self._allocator.mapping.window_page(window_group, page)
+                if self._allocator.is_settled(window_group + 1, window_page):
+                    oldest.append((tick, window_group, page))
         return min(oldest, default=None)
 
     def _evict_oldest(self, num_pages: int) -> int:
@@ -334,9 +334,9 @@ class PrefixCache:
             return self._evict_leaf(leaf, num_pages)
         if found is None:
             return 0
-        _, window, page = found
-        del self._idle[window][page]
-        self._allocator.forget_windows(window, page)
+        _, window_group, page = found
+        del self._idle[window_group][page]
+        self._allocator.forget_windows(window_group, page)
         return 1
 
     def _evict_leaf(self, leaf: PrefixNode, num_pages: int) -> int:
@@ -363,8 +363,8 @@ class PrefixCache:
         return len(gone)
 
     def _forget(self, full_pages: array[int]) -> None:
-        for window in range(len(self._windows)):
-            self.windows_busy(window, full_pages)
+        for window_group in range(len(self._windows)):
+            self.windows_busy(window_group, full_pages)
         for page in full_pages:
             self._is_wanted[page] = 0
         self.num_pages -= len(full_pages)
