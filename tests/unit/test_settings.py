@@ -9,7 +9,7 @@ from enum import StrEnum
 import pytest
 
 from playhead.errors import ConfigError
-from playhead.settings import Setting, check_settings, declare, settings_of
+from playhead.settings import Setting, Switch, check_settings, declare, settings_of
 
 
 class Colour(StrEnum):
@@ -28,7 +28,7 @@ class Owner:
     count: int = declare(1, Setting(help="a count", low=1, high=9, group="sizes", aliases=("-c",)))
     share: float | None = declare(None, Setting(help="a share", low=0, high=1, above=True))
     anything: int = declare(0, Setting(help="any integer"))
-    is_on: bool = declare(True, Setting(help="a switch", switches={"--off": False}))
+    is_on: bool = declare(True, Setting(help="a switch", switches=(Switch(flags=("--off",), sets=False, help="off"),)))
     colour: Colour = declare(Colour.RED, Setting(help="a colour"))
     word: str = declare("a", Setting(help="a word", choices=("a", "b")))
     names: Sequence[str] = declare((), Setting(help="names", take=lambda value: tuple(value)))
