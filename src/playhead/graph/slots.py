@@ -46,7 +46,7 @@ LEAVES_TAIL = frozenset({PaddingPolicy.KEEP_PAD, PaddingPolicy.FOREACH_COPY})
 class IndexSpace:
     """What the numbers of an index slot point into, with the one dtype they have everywhere.
 
-    `sink` is the place padded rows point at: it exists, nobody owns it, and no live row reads it.
+    `sink` is the place padded rows point at: it exists, no request owns it, and no live row reads it.
     """
 
     name: str
@@ -108,7 +108,7 @@ class SlotViews(dict[str, torch.Tensor]):
 class GraphSlot:
     """One input of captured graphs: a fixed address with one row per request or token.
 
-    `padding_policy` has no default: whoever adds a slot must know what the kernels do with an empty row. A slot has
+    `padding_policy` has no default: the author of a slot must know what the kernels do with an empty row. A slot has
     one writer: the batch value of its name, `source_fn`, `proxy`, `post_fill` (with `copy_from_fb=False`), or the graph
     itself.
 
@@ -223,7 +223,7 @@ class GraphSlot:
         if self.leaves_tail or self.pad_value != index.sink:
             found = f"{self.padding_policy.name} with pad_value {self.pad_value}"
             wanted = f"a written tail of {index.sink}, the sink of {index.name!r}"
-            yield found, wanted, "A padded row must not point at anybody's memory."
+            yield found, wanted, "A padded row must not point at a request's memory."
 
 
 def fits(value: float, dtype: torch.dtype) -> bool:
