@@ -22,11 +22,11 @@ from playhead.llm import LLM
 from playhead.models.checkpoint import bounded_json, gguf_file, safetensors_file
 from playhead.models.checkpoint.gguf_file import GgufFile
 from playhead.models.checkup import Checkup
-from playhead.models.text import chat, library, token_bytes, tokenizer
+from playhead.models.text import chat, detokenize, library, tokenizer
 from playhead.models.text.chat import ChatTemplate
-from playhead.models.text.detokenize import IncrementalDetokenizer
+from playhead.models.text.decoder_rules import DecoderRules, decoder_rules
+from playhead.models.text.detokenize import IncrementalDetokenizer, TokenBytes
 from playhead.models.text.template_worker import TemplateLimits, TemplateWorker
-from playhead.models.text.token_bytes import TokenBytes
 from playhead.models.text.tokenizer import SpecialTokens, Tokenizer
 from playhead.sampling_params import SamplingParams
 from playhead.testing import hostile_base as base
@@ -64,13 +64,13 @@ def answers_begin_a_text() -> AbstractContextManager[None]:
 
 
 def decoders_taken_by_name() -> AbstractContextManager[None]:
-    rules_of = token_bytes.decoder_rules
+    rules_of = decoder_rules
 
-    def by_name(decoder: Mapping[str, Any]) -> token_bytes.DecoderRules:
+    def by_name(decoder: Mapping[str, Any]) -> DecoderRules:
         parts = decoder.get("decoders", [decoder])
         return rules_of({"type": "Sequence", "decoders": [{**part, "stop": 0} for part in parts]})
 
-    return swapped(token_bytes, "decoder_rules", by_name)
+    return swapped(detokenize, "decoder_rules", by_name)
 
 
 def generation_config_ignored() -> AbstractContextManager[None]:
