@@ -22,8 +22,7 @@ from playhead.engine.response import ResponseBuilder
 from playhead.engine.stats import EngineStats
 from playhead.engine.timeline import StepRecord, Timeline
 from playhead.errors import PagesLost, PlayheadError, RequestError, RequestFailed, caused, shown
-from playhead.kv.ledger import Findings, report
-from playhead.kv.watch import KVWatch
+from playhead.kv.ledger import Findings, KVWatch, report
 from playhead.models.text.tokenizer import Tokenizer
 from playhead.outputs import FinishReason, Logprob, RequestOutput
 from playhead.sampling_params import SamplingParams

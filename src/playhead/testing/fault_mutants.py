@@ -16,11 +16,10 @@ from playhead.engine.response import ResponseBuilder
 from playhead.errors import MisuseError, PlayheadError
 from playhead.graph.breaks import RunBreak
 from playhead.kv.cache import HybridKVCache
-from playhead.kv.ledger import NOTHING, Findings
+from playhead.kv.ledger import NOTHING, Findings, KVWatch
 from playhead.kv.mapping import WindowMapping
 from playhead.kv.prefix import PrefixCache
 from playhead.kv.rows import RowTables
-from playhead.kv.watch import KVWatch
 from playhead.outputs import Logprob, RequestOutput
 from playhead.schedule.scheduler import PlannedChunk, Scheduler
 from playhead.step import model_step

@@ -30,8 +30,8 @@ from playhead.models.checkpoint.pieces import pieces_of
 from playhead.models.checkpoint.sources import InMemoryTensors
 from playhead.models.config import RANGES
 from playhead.models.load import ModelDescription
+from playhead.models.text.detokenize import byte_level_table
 from playhead.models.text.gguf_vocab import tokenizer_from_gguf
-from playhead.models.text.token_bytes import byte_level_table
 from playhead.step.model_step import kv_geometry
 from playhead.step.worker import Worker, WorkerConfig
 from playhead.testing.mutant import Checker
