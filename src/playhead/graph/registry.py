@@ -100,7 +100,7 @@ class CudaGraphBufferRegistry:
     def num_fills(self) -> int:
         """Grows whenever a slot may have been written: by this registry, or by another that shares memory with it.
 
-        Whoever goes on over what the slots hold compares it with what it was.
+        A runner that replays without a fill compares it with its value after the last step.
         """
         return self._num_own_fills + sum(shared.num_writes for shared in self._shared)
 

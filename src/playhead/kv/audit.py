@@ -125,7 +125,7 @@ def _audit_slabs(cache: HybridKVCache) -> list[Violation]:
             num_owners += is_there.reshape(-1, layout.pages_per_slab).any(axis=1)
     free_slabs = list(allocator.arena.free_slabs())
     num_states = is_lent + np.bincount(np.array(free_slabs, dtype=np.int64), minlength=len(is_lent))
-    num_states[NO_PAGE] += 1  # the sinks' slab is nobody's
+    num_states[NO_PAGE] += 1  # the sinks' slab belongs to no group
     found = []
     if (num_states != 1).any():
         slab = int(np.flatnonzero(num_states != 1)[0])
@@ -144,7 +144,7 @@ def _audit_slabs(cache: HybridKVCache) -> list[Violation]:
 
 
 def _audit_mapping(cache: HybridKVCache, window_group: int) -> list[Violation]:
-    """One-to-one, and a window page under a full page exactly while somebody holds or retains both."""
+    """One-to-one, and a window page lies under a full page exactly while both are held or retained."""
     allocator = cache.allocator
     window_of, full_of = allocator.mapping.table(window_group), allocator.mapping.full_table(window_group)
     full_name, name = allocator.groups[FULL].name, allocator.groups[window_group + 1].name

@@ -89,7 +89,7 @@ class HybridKVCache:
             raise ContextTooLong(request, len(prompt), self.plan.limits.max_context_tokens)
         if request in self.sequences:
             raise LedgerError(
-                f"admit: request {request!r} is running already; wanted a name nobody has. Finish or abort it first"
+                f"admit: request {request!r} is running already; wanted a new name. Finish or abort the other first"
             )
         key = token_key(prompt)
         with self._change():
@@ -139,7 +139,7 @@ class HybridKVCache:
                 self._append_pages(seq, num_missing)
 
     def has_vacancy(self, num_tokens: int) -> bool:
-        """Whether every group could place this many tokens at nobody's expense but the prefix cache's."""
+        """Whether every group could place this many tokens without preempting. Cached prefixes may go for it."""
         num_pages = num_pages_for(num_tokens, self._page_size)
         available = zip(self.allocator.groups, self.allocator.num_cached, strict=True)
         return all(group.num_available + num_cached >= num_pages for group, num_cached in available)

@@ -1,7 +1,7 @@
 """The allocator over all groups: who holds each full page and each window page under it, and when it can be reused.
 
 A page is in one of four states. Free: in its group's allocator. Pending: given up, but a launched step may still
-touch it. Held: at least one sequence counts on it. Cached: retained by the prefix cache and held by nobody. A window
+touch it. Held: at least one sequence counts on it. Cached: retained by the prefix cache, without a holder. A window
 page hangs under a full page (`WindowMapping`) and has holders of its own, because sequences let windows go long
 before they let contexts go.
 
@@ -140,7 +140,7 @@ class HybridAllocator:
         self._hold(window_group + 1, self._window_pages(window_group, full_pages))
 
     def drop(self, full_pages: Sequence[int]) -> None:
-        """One sequence less counts on these pages. What nobody holds or retains is freed."""
+        """One sequence less counts on these pages. A page that is neither held nor retained any more is freed."""
         freed = [page for page in self._drop(FULL, full_pages) if not self._is_retained[page]]
         self.num_cached[FULL] -= len(freed)
         self._free(FULL, freed)
@@ -173,7 +173,7 @@ class HybridAllocator:
             self._is_retained[page] = 1
 
     def forget(self, full_pages: Sequence[int]) -> None:
-        """The prefix cache no longer counts on these pages: what nobody holds is freed, windows included."""
+        """The prefix cache no longer counts on these pages. Those without a holder are freed, windows included."""
         for window_group in range(self.num_windows):
             holders = self._holders[window_group + 1]
             window_page = self.mapping.window_page

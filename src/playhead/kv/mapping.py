@@ -1,7 +1,7 @@
 """Which window page lies under which full page: the host's truth, and what the device has not seen yet.
 
 The mapping is kept by page here and by location on the device. It changes in this class only, every change moves its
-version, and one that was not published stops whoever translates (`require_published`): forgetting cannot go unseen.
+version, and a translation over an unpublished change is refused (`require_published`): forgetting cannot go unseen.
 For a step a pair that was taken away may wait for the next publication: no query sees an expired location, and its full
 page gets a new pair, which cannot wait, before anything is written there.
 """

@@ -93,7 +93,7 @@ class GroupKVPool:
         With page size 16, location 50 is page 3, offset 2.
         """
         k_pages, v_pages = self._layers[index]
-        # Without the clamp, -1 would be offset 15 of the last page: somebody's token.
+        # Without the clamp, -1 would be offset 15 of the last page, where a request may have a token.
         writable_T = locs_T.clamp_min(0)
         page_T, offset_T = writable_T // self._page_size, writable_T % self._page_size
         k_pages[page_T, offset_T] = k

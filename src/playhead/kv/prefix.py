@@ -6,7 +6,7 @@ pages of [0, L) are there and, in every window group, the window pages of those 
 can see. Every tree belongs to one salt: equal prompts under different salts share nothing.
 
 A window page that a running request slides past is kept only if a lookup ended behind it before, or its prompt did:
-others would be retained for nobody, and scatter what is live over the slabs. When memory is short, the oldest goes
+other window pages would never be hit, and would scatter live ones over the slabs. When memory is short, the oldest goes
 first: leaves (whole, because a hybrid prefix without its last window cannot be hit) and single window pages.
 """
 
@@ -146,7 +146,7 @@ class PrefixCache:
     # Window pages change hands.
 
     def windows_idle(self, window_group: int, full_pages: Sequence[int], *, slid: bool) -> None:
-        """Nobody holds the window pages under these any more; what is worth keeping stays until memory is short."""
+        """No sequence holds the window pages under these any more. Those worth keeping stay until memory is short."""
         for page in full_pages:
             if slid and not self._is_wanted[page]:
                 self._allocator.forget_windows(window_group, page)
@@ -308,7 +308,7 @@ class PrefixCache:
         return not self._allocator.num_holders(FULL, full_page)
 
     def _oldest_leaf(self) -> PrefixNode | None:
-        """The leaf unused for longest whose end nobody holds and no running step can touch."""
+        """The leaf unused for longest whose end no sequence holds and no running step can touch."""
         while self._leaves and not self._is_current(self._leaves[0]):
             heapq.heappop(self._leaves)
         if not self._leaves:
@@ -340,7 +340,7 @@ class PrefixCache:
         return 1
 
     def _evict_leaf(self, leaf: PrefixNode, num_pages: int) -> int:
-        """Give up a leaf from its end to the last page somebody holds; without windows, no more than is wanted."""
+        """Give up a leaf from its end to its last held page; without windows, no more than is wanted."""
         assert leaf.parent is not None, "a root has no pages to evict"
         start = len(leaf.pages)
         stop = 0 if self._windows else max(0, start - num_pages)

@@ -74,7 +74,7 @@ class Recount:
         return True
 
     def _add_pairs(self, seq: SequenceKV, window_group: int) -> list[int]:
-        """Note what a sequence's row shows under its live pages; gives the full pages that nobody had noted before."""
+        """Note what a sequence's row shows under its live pages; gives the full pages that were not noted before."""
         geometry = self._cache.plan.geometry
         # A slide that was cut short has let go of pages before this frontier. The next token sees none of them.
         frontier = window_frontier(

@@ -1,7 +1,7 @@
 """The CPU's graph: a list of ops over fixed memory.
 
 Replay issues the recorded ops again on the recorded tensors and writes each result into the tensor the recording
-made. Python of the model does not run, views alias, addresses are fixed: an input that nobody refreshed shows here
+made. Python of the model does not run, views alias, addresses are fixed: an input that was not refreshed shows here
 exactly as it does in a CUDA graph.
 """
 

@@ -117,7 +117,7 @@ def _fill(target: torch.Tensor, piece: Piece, source: TensorSource) -> None:
     names = [name for name, _ in piece.sources]
     match piece.conversion:
         case Conversion.NONE:
-            source.copy_to(names[0], target)
+            target.copy_(source.read(names[0]))
         case Conversion.EXPERTS_GATE_UP_BIAS:
             _copy_gate_up(target, source.read(names[0]))
         case Conversion.EXPERTS_GATE_UP:
