@@ -15,10 +15,11 @@ from rich.table import Table
 
 from playhead.cli.command import MODEL, command, engine, flags_of
 from playhead.cli.loading import fitted, loaded, sampling, sampling_of
+from playhead.engine.build import EMBEDDED
 from playhead.engine.config import EngineConfig
 from playhead.engine.progress import spinner
 from playhead.graph.shapes import Mode, Reason
-from playhead.llm import EMBEDDED, LLM
+from playhead.llm import LLM
 from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
 from playhead.settings import Setting, declare

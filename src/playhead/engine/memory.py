@@ -14,7 +14,10 @@ from playhead.env import wants_strict_ledger
 from playhead.errors import ConfigError
 from playhead.kv.geometry import KVGeometry
 from playhead.kv.plan import KVLimits, least_bytes, longest_context, most_running, most_useful_bytes
+from playhead.models.decoder import Decoder
 from playhead.models.load import ModelDescription
+from playhead.models.spec import ModelSpec
+from playhead.settings import show_size
 from playhead.step.model_step import kv_geometry
 from playhead.step.worker import WorkerConfig
 
@@ -32,6 +35,7 @@ MEMORY_FILES = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max"), Path("/
 class EngineMemory:
     """Sizes that fit, and a line about every one that is less than the model or the default would have it."""
 
+    weight_bytes: int = 0
     kv_memory_bytes: int
     limits: KVLimits
     notes: tuple[str, ...] = ()
@@ -39,7 +43,7 @@ class EngineMemory:
 
 def worker_config(description: ModelDescription, config: EngineConfig, device: torch.device) -> WorkerConfig:
     """Every size, with what was left open filled in. What gave way to memory is logged, a line each."""
-    memory = fit_memory(description, config, device, free_bytes(device))
+    memory = fit_beside_weights(description, config, device, free_bytes(device))
     for note in memory.notes:
         LOG.warning("%s", note)
     mode = on_device(config, device).graph_mode
@@ -55,8 +59,29 @@ def worker_config(description: ModelDescription, config: EngineConfig, device: t
     )
 
 
+def fit_beside_weights(
+    description: ModelDescription, config: EngineConfig, device: torch.device, free: int
+) -> EngineMemory:
+    """What an engine takes of `free` bytes, of which its weights take theirs first. Nothing has been loaded."""
+    dtype = resolve_dtype(config, device, description)
+    weight_bytes = num_weight_bytes(description.spec, dtype)
+    if weight_bytes >= free:
+        raise ConfigError(
+            f"memory: {show_size(free)} are free, and the weights alone take {show_size(weight_bytes)} in {dtype}. "
+            "Take a larger device or a smaller model."
+        )
+    return replace(fit_memory(description, config, device, free - weight_bytes), weight_bytes=weight_bytes)
+
+
+def num_weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
+    """Bytes of all parameters, counted on a decoder that has no memory."""
+    decoder = Decoder(spec, dtype=dtype, device=torch.device("meta"))
+    return sum(parameter.numel() * parameter.element_size() for parameter in decoder.parameters())
+
+
 def fit_memory(description: ModelDescription, config: EngineConfig, device: torch.device, free: int) -> EngineMemory:
-    """What an engine takes of `free` bytes. Settings that were left open give way; those asked for are refused."""
+    """What an engine takes of the `free` bytes that weights have left. Settings that were left open give way; settings
+    that were given and do not fit are refused."""
     limits, dtype = kv_limits(description, config, device), resolve_dtype(config, device, description)
     geometry = kv_geometry(description.spec, page_size=config.page_size, dtype=dtype)
     kv_bytes = _kv_bytes(config, device, free, least_bytes(geometry, limits))
