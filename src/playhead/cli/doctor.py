@@ -39,7 +39,7 @@ OTHER_DEFAULTS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
     "cpu": (
         ("device", "cpu", "no CUDA device is here"),
         ("dtype", "", "half precision is far slower on a CPU"),
-        ("attention", "ReferenceBackend", "plain torch; the Triton kernels need a GPU"),
+        ("attention", "CpuBackend", "torch and numpy; the Triton kernels need a GPU"),
         ("graphs", "TapeBackend", "replays recorded operations under the rules of CUDA graphs"),
         (
             "kv_memory_bytes",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from playhead.kernels.activation import gated_activation
+from playhead.kernels.elementwise import gated_activation
 from playhead.layers.linear import Linear
 from playhead.layers.spec import MlpSpec
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from playhead.kernels.embedding import embed, softcap_
+from playhead.kernels.elementwise import embed, softcap_
 from playhead.layers.attention import AttentionBlock, QKTransform
 from playhead.layers.linear import Linear, laid_out
 from playhead.layers.mlp import GatedMlp
@@ -18,9 +18,6 @@ from playhead.layers.rope import Rope
 from playhead.layers.spec import MoeSpec, RopeSpec
 from playhead.models.context import ForwardContext
 from playhead.models.spec import LayerSpec, ModelSpec, Placement
-
-PRE_NORMS = (Placement.PRE, Placement.SANDWICH, Placement.PARALLEL)
-POST_NORMS = (Placement.POST, Placement.SANDWICH)
 
 
 class DecoderLayer(nn.Module):
@@ -37,8 +34,9 @@ class DecoderLayer(nn.Module):
     ) -> None:
         super().__init__()
 
-        def norm(exists: bool) -> Norm | None:
-            return Norm(spec.norm, hidden_size, dtype=dtype, device=device) if exists else None
+        def norm(name: str) -> Norm | None:
+            has_it = name in spec.placement.norms
+            return Norm(spec.norm, hidden_size, dtype=dtype, device=device) if has_it else None
 
         self.index, self.spec = index, spec
         self.attention = AttentionBlock(spec.attention, hidden_size, spec.norm, dtype=dtype, device=device)
@@ -46,10 +44,10 @@ class DecoderLayer(nn.Module):
             self.mlp = MoeMlp(spec.mlp, hidden_size, dtype=dtype, device=device)
         else:
             self.mlp = GatedMlp(spec.mlp, hidden_size, dtype=dtype, device=device)
-        self.pre_attention_norm = norm(spec.placement in PRE_NORMS)
-        self.pre_mlp_norm = norm(spec.placement in PRE_NORMS and spec.placement is not Placement.PARALLEL)
-        self.post_attention_norm = norm(spec.placement in POST_NORMS)
-        self.post_mlp_norm = norm(spec.placement in POST_NORMS)
+        self.pre_attention_norm = norm("pre_attention_norm")
+        self.pre_mlp_norm = norm("pre_mlp_norm")
+        self.post_attention_norm = norm("post_attention_norm")
+        self.post_mlp_norm = norm("post_mlp_norm")
 
     def forward(self, residual_TM: torch.Tensor, normed_TM: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """What is still to be added to the residual. What comes before it is added in place."""
@@ -120,11 +118,11 @@ class Decoder(nn.Module):
         return tuple(block.attention.sinks_H for block in self._stack)
 
     @property
-    def turns(self) -> tuple[QKTransform, ...]:
+    def transforms(self) -> tuple[QKTransform, ...]:
         """What each layer's queries and keys go through before they meet, at positions within `reach`."""
         assert self.num_positions, "no table of positions: call `reach` first"
         ropes = [None if spec is None else self._ropes[spec] for spec in (b.spec.attention.rope for b in self._stack)]
-        return tuple(block.attention.turn(rope) for block, rope in zip(self._stack, ropes, strict=True))
+        return tuple(block.attention.transform(rope) for block, rope in zip(self._stack, ropes, strict=True))
 
     def embed(self, ids_T: torch.Tensor) -> torch.Tensor:
         return embed(ids_T, self.embedding_VM, self.embed_scale)
