@@ -64,7 +64,7 @@ def audit_model(model: str, config: EngineConfig) -> list[Report]:
 def with_small_kv(description: ModelDescription, config: EngineConfig) -> EngineConfig:
     """Room for every request at the maximum context and no more: an audit compares the KV memory again and again.
 
-    A context that nobody asked for is a short one: graphs are the same at any length.
+    A context that was left open becomes a short one: graphs are the same at any length.
     """
     device, spec = resolve_device(config), description.spec
     dtype, limits = resolve_dtype(config, device, description), kv_limits(description, config, device)

@@ -155,7 +155,7 @@ def tokens_per_s(output: RequestOutput) -> float | None:
 def as_record(output: RequestOutput, modes: Mapping[str, int]) -> dict[str, object]:
     """The output with vLLM's names, and the figures."""
     record = asdict(output)
-    del record["metrics"]  # readings of a clock that nobody else has
+    del record["metrics"]  # readings of a clock that means nothing elsewhere
     return record | {
         "tokens_per_s": tokens_per_s(output),
         "time_to_first_token_s": time_to_first_token_s(output),

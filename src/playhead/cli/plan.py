@@ -79,7 +79,7 @@ def plan_memory(description: ModelDescription, config: EngineConfig, device_byte
 
 
 def memory_table(model: str, made: MemoryPlan) -> Table:
-    """Who takes what."""
+    """What weights, KV and the rest take of the device's memory."""
     table = Table("memory", "size", "share", "what", title=f"{model} on {show_size(made.device_bytes)}")
     kv = made.kv
     slabs = f"{kv.num_slabs:,} slabs of {show_size(kv.layout.slab_bytes)}"

@@ -58,14 +58,14 @@ class Ticket:
 
     @property
     def is_done(self) -> bool:
-        """Whether the engine has let go of it."""
+        """Whether every sample has ended, or the request has failed."""
         ended = [name for name, output in self.latest.items() if output.finished]
         return self.error is not None or len(ended) == len(self.samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What the event loop wants of the thread: take a ticket's request or, with `is_abort`, let go of it."""
+    """An order of the event loop to the thread: queue a ticket's request or, with `is_abort`, abort it."""
 
     ticket: Ticket
     is_abort: bool = False
@@ -143,8 +143,8 @@ class AsyncEngine:
     ) -> AsyncGenerator[RequestOutput, None]:
         """The output after every token, or after several if the consumer was slow; the last one is `finished`.
 
-        A request that cannot be served raises `RequestError` before it disturbs anybody. Leaving early, by `break`,
-        `aclose` or a cancelled task, aborts it. With n above 1 every output has all samples that have begun.
+        A request that cannot be served raises `RequestError` before it is queued. Leaving early, by `break`, `aclose`
+        or a cancelled task, aborts it. With n above 1 every output has all samples that have begun.
         """
         ticket = await self._checked(prompt, params, request_id, priority)
         self._take(ticket)
@@ -236,15 +236,15 @@ class AsyncEngine:
             while (orders := self._next_orders()) is not None:
                 try:
                     self._turn(orders)
-                except BaseException as error:  # noqa: BLE001  whatever it is, those who wait must hear of it
+                except BaseException as error:  # noqa: BLE001  consumers must hear of any error
                     self._fail_begun(error, orders)
-        except Exception as error:  # noqa: BLE001  the engine would not even let go of its requests
+        except Exception as error:  # noqa: BLE001  aborting the requests raised too
             cause = error
         finally:
             self._stop(cause)
 
     def _next_orders(self) -> list[Order] | None:
-        """What to do before the next step, as soon as there is anything to do; None when it is over."""
+        """Wait until there is an order or a step to run; gives the orders, or None once closed."""
         with self._work:
             self._work.wait_for(lambda: not self._is_open or self._orders or self.engine.has_work)
             orders = list(self._orders)
@@ -264,7 +264,7 @@ class AsyncEngine:
             self._deliver(self.engine.step())
 
     def _submit(self, ticket: Ticket) -> None:
-        """Queue a request's samples. What the engine has against one of them is this request's affair alone."""
+        """Queue a request's samples. If the engine refuses one of them, this request alone ends with the error."""
         try:
             for name, checked in ticket.samples.items():
                 self.engine.submit(name, checked, ticket.options)
@@ -302,9 +302,9 @@ class AsyncEngine:
             self._tickets.pop(ticket.request_id, None)
 
     def _fail_begun(self, error: BaseException, orders: Sequence[Order]) -> None:
-        """A turn raised: the requests in flight end, and the engine is there for those not begun.
+        """A turn raised: end the requests that had begun. Requests still in the orders are served next.
 
-        Those that had ended before it get what they have.
+        Requests that had ended before the error get their last output.
         """
         self._deliver(self.engine.take_ready())
         with self._work:
@@ -313,12 +313,12 @@ class AsyncEngine:
         self._give_up(begun, orders, lambda request_id: caused(StepFailed(f"request {request_id!r}"), error))
 
     def _stop(self, cause: BaseException | None) -> None:
-        """Nobody runs steps any more: say so to all who wait or ask for something."""
+        """The thread ends: tell every consumer, and every caller whose order was not followed."""
         with self._work:
             self._is_open, self._cause = False, cause
             orders, tickets = list(self._orders), list(self._tickets.values())
             self._orders.clear()
-        with suppress(Exception):  # a dead engine need not let go, and a closed event loop has nobody waiting
+        with suppress(Exception):  # a dead engine may not abort; a closed event loop has no consumers
             self._give_up(tickets, orders, lambda name: caused(EngineStopped(f"request {name!r}"), cause))
             while self.engine.has_work:  # a step that was launched and not read
                 self.engine.step()
@@ -329,7 +329,7 @@ class AsyncEngine:
         orders: Sequence[Order],
         reason: Callable[[str], PlayheadError],
     ) -> None:
-        """Let go of these requests, then tell their consumers why, and whoever waits for an order that it is done."""
+        """Abort these requests, tell their consumers why, and tell the callers of these orders that they are done."""
         try:
             for name in [name for ticket in tickets for name in ticket.samples]:
                 self.engine.abort(name)
@@ -352,6 +352,6 @@ class AsyncEngine:
 
 
 def settle(done: asyncio.Future[None]) -> None:
-    """The order was followed; whoever waited for it may have gone."""
+    """Tell the caller of an order that it was followed, unless the caller has gone."""
     if not done.done():
         done.set_result(None)

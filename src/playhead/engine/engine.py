@@ -36,7 +36,7 @@ from playhead.step.inflight import Collected, InFlight
 from playhead.step.sampling import SampledTokens, SamplerRow
 from playhead.step.worker import Worker
 
-WAITING_PER_RUNNING = 4  # a longer queue only makes everybody in it too late
+WAITING_PER_RUNNING = 4  # in a longer queue every request would come too late
 
 
 @dataclass(slots=True, kw_only=True, eq=False)  # mutable: reading may be interrupted, and goes on where it was
@@ -152,8 +152,8 @@ class Engine:
 
         Then tell Python's garbage collector to skip all objects there are, until this engine is closed or gone. A
         captured engine has hundreds of thousands of objects that stay, and the collector would look through them in the
-        middle of a step, for 50 ms and more. The collector is the process's: if somebody else has frozen objects
-        already, such as another engine, nothing is frozen here.
+        middle of a step, for 50 ms and more. The collector is the process's: if objects are frozen already, by
+        another engine say, nothing is frozen here.
         """
         with self.entered():
             self.worker.capture_all(progress)
@@ -453,7 +453,7 @@ def used_after_close() -> MisuseError:
 
 
 def sampler_row(response: ResponseBuilder) -> SamplerRow:
-    """What the sampler must know of a request that has just got its row: everything so far has been read."""
+    """The sampler's numbers of a request that has just got its row: all tokens so far have been read."""
     request = response.request
     return SamplerRow(
         params=request.params,

@@ -26,7 +26,7 @@ LOG = logging.getLogger(__name__)
 KV_SHARE_OF_FREE = 0.8  # the rest of a GPU's free memory is for graphs, activations and the CUDA context
 CPU_KV_BYTES = 1 << 28  # enough for small models; a longer context takes more
 CPU_SHARE_OF_FREE = 0.5  # the machine has other things to do
-MIN_CONTEXT_TOKENS = 128  # a context that gave way further would serve nobody
+MIN_CONTEXT_TOKENS = 128  # a shorter context would be of no use
 
 MEMORY_FILES = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
 
@@ -42,7 +42,7 @@ class EngineMemory:
 
 
 def worker_config(description: ModelDescription, config: EngineConfig, device: torch.device) -> WorkerConfig:
-    """Every size, with what was left open filled in. What gave way to memory is logged, a line each."""
+    """Every size of a worker. A size that was left open and had to give way to memory is logged."""
     memory = fit_beside_weights(description, config, device, free_bytes(device))
     for note in memory.notes:
         LOG.warning("%s", note)
@@ -62,7 +62,7 @@ def worker_config(description: ModelDescription, config: EngineConfig, device: t
 def fit_beside_weights(
     description: ModelDescription, config: EngineConfig, device: torch.device, free: int
 ) -> EngineMemory:
-    """What an engine takes of `free` bytes, of which its weights take theirs first. Nothing has been loaded."""
+    """The sizes of an engine that has `free` bytes for its weights and its KV. Nothing has been loaded yet."""
     dtype = resolve_dtype(config, device, description)
     weight_bytes = num_weight_bytes(description.spec, dtype)
     if weight_bytes >= free:
@@ -80,8 +80,10 @@ def num_weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
 
 
 def fit_memory(description: ModelDescription, config: EngineConfig, device: torch.device, free: int) -> EngineMemory:
-    """What an engine takes of the `free` bytes that weights have left. Settings that were left open give way; settings
-    that were given and do not fit are refused."""
+    """The sizes of an engine that has `free` bytes beside its weights.
+
+    Settings that were left open give way; settings that were given and do not fit are refused.
+    """
     limits, dtype = kv_limits(description, config, device), resolve_dtype(config, device, description)
     geometry = kv_geometry(description.spec, page_size=config.page_size, dtype=dtype)
     kv_bytes = _kv_bytes(config, device, free, least_bytes(geometry, limits))
@@ -101,7 +103,7 @@ def fit_memory(description: ModelDescription, config: EngineConfig, device: torc
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory of the device that nobody has taken."""
+    """The device's memory that is not taken."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free
