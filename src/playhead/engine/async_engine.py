@@ -78,7 +78,7 @@ class AsyncEngine:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         # Running requests count too, so the engine's own queue is never full.
-        self.max_requests = engine.max_requests
+        self.max_requests = engine.max_waiting
         self._numbers = itertools.count(1)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

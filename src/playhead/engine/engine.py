@@ -71,7 +71,7 @@ class Engine:
         self.config = resolved(config or EngineConfig(), worker.config, worker.model.decoder)
         limits = worker.config.limits
         self.overlap = limits.num_steps_in_flight > 1
-        self.max_requests = WAITING_PER_RUNNING * limits.max_running
+        self.max_waiting = WAITING_PER_RUNNING * limits.max_running
         self.reader = PromptReader(
             tokenizer=tokenizer,
             vocab_size=worker.model.decoder.spec.vocab_size,
@@ -80,7 +80,7 @@ class Engine:
         )
         self._watch = KVWatch(worker.kv, every_steps=worker.config.audit_every_steps)
         self._scheduler = Scheduler(
-            worker.kv, ScheduleLimits(chunk_tokens=limits.chunk_tokens, max_waiting=self.max_requests)
+            worker.kv, ScheduleLimits(chunk_tokens=limits.chunk_tokens, max_waiting=self.max_waiting)
         )
         self._responses: dict[str, ResponseBuilder] = {}
         self._in_flight: deque[LaunchedStep] = deque()
