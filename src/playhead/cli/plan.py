@@ -16,6 +16,7 @@ from playhead.engine.config import EngineConfig, resolve_dtype
 from playhead.engine.memory import fit_memory
 from playhead.errors import ConfigError
 from playhead.kv.plan import KVPlan, plan_kv
+from playhead.layers.linear import WEIGHT_FORMATS
 from playhead.llm import resolve_model_name
 from playhead.models.decoder import Decoder
 from playhead.models.load import ModelDescription, describe_model
@@ -82,7 +83,7 @@ def this_gpu_bytes() -> int:
 
 def num_weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
     """Bytes of all parameters, counted on a decoder that has no memory."""
-    decoder = Decoder(spec, dtype=dtype, device=torch.device("meta"))
+    decoder = Decoder(spec, WEIGHT_FORMATS[spec.stored_as](dtype=dtype, device=torch.device("meta")))
     return sum(parameter.numel() * parameter.element_size() for parameter in decoder.parameters())
 
 

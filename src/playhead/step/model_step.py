@@ -142,7 +142,6 @@ class ModelStep:
         self, decoder: Decoder, pool: KVPool, layers: tuple[LayerAttention, ...], backend: AttentionBackend
     ) -> None:
         self.decoder, self.pool, self.layers, self.backend = decoder, pool, layers, backend
-        decoder.lay_out()
         self._as_rows = tuple(layer.as_rows() for layer in layers)
         self._group_of = tuple(pool.layers_mapping[index][1] for index in range(len(layers)))
         self._lookup_of = tuple(layer.group for layer in layers)
