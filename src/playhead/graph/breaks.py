@@ -34,15 +34,16 @@ class TensorSpec:
         return cls(shape=tuple(tensor.shape), dtype=tensor.dtype)
 
 
-RunBreak = Callable[[Any, Tensors, Tensors, str], None]
+RunBreak = Callable[[Any, Tensors, Tensors, int], None]
 OutputSpecs = Callable[[Tensors], Sequence[TensorSpec]]
 
 
 class BreakOp:
     """A declared break: `run(live, inputs, outputs, site)` writes all rows of its outputs that the step uses.
 
-    `live` is what this step alone knows (an attention plan, say); `site` tells the calls of one forward apart. `name`
-    is a torch op name, 'library::op': piecewise capture leaves the break in a traced graph under it.
+    `live` is what this step alone knows (an attention plan, say); `site` tells the calls of one forward apart: the
+    layer's index, for a break that every layer has. `name` is a torch op name, 'library::op': piecewise capture leaves
+    the break in a traced graph under it.
     """
 
     def __init__(self, name: str, *, run: RunBreak, outputs: OutputSpecs) -> None:
@@ -50,21 +51,21 @@ class BreakOp:
 
         # Two models of one process may each have a break of this name; torch's list of ops is global.
         @torch.library.custom_op(f"{name}_{uuid4().hex}", mutates_args=())
-        def traced(inputs: list[torch.Tensor], site: str) -> list[torch.Tensor]:
-            raise CaptureError(name, site, "a traced break was run", "Run it through a scope.")
+        def traced(inputs: list[torch.Tensor], site: int) -> list[torch.Tensor]:
+            raise CaptureError(name, f"site {site}", "a traced break was run", "Run it through a scope.")
 
-        def traced_fake(inputs: list[torch.Tensor], site: str) -> list[torch.Tensor]:
+        def traced_fake(inputs: list[torch.Tensor], site: int) -> list[torch.Tensor]:
             return [inputs[0].new_empty(spec.shape, dtype=spec.dtype) for spec in outputs(tuple(inputs))]
 
         traced.register_fake(traced_fake)
-        self.traced: Callable[[list[torch.Tensor], str], list[torch.Tensor]] = traced
+        self.traced: Callable[[list[torch.Tensor], int], list[torch.Tensor]] = traced
         self.traced_target = traced._opoverload
 
 
 class Scope(Protocol):
     """How a callable reaches its breaks, whichever way it is being run."""
 
-    def call(self, op: BreakOp, *inputs: torch.Tensor, site: str) -> Tensors: ...
+    def call(self, op: BreakOp, *inputs: torch.Tensor, site: int) -> Tensors: ...
 
     def bridge(self, op: BreakOp, position: int, spec: TensorSpec, like: torch.Tensor) -> torch.Tensor:
         """Memory for an input of the next `call`, on the device of `like`. An input computed into it is not copied."""
@@ -76,7 +77,7 @@ class InlineScope:
     def __init__(self, live: Any) -> None:
         self._live = live
 
-    def call(self, op: BreakOp, *inputs: torch.Tensor, site: str) -> Tensors:
+    def call(self, op: BreakOp, *inputs: torch.Tensor, site: int) -> Tensors:
         specs = op.output_specs(inputs)
         outputs = tuple(torch.empty(spec.shape, dtype=spec.dtype, device=inputs[0].device) for spec in specs)
         op.run(self._live, inputs, outputs, site)
@@ -93,7 +94,7 @@ class WarmUpScope(InlineScope):
         super().__init__(live)
         self._bridges = bridges
 
-    def call(self, op: BreakOp, *inputs: torch.Tensor, site: str) -> Tensors:
+    def call(self, op: BreakOp, *inputs: torch.Tensor, site: int) -> Tensors:
         outputs = super().call(op, *inputs, site=site)
         directions: tuple[tuple[Direction, Tensors], ...] = (("in", inputs), ("out", outputs))
         for direction, tensors in directions:

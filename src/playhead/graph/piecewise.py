@@ -56,7 +56,7 @@ class TraceScope:
     def __init__(self) -> None:
         self.ops: dict[Any, BreakOp] = {}
 
-    def call(self, op: BreakOp, *inputs: torch.Tensor, site: str) -> Tensors:
+    def call(self, op: BreakOp, *inputs: torch.Tensor, site: int) -> Tensors:
         self.ops[op.traced_target] = op
         return tuple(op.traced(list(inputs), site))
 
@@ -69,7 +69,7 @@ class BreakSite:
     """A break of the split graph: which op, where, and the order of its inputs among the submodule's arguments."""
 
     op: BreakOp
-    site: str
+    site: int
     order: tuple[int, ...]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from playhead.kernels.activation import gated_activation
+from playhead.kernels.elementwise import UNCLAMPED, gated_activation
 from playhead.layers.linear import WeightFormat
 from playhead.layers.spec import MlpSpec
 
@@ -24,5 +24,5 @@ class GatedMlp(nn.Module):
 
     def forward(self, h_TM: torch.Tensor, beside_TM: torch.Tensor | None = None) -> torch.Tensor:
         """The block's output, added in place to what runs beside it if that is given."""
-        hidden_TI = gated_activation(self.gate_up(h_TM), self.spec.activation.value)
+        hidden_TI = gated_activation(self.gate_up(h_TM), self.spec.activation.value, *UNCLAMPED)
         return self.down(hidden_TI) if beside_TM is None else self.down.add_to(beside_TM, hidden_TI)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from playhead.kernels.embedding import embed, softcap_
+from playhead.kernels.elementwise import embed, softcap_
 from playhead.layers.attention import AttentionBlock, QKTransform
 from playhead.layers.linear import Linear, PlainLinear, WeightFormat
 from playhead.layers.mlp import GatedMlp
@@ -108,11 +108,11 @@ class Decoder(nn.Module):
         return tuple(block.attention.sinks_H for block in self._stack)
 
     @property
-    def turns(self) -> tuple[QKTransform, ...]:
+    def transforms(self) -> tuple[QKTransform, ...]:
         """What each layer's queries and keys go through before they meet, at positions within `reach`."""
         assert self.num_positions, "no table of positions: call `reach` first"
         ropes = [None if spec is None else self._ropes[spec] for spec in (b.spec.attention.rope for b in self._stack)]
-        return tuple(block.attention.turn(rope) for block, rope in zip(self._stack, ropes, strict=True))
+        return tuple(block.attention.transform(rope) for block, rope in zip(self._stack, ropes, strict=True))
 
     def embed(self, ids_T: torch.Tensor) -> torch.Tensor:
         return embed(ids_T, self.embedding_VM, self.embed_scale)

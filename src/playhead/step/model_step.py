@@ -17,22 +17,14 @@ from weakref import WeakMethod
 
 import torch
 
-from playhead.attention.base import (
-    ROWS_SLOT,
-    AttentionBackend,
-    AttentionPlan,
-    LayerAttention,
-    Lookup,
-    Phase,
-    attend,
-)
+from playhead.attention.base import ROWS_SLOT, AttentionBackend, AttentionPlan, LayerAttention, Phase
 from playhead.graph.breaks import BreakOp, RunBreak, Scope, Tensors, TensorSpec
 from playhead.graph.capture import Inputs, StepFn
 from playhead.graph.runner import OwnedMemory, RunAxis, StepSpec
 from playhead.graph.slots import Batch, FillContext, GraphSlot, host_vector
 from playhead.kernels.rope import qk_rope_write
 from playhead.kv.geometry import KVDtype, KVGeometry, LayerKV
-from playhead.kv.pool import ForwardLocs, ForwardTokens, MHAKVPool
+from playhead.kv.pool import ForwardTokens, MHAKVPool
 from playhead.kv.swa_pool import SWAKVPool
 from playhead.layers.attention import split_heads
 from playhead.layers.spec import AttentionSpec
@@ -78,6 +70,7 @@ def layer_attentions(decoder: Decoder, pool: KVPool) -> tuple[LayerAttention, ..
                 scale=spec.scale,
                 k_cache_NSKD=k_pages,
                 v_cache_NSKE=v_pages,
+                kv_group=pool.layers_mapping[index][1],
                 window=spec.window,
                 softcap=spec.softcap,
                 sinks_H=decoder.sinks[index],
@@ -118,20 +111,22 @@ class ModelPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ScopedContext:
-    """The decoder's view of one forward. Each layer has its own spec, break op and look-up; all share `scope`."""
+    """The decoder's view of one forward. Each layer has its own spec, break op and tensors that the attention backend
+    prepared for it; all layers share `scope`.
+    """
 
     scope: Scope
     specs: tuple[AttentionSpec, ...]
     breaks: tuple[BreakOp, ...]
-    lookups: tuple[Tensors, ...]
+    prepared: tuple[Tensors, ...]
 
     def room(self, layer_index: int, h_TM: torch.Tensor) -> torch.Tensor:
         spec = TensorSpec(shape=(h_TM.shape[0], self.specs[layer_index].qkv_size), dtype=h_TM.dtype)
         return self.scope.bridge(self.breaks[layer_index], 0, spec, h_TM)
 
     def attend(self, layer_index: int, qkv_TX: torch.Tensor) -> torch.Tensor:
-        found = self.lookups[layer_index]
-        (out_TY,) = self.scope.call(self.breaks[layer_index], qkv_TX, *found, site=str(layer_index))
+        prepared = self.prepared[layer_index]
+        (out_TY,) = self.scope.call(self.breaks[layer_index], qkv_TX, *prepared, site=layer_index)
         return out_TY
 
 
@@ -142,10 +137,7 @@ class ModelStep:
         self, decoder: Decoder, pool: KVPool, layers: tuple[LayerAttention, ...], backend: AttentionBackend
     ) -> None:
         self.decoder, self.pool, self.layers, self.backend = decoder, pool, layers, backend
-        self._as_rows = tuple(layer.as_rows() for layer in layers)
-        self._group_of = tuple(pool.layers_mapping[index][1] for index in range(len(layers)))
-        self._lookup_of = tuple(layer.group for layer in layers)
-        self._specs, self._turns = tuple(layer.attention for layer in decoder.spec.layers), decoder.turns
+        self._specs, self._transforms = tuple(layer.attention for layer in decoder.spec.layers), decoder.transforms
         # The packed projection does not say how wide attention's output is, so every width has a break of its own.
         widths = dict.fromkeys(spec.output_size for spec in self._specs)
         # A strong reference to the method would be a cycle, and all KV memory would wait for the garbage collector.
@@ -169,8 +161,10 @@ class ModelStep:
     def hidden(self, inputs: Inputs, scope: Scope, phase: Phase) -> torch.Tensor:
         """Embedding and layer stack: h_TM, as `head` wants it. Begins with the translation, for all layers."""
         forward = self.pool.begin_forward(self.tokens(inputs, phase), is_launched=True)
-        lookups = self._look_up(forward, inputs) if phase is Phase.DECODE else ((),) * len(self.layers)
-        context = ScopedContext(scope=scope, specs=self._specs, breaks=self._breaks, lookups=lookups)
+        prepared: tuple[Tensors, ...] = ((),) * len(self.layers)
+        if phase is Phase.DECODE:
+            prepared = self.backend.prepare(self.layers, forward, inputs)
+        context = ScopedContext(scope=scope, specs=self._specs, breaks=self._breaks, prepared=prepared)
         return self.decoder.layers(self.decoder.embed(inputs["input_ids"]), context)
 
     def tokens(self, inputs: Inputs, phase: Phase) -> ForwardTokens:
@@ -191,9 +185,8 @@ class ModelStep:
         """
 
         def plan(batch: Batch, ctx: FillContext, inputs: Inputs) -> ModelPlan:
-            attention, num_tokens = self.backend.plan(batch, ctx, inputs), ctx.padded_num_tokens
-            if has_breaks:
-                attention, num_tokens = replace(attention, spans={}), ctx.raw_num_tokens
+            attention = self.backend.plan(inputs, is_live=has_breaks)
+            num_tokens = ctx.raw_num_tokens if has_breaks else ctx.padded_num_tokens
             forward = self.pool.forward_locs(attention.page_table_RP, inputs[LOCS_SLOT][:num_tokens])
             groups = tuple(
                 GroupPlan(attention=replace(attention, page_table_RP=locs.table_RP), new_locs_T=locs.new_locs_T)
@@ -210,50 +203,22 @@ class ModelStep:
             owned=self.owned,
         )
 
-    def _look_up(self, forward: ForwardLocs, inputs: Inputs) -> tuple[Tensors, ...]:
-        """Where each layer's keys are in a decode step, found once for all layers with equal places."""
-        found: dict[tuple[object, ...], Tensors] = {}
-        for layer, place, group in zip(self.layers, self._lookup_of, self._group_of, strict=True):
-            if place not in found:
-                at = self.backend.lookup(layer, forward.groups[group], inputs)
-                found[place] = () if at is None else (at.key_rows_BJ, at.bias_BJ, at.new_rows_B)
-        return tuple(found[place] for place in self._lookup_of)
-
-    def _attend(self, plan: ModelPlan, inputs: Tensors, outputs: Tensors, site: str) -> None:
+    def _attend(self, plan: ModelPlan, inputs: Tensors, outputs: Tensors, layer_index: int) -> None:
         """Turn queries and keys, keep the new keys and values, attend. Rows after the step's tokens are left alone."""
-        index, n = int(site), plan.num_tokens
-        qkv_TX, *found = inputs
-        spec, turn, layer, group = self._specs[index], self._turns[index], self.layers[index], self._group_of[index]
-        attention, locs_T = plan.groups[group].attention, plan.groups[group].new_locs_T
-        lookup = None
-        if found:
-            lookup, as_rows = Lookup(key_rows_BJ=found[0], bias_BJ=found[1], new_rows_B=found[2]), self._as_rows[index]
-            assert as_rows is not None, "a lookup is of memory that can be seen as rows"
-            layer, locs_T = as_rows, lookup.new_rows_B
+        (qkv_TX, *rest), n = inputs, plan.num_tokens
+        spec, layer, prepared = self._specs[layer_index], self.layers[layer_index], tuple(rest)
+        group, transform = plan.groups[layer.kv_group], self._transforms[layer_index]
         q_THD, k_TKD, v_TKE = split_heads(qkv_TX[:n], spec)
-        qk_rope_write(
-            q_THD,
-            k_TKD,
-            v_TKE,
-            turn.q_weight_W,
-            turn.k_weight_W,
-            turn.table_PR,
-            plan.positions_T,
-            layer.k_cache_NSKD,
-            layer.v_cache_NSKE,
-            locs_T,
-            turn.eps,
-            turn.unit_offset,
-            turn.interleaved,
-        )
+        target = self.backend.write_target(layer, group.new_locs_T, prepared)
+        qk_rope_write(q_THD, k_TKD, v_TKE, *transform.tensors, plan.positions_T, *target, *transform.numbers)
         out_THE = outputs[0][:n].view(n, spec.num_heads, spec.v_head_dim)
-        attend(self.backend, attention, layer, q_THD, out_THE, lookup)
+        self.backend.attend(group.attention, layer, q_THD, out_THE, prepared)
 
 
 def weak_run(method: WeakMethod[RunBreak]) -> RunBreak:
     """The method's call, without holding the object whose method it is."""
 
-    def run(live: Any, inputs: Tensors, outputs: Tensors, site: str) -> None:
+    def run(live: Any, inputs: Tensors, outputs: Tensors, site: int) -> None:
         bound = method()
         assert bound is not None, "a step runs while its model is there"
         bound(live, inputs, outputs, site)

@@ -19,7 +19,7 @@ from playhead.graph.breaks import Scope
 from playhead.graph.capture import Inputs
 from playhead.graph.runner import OwnedMemory, StepSpec
 from playhead.graph.slots import Batch, FillContext, GraphSlot, host_vector
-from playhead.kernels.advance import advance, newest_ids
+from playhead.kernels.tokens import advance, newest_ids
 from playhead.step.inputs import ROWS
 from playhead.step.model_step import ModelStep
 from playhead.step.sampler_rows import GENERATED_SLOT, SamplerRows

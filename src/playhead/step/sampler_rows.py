@@ -19,7 +19,7 @@ from playhead.errors import RequestError
 from playhead.graph.capture import Inputs
 from playhead.graph.runner import OwnedMemory
 from playhead.graph.slots import GraphSlot, host_vector
-from playhead.kernels.choose import choose_scratch
+from playhead.kernels.tokens import choose_scratch
 from playhead.step.sampling import (
     EVERYTHING,
     SMALLEST_REPETITION,

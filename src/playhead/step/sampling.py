@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from playhead.kernels.choose import choose_tokens
+from playhead.kernels.tokens import choose_tokens
 from playhead.sampling_params import (
     GREEDY_BELOW,
     INT64_MAX,

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from playhead.attention.base import AttentionBackend, LayerAttention, Phase
-from playhead.attention.reference import ReferenceBackend
+from playhead.attention.cpu import CpuBackend
 from playhead.attention.triton import TritonBackend
 from playhead.graph.backends.base import Backend
 from playhead.graph.backends.cuda import CudaBackend
@@ -33,6 +33,7 @@ from playhead.graph.runner import CaptureReport, GraphRunner, StepSpec
 from playhead.graph.shapes import Decision, Dispatcher, DispatchLimits, Mode, bucket_sizes
 from playhead.graph.sharing import InputBufferPool
 from playhead.graph.slots import Batch, FillContext, GraphSlot
+from playhead.kernels.binders import cpu_binders
 from playhead.kv.cache import HybridKVCache, SequenceKV
 from playhead.kv.mapping import Int32Array
 from playhead.kv.plan import KVLimits, plan_kv
@@ -125,7 +126,7 @@ class Worker:
         max_running = config.limits.max_running
         self.sampler = SamplerRows(max_running=max_running, vocab_size=decoder.spec.vocab_size, device=self.device)
         self._sampled = SampledStep(self.model, self.sampler, self.page_table.table_RP)
-        self._graphs: Backend = CudaBackend(self.device) if self.device.type == "cuda" else TapeBackend()
+        self._graphs: Backend = CudaBackend(self.device) if self.device.type == "cuda" else TapeBackend(cpu_binders())
         self._input_pool = InputBufferPool()  # decode and prefill never run at once
         self._decode_registry = build_decode_registry(
             max_bs=max_running,
@@ -313,8 +314,8 @@ class Worker:
     def _attention_backend(self, layers: tuple[LayerAttention, ...]) -> AttentionBackend:
         table_RP = self.page_table.table_RP
         if self.device.type == "cuda":
-            return TritonBackend(page_table_RP=table_RP, layers=layers, max_bs=self.config.limits.max_running)
-        return ReferenceBackend(page_table_RP=table_RP)
+            return TritonBackend(table_RP, layers, max_bs=self.config.limits.max_running)
+        return CpuBackend(table_RP, layers)
 
     def _features(self, phase: Phase, *extra: GraphSlot) -> InputFeatures:
         """What steps of a phase read beyond the usual: the attention backend's slots, and those of what runs beside."""

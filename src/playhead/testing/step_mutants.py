@@ -11,9 +11,9 @@ import torch
 
 from playhead.errors import GraphError
 from playhead.graph.shapes import Mode
-from playhead.kernels import rope
-from playhead.kernels.advance import advance
-from playhead.kernels.norm import Floats
+from playhead.kernels.cpu import rope
+from playhead.kernels.cpu.arrays import Array
+from playhead.kernels.tokens import advance
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.plan import KVLimits
 from playhead.kv.pool import DeviceWrite
@@ -85,7 +85,7 @@ def offered_before_it_runs() -> AbstractContextManager[None]:
 def padding_in_the_sink() -> AbstractContextManager[None]:
     """Tokens that are nobody's leave whatever memory held in the sink, where a padded row of decode reads."""
 
-    def everywhere(locs: Floats, *caches_rows: tuple[Floats, Floats]) -> None:
+    def everywhere(locs: Array, *caches_rows: tuple[Array, Array]) -> None:
         for cache, rows in caches_rows:
             cache[locs // cache.shape[1], locs % cache.shape[1]] = rows
 

@@ -46,7 +46,7 @@ class PackedAttention:
 
     def run(self, inputs, outputs, layer_index):
         spec = self.decoder.spec.layers[layer_index].attention
-        turned = turned_qkv(inputs[0], spec, self.decoder.turns[layer_index], self.positions_T)
+        turned = turned_qkv(inputs[0], spec, self.decoder.transforms[layer_index], self.positions_T)
         together_TT = self.sequence_T[:, None] == self.sequence_T
         sees_TT = together_TT & visible(self.positions_T, self.positions_T, spec.window)
         out_THE = dense_attention(*turned, sees_TT, spec=spec, sinks_H=self.decoder.sinks[layer_index])
@@ -66,7 +66,7 @@ class ScopeContext:
         return self.scope.bridge(self.attention, 0, spec, h_TM)
 
     def attend(self, layer_index, qkv_TX):
-        return self.scope.call(self.attention, qkv_TX, site=str(layer_index))[0]
+        return self.scope.call(self.attention, qkv_TX, site=layer_index)[0]
 
 
 @pytest.fixture(params=CONFIGS, scope="module")
@@ -93,7 +93,7 @@ def attention_of(decoder):
     width = decoder.spec.layers[0].attention.output_size
     return BreakOp(
         "playhead_tests::packed_attention",
-        run=lambda live, inputs, outputs, site: live.run(inputs, outputs, int(site)),
+        run=lambda live, inputs, outputs, site: live.run(inputs, outputs, site),
         outputs=lambda inputs: [TensorSpec(shape=(inputs[0].shape[0], width), dtype=inputs[0].dtype)],
     )
 

@@ -62,9 +62,7 @@ def recorded_ops(model_type: str) -> list[str]:
     layers = tuple(map(without_memory, worker.model.layers))
     inputs = {name: slot.to("meta") for name, slot in worker.decode.registry.extract_buffer(ctx).items()}
     table_RP = worker.page_table.table_RP.to("meta")
-    step = ModelStep(
-        decoder, worker.pool, layers, TritonBackend(page_table_RP=table_RP, layers=layers, max_bs=NUM_TOKENS)
-    )
+    step = ModelStep(decoder, worker.pool, layers, TritonBackend(table_RP, layers, max_bs=NUM_TOKENS))
 
     def decode_layers(inputs, scope):
         return step.hidden(inputs, scope, Phase.DECODE)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from playhead.graph import TapeBackend, record
-from playhead.kernels.choose import gumbel_noise
+from playhead.kernels.tokens import gumbel_noise
 from playhead.sampling_params import SamplingParams
 from playhead.step.sampling import (
     EVERYTHING,

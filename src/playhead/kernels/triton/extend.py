@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""Triton kernel of `extend.py`: a program takes tiles of queries, each of one request, and walks the keys they can see.
+"""Triton kernel of `extend`: a program takes tiles of queries, each of one request, and walks the keys they can see.
 
 A tile holds a few tokens times all query heads of one kv head, so every key that is loaded serves all of them, and a
 request that only decodes wastes little. Tiles are dealt out by position in the step: which request a program works
@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 
@@ -229,22 +229,9 @@ def num_programs(num_full_tiles: int, num_requests: int, num_kv_heads: int) -> i
     return min(num_full_tiles + num_requests, most_at_once)
 
 
-def launch_extend(
-    q_THD: torch.Tensor,
-    out_THE: torch.Tensor,
-    k_cache_NSKD: torch.Tensor,
-    v_cache_NSKE: torch.Tensor,
-    page_table_RP: torch.Tensor,
-    rows_B: torch.Tensor,
-    seq_lens_B: torch.Tensor,
-    query_starts_B: torch.Tensor,
-    query_lens_B: torch.Tensor,
-    sinks_H: torch.Tensor | None,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    tiles: ExtendTiles | None = None,
-) -> None:
+def launch_extend(*call: Any, tiles: ExtendTiles | None = None) -> None:
+    *tensors, sinks_H, scale, window, softcap, query_starts_B, query_lens_B = call
+    q_THD, out_THE, k_cache_NSKD, v_cache_NSKE, page_table_RP, rows_B, _ = tensors
     num_tokens, num_heads, head_dim = q_THD.shape
     num_kv_heads, v_head_dim = v_cache_NSKE.shape[2:]
     num_requests, group = rows_B.shape[0], num_heads // num_kv_heads
@@ -254,8 +241,7 @@ def launch_extend(
     block_m = max(tiles.block_m, triton.next_power_of_2(group))
     tokens_per_tile = block_m // group
     extend_kernel[(num_programs(num_tokens // tokens_per_tile, num_requests, num_kv_heads), num_kv_heads)](
-        q_THD, out_THE, k_cache_NSKD, v_cache_NSKE, page_table_RP, rows_B, seq_lens_B, query_starts_B, query_lens_B,
-        sinks_H, scale, 0.0 if softcap is None else softcap, num_requests,
+        *tensors, query_starts_B, query_lens_B, sinks_H, scale, 0.0 if softcap is None else softcap, num_requests,
         *q_THD.stride()[:2], *out_THE.stride()[:2],
         *k_cache_NSKD.stride()[:3], *v_cache_NSKE.stride()[:3], page_table_RP.stride(0),
         G=group, D=head_dim, E=v_head_dim, PAGE_SIZE=k_cache_NSKD.shape[1], WINDOW=window or 0,
