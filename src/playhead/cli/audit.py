@@ -17,7 +17,7 @@ from playhead.graph.report import Report
 from playhead.llm import EMBEDDED, resolve_model_name
 from playhead.models.load import LoadFormat, ModelDescription, describe_model
 from playhead.step.audit import audit_worker
-from playhead.step.model_step import kv_geometry
+from playhead.step.forward import kv_geometry
 
 MAX_SHOWN = 5
 MAX_CONTEXT_TOKENS = 4096

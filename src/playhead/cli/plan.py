@@ -20,7 +20,7 @@ from playhead.llm import resolve_model_name
 from playhead.models.decoder import Decoder
 from playhead.models.load import ModelDescription, describe_model
 from playhead.models.spec import ModelSpec
-from playhead.step.model_step import kv_geometry
+from playhead.step.forward import kv_geometry
 
 USUAL_CONTEXTS = (8192, 32768)
 

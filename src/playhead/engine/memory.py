@@ -15,7 +15,7 @@ from playhead.errors import ConfigError
 from playhead.kv.geometry import KVGeometry
 from playhead.kv.plan import KVLimits, least_bytes, longest_context, most_running, most_useful_bytes
 from playhead.models.load import ModelDescription
-from playhead.step.model_step import kv_geometry
+from playhead.step.forward import kv_geometry
 from playhead.step.worker import WorkerConfig
 
 LOG = logging.getLogger(__name__)
