@@ -56,7 +56,7 @@ class Setting:
 
     `low` and `high` bound a number and are allowed themselves; with `above` the number must be greater than `low`.
     `choices` are the only texts allowed; an enum's words need not be repeated here. `take` replaces these checks:
-    `take(value)` gives the value to keep, or raises the owner's error.
+    `take(name, value)` gives the value to keep, or raises the owner's error.
 
     The flag is the field's name with dashes, or `flag`. `aliases` are further flags, such as vLLM's and SGLang's of the
     same meaning. A bool has no flag that takes a value: it has its `switches`, or one that sets it to True.
@@ -75,7 +75,7 @@ class Setting:
     high: float | None = None
     above: bool = False
     choices: tuple[str, ...] = ()
-    take: Callable[[object], object] | None = None
+    take: Callable[[str, object], object] | None = None
     parse: Callable[[str], object] | None = None
     auto: Mapping[str, Auto] = field(default_factory=dict)
 
@@ -125,7 +125,7 @@ class Declared:
     def taken(self, value: object, refused: Refused) -> object:
         """The value as the field keeps it, an enum's word as its member; or the owner's error."""
         if self.setting.take is not None:
-            return self.setting.take(value)
+            return self.setting.take(self.name, value)
         if value is None and self.is_optional:
             return value
         if not self._allows(value):

@@ -17,9 +17,9 @@ class Colour(StrEnum):
     BLUE = "blue"
 
 
-def doubled(value: object) -> object:
+def doubled(name: str, value: object) -> object:
     if not isinstance(value, int):
-        raise ConfigError("twice: not a number")
+        raise ConfigError(f"{name}: not a number")
     return 2 * value
 
 
@@ -31,7 +31,7 @@ class Owner:
     is_on: bool = declare(True, Setting(help="a switch", switches=(Switch(flags=("--off",), sets=False, help="off"),)))
     colour: Colour = declare(Colour.RED, Setting(help="a colour"))
     word: str = declare("a", Setting(help="a word", choices=("a", "b")))
-    names: Sequence[str] = declare((), Setting(help="names", take=lambda value: tuple(value)))
+    names: Sequence[str] = declare((), Setting(help="names", take=lambda name, value: tuple(value)))
     twice: object = declare(1, Setting(help="is doubled", take=doubled))
     plain: int = 3
 

@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from playhead.cli.command import Flags, named
 from playhead.engine.config import EngineConfig
 from playhead.engine.progress import load_bar
 from playhead.llm import LLM, Prompt
 from playhead.sampling_params import SamplingParams
+from playhead.settings import Setting, declare, settings_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingFlags:
+    """Stand-in until the parameters declare themselves."""
+
+    max_tokens: int = declare(100, Setting(group="length", help="generate at most", aliases=("--max-new-tokens",)))
+    temperature: float = declare(1.0, Setting(group="sampling", help="0 is greedy", aliases=("-t",)))
+    top_p: float = declare(1.0, Setting(group="sampling", help="sample from this share of the probability"))
+    top_k: int = declare(0, Setting(group="sampling", help="sample from the best N; 0 is all"))
+    min_p: float = declare(0.0, Setting(group="sampling", help="drop tokens below X times the best one"))
+    seed: int | None = declare(None, Setting(group="sampling", help="same seed, same tokens"))
+    stop: Sequence[str] = declare((), Setting(group="length", help="end before this text; may be repeated"))
+    n: int = declare(1, Setting(group="output", help="samples; several do not stream", aliases=("-n",)))
+    logprobs: int | None = declare(None, Setting(group="output", help="show each token's, and the best N"))
+
+
+def sampling(*names: str, **defaults: Any) -> Flags[dict[str, Any]]:
+    """Flags for sampling parameters. The command gets those that were given; the model's own stand for the others."""
+    settings = named(settings_of(SamplingFlags), names, {})
+    return Flags(
+        settings=tuple(replace(one, default=defaults.get(one.name), is_optional=True) for one in settings),
+        make=asked_for,
+        unset={one.name: "the model's" for one in settings if one.default is not None and not one.is_list},
+    )
 
 
 def loaded(model: str, config: EngineConfig) -> LLM:

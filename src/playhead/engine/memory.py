@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from playhead.engine.config import EngineConfig, kv_limits, resolve_dtype, resolve_mode
+from playhead.engine.config import EngineConfig, kv_limits, on_device, resolve_dtype
 from playhead.env import wants_strict_ledger
 from playhead.errors import ConfigError
 from playhead.kv.geometry import KVGeometry
@@ -42,11 +42,13 @@ def worker_config(description: ModelDescription, config: EngineConfig, device: t
     memory = fit_memory(description, config, device, free_bytes(device))
     for note in memory.notes:
         LOG.warning("%s", note)
+    mode = on_device(config, device).graph_mode
+    assert mode is not None, "every device has its graph mode"
     return WorkerConfig(
         kv_memory_bytes=memory.kv_memory_bytes,
         limits=memory.limits,
         page_size=config.page_size,
-        token_mode=resolve_mode(config, device),
+        token_mode=mode,
         prefix_caching=config.enable_prefix_caching,
         strict_ledger=wants_strict_ledger() if config.strict_ledger is None else config.strict_ledger,
         audit_every_steps=config.ledger_audit_steps,

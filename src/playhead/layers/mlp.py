@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from playhead.kernels.elementwise import gated_activation
+from playhead.kernels.elementwise import UNCLAMPED, gated_activation
 from playhead.layers.linear import Linear
 from playhead.layers.spec import MlpSpec
 
@@ -25,7 +25,7 @@ class GatedMlp(nn.Module):
     def forward(self, h_TM: torch.Tensor, beside_TM: torch.Tensor | None = None) -> torch.Tensor:
         """The block's output, added in place to what runs beside it if that is given."""
         gate_up_TJ: torch.Tensor = self.gate_up(h_TM)
-        hidden_TI = gated_activation(gate_up_TJ, self.spec.activation.value)
+        hidden_TI = gated_activation(gate_up_TJ, self.spec.activation.value, *UNCLAMPED)
         if beside_TM is not None:
             return self.down.add_to(beside_TM, hidden_TI)
         down_TM: torch.Tensor = self.down(hidden_TI)

@@ -19,9 +19,6 @@ from playhead.layers.spec import MoeSpec, RopeSpec
 from playhead.models.context import ForwardContext
 from playhead.models.spec import LayerSpec, ModelSpec, Placement
 
-PRE_NORMS = (Placement.PRE, Placement.SANDWICH, Placement.PARALLEL)
-POST_NORMS = (Placement.POST, Placement.SANDWICH)
-
 
 class DecoderLayer(nn.Module):
     """One layer. Norms that its placement does not have are None."""
@@ -37,8 +34,9 @@ class DecoderLayer(nn.Module):
     ) -> None:
         super().__init__()
 
-        def norm(exists: bool) -> Norm | None:
-            return Norm(spec.norm, hidden_size, dtype=dtype, device=device) if exists else None
+        def norm(name: str) -> Norm | None:
+            has_it = name in spec.placement.norms
+            return Norm(spec.norm, hidden_size, dtype=dtype, device=device) if has_it else None
 
         self.index, self.spec = index, spec
         self.attention = AttentionBlock(spec.attention, hidden_size, spec.norm, dtype=dtype, device=device)
@@ -46,10 +44,10 @@ class DecoderLayer(nn.Module):
             self.mlp = MoeMlp(spec.mlp, hidden_size, dtype=dtype, device=device)
         else:
             self.mlp = GatedMlp(spec.mlp, hidden_size, dtype=dtype, device=device)
-        self.pre_attention_norm = norm(spec.placement in PRE_NORMS)
-        self.pre_mlp_norm = norm(spec.placement in PRE_NORMS and spec.placement is not Placement.PARALLEL)
-        self.post_attention_norm = norm(spec.placement in POST_NORMS)
-        self.post_mlp_norm = norm(spec.placement in POST_NORMS)
+        self.pre_attention_norm = norm("pre_attention_norm")
+        self.pre_mlp_norm = norm("pre_mlp_norm")
+        self.post_attention_norm = norm("post_attention_norm")
+        self.post_mlp_norm = norm("post_mlp_norm")
 
     def forward(self, residual_TM: torch.Tensor, normed_TM: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """What is still to be added to the residual. What comes before it is added in place."""

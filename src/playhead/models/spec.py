@@ -22,6 +22,14 @@ class Placement(Enum):
     SANDWICH = "sandwich"
     PARALLEL = "parallel"
 
+    @property
+    def norms(self) -> tuple[str, ...]:
+        """A layer's norms, in the order they run."""
+        pre, post = (self is not Placement.POST), (self in (Placement.POST, Placement.SANDWICH))
+        second = pre and self is not Placement.PARALLEL
+        found = {"pre_attention_norm": pre, "post_attention_norm": post, "pre_mlp_norm": second, "post_mlp_norm": post}
+        return tuple(name for name, exists in found.items() if exists)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
