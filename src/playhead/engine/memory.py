@@ -19,7 +19,7 @@ from playhead.models.decoder import Decoder
 from playhead.models.load import ModelDescription
 from playhead.models.spec import ModelSpec
 from playhead.settings import show_size
-from playhead.step.model_step import kv_geometry
+from playhead.step.forward import kv_geometry
 from playhead.step.worker import WorkerConfig
 
 LOG = logging.getLogger(__name__)
