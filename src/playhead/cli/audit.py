@@ -19,7 +19,7 @@ from playhead.graph.shapes import Mode
 from playhead.models.load import ModelDescription, describe_model
 from playhead.settings import Setting, declare
 from playhead.step.audit import audit_worker
-from playhead.step.model_step import kv_geometry
+from playhead.step.forward import kv_geometry
 
 MAX_SHOWN = 5
 MAX_CONTEXT_TOKENS = 4096

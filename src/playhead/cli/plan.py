@@ -16,7 +16,7 @@ from playhead.errors import ConfigError
 from playhead.kv.plan import KVPlan, plan_kv
 from playhead.models.load import ModelDescription, describe_model
 from playhead.settings import Setting, declare, parse_size, show_size
-from playhead.step.model_step import kv_geometry
+from playhead.step.forward import kv_geometry
 
 USUAL_CONTEXTS = (8192, 32768)
 

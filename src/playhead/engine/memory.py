@@ -14,11 +14,12 @@ from playhead.env import wants_strict_ledger
 from playhead.errors import ConfigError
 from playhead.kv.geometry import KVGeometry
 from playhead.kv.plan import KVLimits, least_bytes, longest_context, most_running, most_useful_bytes
+from playhead.layers.linear import WEIGHT_FORMATS
 from playhead.models.decoder import Decoder
 from playhead.models.load import ModelDescription
 from playhead.models.spec import ModelSpec
 from playhead.settings import show_size
-from playhead.step.model_step import kv_geometry
+from playhead.step.forward import kv_geometry
 from playhead.step.worker import WorkerConfig
 
 LOG = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ def fit_beside_weights(
 
 def num_weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
     """Bytes of all parameters, counted on a decoder that has no memory."""
-    decoder = Decoder(spec, dtype=dtype, device=torch.device("meta"))
+    decoder = Decoder(spec, WEIGHT_FORMATS[spec.stored_as](dtype=dtype, device=torch.device("meta")))
     return sum(parameter.numel() * parameter.element_size() for parameter in decoder.parameters())
 
 

@@ -5,6 +5,8 @@ Shapes: T tokens, V vocabulary, D width, I intermediate width, J = 2 * I with th
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -13,6 +15,7 @@ from playhead.errors import ConfigError
 from playhead.kernels.op import op
 
 ACTIVATIONS = ("silu", "gelu_tanh", "clamped_swiglu")
+UNCLAMPED = (1.0, math.inf)  # alpha and limit of activations that have neither
 
 
 @op(
@@ -31,7 +34,7 @@ def embed(ids_T: Tensor, table_VD: Tensor, scale: float) -> Tensor:
     out=lambda gate_up_TJ, *_: gate_up_TJ.new_empty((gate_up_TJ.shape[0], gate_up_TJ.shape[1] // 2)),
     cuda="triton.activation:launch_gated_activation",
 )
-def gated_activation(gate_up_TJ: Tensor, activation: str, alpha: float = 1.702, limit: float = 7.0) -> Tensor:
+def gated_activation(gate_up_TJ: Tensor, activation: str, alpha: float, limit: float) -> Tensor:
     """activation(gate) * up in float32, rounded once. `alpha` and `limit` shape clamped_swiglu (gpt-oss) alone:
     (up + 1) * gate * sigmoid(alpha * gate), with gate cut above at `limit` and up on both sides.
     """

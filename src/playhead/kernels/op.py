@@ -10,6 +10,7 @@ the bound body, or to the reference where there is none. Tapes, compilers and CU
 from __future__ import annotations
 
 import pkgutil
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -74,11 +75,13 @@ def op(
 
     With `inline` a tape records the torch ops of the reference instead of the op: torch redoes them without new
     memory. The schema comes from the reference's annotations and is flat, so ops take more arguments than other
-    functions: torch's dispatcher knows no dataclasses.
+    functions: torch's dispatcher knows no dataclasses. A call names every argument.
     """
 
     def declare(reference: Callable[P, R]) -> Op[P, R]:
-        name, schema = reference.__name__, torch.library.infer_schema(reference, mutates_args=mutates)
+        name = reference.__name__
+        # Without defaults: torch does not pass trailing arguments that equal them, and a body would lack its arguments.
+        schema = re.sub(r"=[^,)]+", "", torch.library.infer_schema(reference, mutates_args=mutates))
         body: Callable[..., Any] = reference
         bound = into = None
         if bind is not None and out is not None:
@@ -141,8 +144,10 @@ def _define(
 
 def _work(bind: Callable[..., Work | None], reference: Callable[..., Any], *args: Any) -> Work:
     """The bound work of one call; the reference's where numpy cannot do it."""
-    is_plain = all(arg.dtype in NUMPY_DTYPES for arg in args if isinstance(arg, torch.Tensor))
-    return (bind(*args) if is_plain else None) or partial(reference, *args)
+    for arg in args:
+        if isinstance(arg, torch.Tensor) and arg.dtype not in NUMPY_DTYPES:
+            return partial(reference, *args)
+    return bind(*args) or partial(reference, *args)
 
 
 def _run_bound(bind: Bind, *args: Any) -> None:

@@ -1,4 +1,4 @@
-"""What surrounds attention: one projection before it, what queries and keys go through, the output projection after it.
+"""What surrounds attention: the packed projection before it, norms and rotation of q and k, the output projection.
 
 Shapes: T tokens, M hidden, X = all heads of q, k and v, Y = all heads of the output, H heads, K kv heads, D head dim of
 q and k, E head dim of v, W = D or all heads' dims together, P positions, R rotary dim.
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from playhead.kernels.rope import turned_heads
-from playhead.layers.linear import Linear
+from playhead.layers.linear import WeightFormat
 from playhead.layers.norm import Norm
 from playhead.layers.rope import Rope
 from playhead.layers.spec import AttentionSpec, NormKind, NormSpec, QKNorm
@@ -31,19 +31,18 @@ class QKTransform:
 
 
 class AttentionBlock(nn.Module):
-    """The two projections of one layer and what is between them, except attention itself: that is the caller's."""
+    """The two projections of one layer, its norms of queries and keys, and its sinks. The caller attends."""
 
     q_norm: Norm | None
     k_norm: Norm | None
     sinks_H: nn.Parameter | None
 
-    def __init__(
-        self, spec: AttentionSpec, hidden_size: int, norm: NormSpec, *, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, spec: AttentionSpec, hidden_size: int, norm: NormSpec, weights: WeightFormat) -> None:
         super().__init__()
         self.spec, self._norm = spec, norm
-        self.qkv = Linear(hidden_size, spec.qkv_size, has_bias=spec.has_qkv_bias, dtype=dtype, device=device)
-        self.out = Linear(spec.output_size, hidden_size, has_bias=spec.has_output_bias, dtype=dtype, device=device)
+        dtype, device = weights.dtype, weights.device
+        self.qkv = weights.linear(hidden_size, spec.qkv_size, has_bias=spec.has_qkv_bias)
+        self.out = weights.linear(spec.output_size, hidden_size, has_bias=spec.has_output_bias)
         self.q_norm = self.k_norm = self.sinks_H = None
         if spec.qk_norm is not QKNorm.NONE:
             assert norm.kind is not NormKind.LAYERNORM, "no family norms queries and keys by LayerNorm"
@@ -77,7 +76,7 @@ def split_heads(qkv_TX: torch.Tensor, spec: AttentionSpec) -> tuple[torch.Tensor
 def turned_qkv(
     qkv_TX: torch.Tensor, spec: AttentionSpec, transform: QKTransform, positions_T: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same, queries and keys normed and rotated: for attention that keeps keys and values itself."""
+    """q, k and v as `split_heads` gives them, q and k normed and rotated: for attention that keeps k and v itself."""
     q_THD, k_TKD, v_TKE = split_heads(qkv_TX, spec)
     q_weight_W, k_weight_W, table_PR = transform.tensors
     rest = (table_PR, positions_T, *transform.numbers)

@@ -21,7 +21,7 @@ from playhead.kv.prefix import PrefixCache
 from playhead.kv.rows import RowTables
 from playhead.outputs import Logprob, RequestOutput
 from playhead.schedule.scheduler import PlannedChunk, Scheduler
-from playhead.step import model_step
+from playhead.step import forward
 from playhead.step.publish import Publisher
 from playhead.testing.fault_runs import FaultPicker, check_outputs, leftovers, run_with_faults
 from playhead.testing.faults import injected
@@ -124,7 +124,7 @@ def memory_waits_for_the_collector() -> AbstractContextManager[None]:
         assert run is not None, "it was made a line before"
         return run
 
-    return swapped(model_step, "weak_run", strong)
+    return swapped(forward, "weak_run", strong)
 
 
 def faults_at(*sites: str) -> Callable[[Tokens], list[str]]:

@@ -15,7 +15,7 @@ from playhead.kv.plan import plan_kv
 from playhead.llm import LLM
 from playhead.models.build import spec_from_config
 from playhead.models.load import ModelDescription
-from playhead.step.model_step import kv_geometry
+from playhead.step.forward import kv_geometry
 
 CPU, CUDA, GIB = torch.device("cpu"), torch.device("cuda"), 1 << 30
 LLAMA_1B = {

@@ -105,6 +105,12 @@ def test_schema_and_fake_tell_the_truth(op):
     torch.library.opcheck(op.overload, CALLS[op](), test_utils=("test_schema", "test_faketensor"))
 
 
+@pytest.mark.parametrize("op", CALLS, ids=name_of)
+def test_no_argument_has_a_default_in_the_schema(op):
+    """torch leaves trailing arguments that equal their defaults out of the call: a body would not get them."""
+    assert not any(argument.has_default_value() for argument in op.overload._schema.arguments)
+
+
 @pytest.mark.parametrize("op", [op for op in CALLS if op.into is not None], ids=name_of)
 def test_a_twin_writes_what_its_op_returns(op):
     """Its schema says that it writes `out`, and what the op itself writes."""
