@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from playhead.kernels.rope import turned_heads
-from playhead.layers.linear import Linear
+from playhead.layers.linear import WeightFormat
 from playhead.layers.norm import Norm
 from playhead.layers.rope import Rope
 from playhead.layers.spec import AttentionSpec, NormKind, NormSpec, QKNorm
@@ -37,13 +37,12 @@ class AttentionBlock(nn.Module):
     k_norm: Norm | None
     sinks_H: nn.Parameter | None
 
-    def __init__(
-        self, spec: AttentionSpec, hidden_size: int, norm: NormSpec, *, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, spec: AttentionSpec, hidden_size: int, norm: NormSpec, weights: WeightFormat) -> None:
         super().__init__()
         self.spec, self._norm = spec, norm
-        self.qkv = Linear(hidden_size, spec.qkv_size, has_bias=spec.has_qkv_bias, dtype=dtype, device=device)
-        self.out = Linear(spec.output_size, hidden_size, has_bias=spec.has_output_bias, dtype=dtype, device=device)
+        dtype, device = weights.dtype, weights.device
+        self.qkv = weights.linear(hidden_size, spec.qkv_size, has_bias=spec.has_qkv_bias)
+        self.out = weights.linear(spec.output_size, hidden_size, has_bias=spec.has_output_bias)
         self.q_norm = self.k_norm = self.sinks_H = None
         if spec.qk_norm is not QKNorm.NONE:
             assert norm.kind is not NormKind.LAYERNORM, "no family norms queries and keys by LayerNorm"

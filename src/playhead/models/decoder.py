@@ -10,7 +10,7 @@ from torch import nn
 
 from playhead.kernels.elementwise import embed, softcap_
 from playhead.layers.attention import AttentionBlock, QKTransform
-from playhead.layers.linear import Linear, laid_out
+from playhead.layers.linear import Linear, PlainLinear, WeightFormat
 from playhead.layers.mlp import GatedMlp
 from playhead.layers.moe import MoeMlp
 from playhead.layers.norm import Norm, add_then_norm
@@ -29,21 +29,20 @@ class DecoderLayer(nn.Module):
     pre_mlp_norm: Norm | None
     post_mlp_norm: Norm | None
 
-    def __init__(
-        self, index: int, spec: LayerSpec, hidden_size: int, *, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, index: int, spec: LayerSpec, hidden_size: int, weights: WeightFormat) -> None:
         super().__init__()
+        dtype, device = weights.dtype, weights.device
 
         def norm(name: str) -> Norm | None:
             has_it = name in spec.placement.norms
             return Norm(spec.norm, hidden_size, dtype=dtype, device=device) if has_it else None
 
         self.index, self.spec = index, spec
-        self.attention = AttentionBlock(spec.attention, hidden_size, spec.norm, dtype=dtype, device=device)
+        self.attention = AttentionBlock(spec.attention, hidden_size, spec.norm, weights)
         if isinstance(spec.mlp, MoeSpec):
             self.mlp = MoeMlp(spec.mlp, hidden_size, dtype=dtype, device=device)
         else:
-            self.mlp = GatedMlp(spec.mlp, hidden_size, dtype=dtype, device=device)
+            self.mlp = GatedMlp(spec.mlp, hidden_size, weights)
         self.pre_attention_norm = norm("pre_attention_norm")
         self.pre_mlp_norm = norm("pre_mlp_norm")
         self.post_attention_norm = norm("post_attention_norm")
@@ -68,10 +67,11 @@ class Decoder(nn.Module):
     Memory is taken but not written: a loader fills it.
     """
 
-    lm_head: Linear | None
+    lm_head: Linear
 
-    def __init__(self, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, spec: ModelSpec, weights: WeightFormat) -> None:
         super().__init__()
+        dtype, device = weights.dtype, weights.device
         self.spec, self.dtype = spec, dtype
         embedding_VM = torch.empty(spec.vocab_size, spec.hidden_size, dtype=dtype, device=device)
         self.embedding_VM = nn.Parameter(embedding_VM, requires_grad=False)
@@ -79,16 +79,14 @@ class Decoder(nn.Module):
         self.embed_scale = float(torch.tensor(spec.embed_scale, dtype=dtype))
         self._ropes: dict[RopeSpec, Rope] = {}
         self.num_positions = 0
-        self._stack = tuple(
-            DecoderLayer(i, layer, spec.hidden_size, dtype=dtype, device=device) for i, layer in enumerate(spec.layers)
-        )
+        self._stack = tuple(DecoderLayer(i, layer, spec.hidden_size, weights) for i, layer in enumerate(spec.layers))
         # Registered beside the typed collections, so that `to`, `buffers` and `named_parameters` find them.
         self.ropes = nn.ModuleList()
         self.blocks = nn.ModuleList(self._stack)
         self.final_norm = Norm(spec.final_norm, spec.hidden_size, dtype=dtype, device=device)
-        self.lm_head = None
+        self.lm_head = PlainLinear(self.embedding_VM)
         if not spec.is_tied:
-            self.lm_head = Linear(spec.hidden_size, spec.vocab_size, has_bias=False, dtype=dtype, device=device)
+            self.lm_head = weights.linear(spec.hidden_size, spec.vocab_size, has_bias=False)
 
     def reach(self, num_positions: int) -> None:
         """Make the rotary tables for positions below this, unless they are there. `turns` has them from then on.
@@ -103,14 +101,6 @@ class Decoder(nn.Module):
         self._ropes = {spec: Rope(spec, num_positions, device=device) for spec in specs if spec is not None}
         self.ropes = nn.ModuleList(self._ropes.values())
         self.num_positions = num_positions
-
-    def lay_out(self) -> None:
-        """Order the loaded weights in memory as this device computes with them."""
-        for module in self.modules():
-            if isinstance(module, Linear):
-                module.lay_out()
-        if self.lm_head is None:
-            self.embedding_VM.data = laid_out(self.embedding_VM.data)
 
     @property
     def sinks(self) -> tuple[torch.Tensor | None, ...]:
@@ -148,15 +138,14 @@ class Decoder(nn.Module):
 
     def head(self, h_NM: torch.Tensor, out_NV: torch.Tensor | None = None) -> torch.Tensor:
         """Logits of rows that came out of `layers`, in `out_NV` if it is given."""
-        weight_VM = self.embedding_VM if self.lm_head is None else self.lm_head.weight
         logits_NV = out_NV
         if logits_NV is None:
-            shape = (h_NM.shape[0], weight_VM.shape[0])
+            shape = (h_NM.shape[0], self.spec.vocab_size)
             logits_NV = torch.empty(shape, dtype=self.logits_dtype, device=h_NM.device)
         if logits_NV.dtype is h_NM.dtype:
-            torch.mm(h_NM, weight_VM.t(), out=logits_NV)
+            self.lm_head(h_NM, logits_NV)
         else:
-            logits_NV.copy_(torch.mm(h_NM, weight_VM.t()))
+            logits_NV.copy_(self.lm_head(h_NM))
         if self.spec.logit_scale != 1.0:
             logits_NV.mul_(self.spec.logit_scale)
         if self.spec.final_softcap is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from playhead.layers.spec import NormKind, QKNorm
+from playhead.layers.spec import NormKind, QKNorm, StoredAs
 from playhead.models.config import ConfigReader
 from playhead.models.spec import Placement
 
@@ -54,6 +54,8 @@ class Family:
     head_names: tuple[str, ...] = ("lm_head.weight",)
     ignored_prefixes: tuple[str, ...] = ()
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    quant_methods: Mapping[str, StoredAs] = field(default_factory=dict)
+    """What `quantization_config.quant_method` may be, and how linear maps are then stored. Others are refused."""
 
     norm: NormKind = NormKind.RMS
     norm_eps_key: str = "rms_norm_eps"

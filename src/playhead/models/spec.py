@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from playhead.layers.spec import AttentionSpec, MlpSpec, MoeSpec, NormSpec
+from playhead.layers.spec import AttentionSpec, MlpSpec, MoeSpec, NormSpec, StoredAs
 
 
 class Placement(Enum):
@@ -56,3 +56,4 @@ class ModelSpec:
     is_tied: bool = False
     logit_scale: float = 1.0
     final_softcap: float | None = None
+    stored_as: StoredAs = StoredAs.PLAIN

@@ -137,7 +137,6 @@ class ModelStep:
         self, decoder: Decoder, pool: KVPool, layers: tuple[LayerAttention, ...], backend: AttentionBackend
     ) -> None:
         self.decoder, self.pool, self.layers, self.backend = decoder, pool, layers, backend
-        decoder.lay_out()
         self._specs, self._transforms = tuple(layer.attention for layer in decoder.spec.layers), decoder.transforms
         # The packed projection does not say how wide attention's output is, so every width has a break of its own.
         widths = dict.fromkeys(spec.output_size for spec in self._specs)

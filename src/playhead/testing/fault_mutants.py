@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, suppress
 from weakref import WeakMethod
 
 from playhead.engine.engine import Engine
-from playhead.engine.exclusive import Exclusive
 from playhead.engine.response import ResponseBuilder
 from playhead.errors import MisuseError, PlayheadError
 from playhead.graph.breaks import RunBreak
@@ -70,7 +69,7 @@ def token_committed_twice() -> AbstractContextManager[None]:
 def one_error_for_all() -> AbstractContextManager[None]:
     """What one request's text raises is the step's error."""
 
-    def raising(self: Engine, answer: ResponseBuilder, error: BaseException) -> RequestOutput:
+    def raising(self: Engine, response: ResponseBuilder, error: BaseException) -> RequestOutput:
         raise error
 
     return swapped(Engine, "_fail", raising)
@@ -111,10 +110,10 @@ def quarantined_prefix_kept() -> AbstractContextManager[None]:
 
 
 def anybody_may_enter() -> AbstractContextManager[None]:
-    def open_to_all(self: Exclusive, *, has_work: bool) -> None:
+    def open_to_all(self: Engine) -> None:
         return None
 
-    return swapped(Exclusive, "check", open_to_all)
+    return swapped(Engine, "check_use", open_to_all)
 
 
 def memory_waits_for_the_collector() -> AbstractContextManager[None]:

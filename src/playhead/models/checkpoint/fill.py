@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from playhead.errors import CheckpointError, some_of
+from playhead.layers.linear import WEIGHT_FORMATS
 from playhead.models.build import family_named
 from playhead.models.checkpoint.mxfp4 import dequantise_mxfp4
 from playhead.models.checkpoint.pieces import Piece, embedding_name, head_name, is_ignorable, pieces_of
@@ -46,7 +47,8 @@ def load_decoder(
     family = family_named(spec.family)
     spec = as_stored(spec, family, source)
     pieces = check_tensors(spec, source)
-    decoder = Decoder(spec, dtype=dtype, device=device)
+    weights = WEIGHT_FORMATS[spec.stored_as](dtype=dtype, device=device)
+    decoder = Decoder(spec, weights)
     parameters = dict(decoder.named_parameters())
     place = {name: i for i, name in enumerate(source.tensors)}
     total_bytes = sum(_bytes_of(piece, source) for piece in pieces)
@@ -56,6 +58,7 @@ def load_decoder(
         num_bytes += _bytes_of(piece, source)
         if on_progress is not None:
             on_progress(LoadProgress(num_bytes=num_bytes, total_bytes=total_bytes))
+    weights.finish_loading(decoder)
     return decoder
 
 

@@ -1,4 +1,4 @@
-"""Loading takes the memory of the model, not of the checkpoint once more: its files are mapped."""
+"""Loading takes the memory of the model and of one matrix, not of the checkpoint once more: its files are mapped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PYTHON_BYTES = 1 << 19  # headers, names, the modules' own objects: far less tha
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_no_more_is_alive_than_the_model(tmp_path, dtype):
+def test_no_more_is_alive_than_the_model_and_one_matrix(tmp_path, dtype):
     config = {**CONFIG, "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6, "vocab_size": 2048}
     config["layer_types"] = ["sliding_attention"] * 6
     write_checkpoint(tmp_path, config, random_tensors(config), num_shards=4)
@@ -34,5 +34,6 @@ def test_no_more_is_alive_than_the_model(tmp_path, dtype):
     kept = {x.data_ptr(): x.untyped_storage().nbytes() for x in (*decoder.parameters(), *decoder.buffers())}
     small = 1 << 12  # scalars, such as the embedding's scale
     assert live.peak_bytes >= sum(kept.values()), "the peak was not measured"
-    assert live.peak_bytes - sum(kept.values()) <= small
+    # Matrices are stored anew, one after the other, in the order the device reads them.
+    assert live.peak_bytes - sum(kept.values()) <= max(kept.values()) + small
     assert peak_python_bytes <= PYTHON_BYTES
