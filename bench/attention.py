@@ -22,7 +22,7 @@ import torch
 from torch.nn import functional as F
 
 from bench.measure import device_us, emit
-from playhead.attention.base import AttentionPlan, LayerAttention
+from playhead.attention.base import AttentionPlan, LayerAttention, decode_arguments, extend_arguments
 from playhead.attention.triton import TritonBackend, decode_shape
 from playhead.kernels.splits import num_splits
 from playhead.kernels.triton.decode import DecodeTiles, launch_decode
@@ -169,7 +169,7 @@ def bandwidth(num_bytes: int, us: float) -> str:
 
 def decode_us(case: DecodeCase) -> float:
     """One call, as the backend makes it."""
-    backend = TritonBackend(page_table_RP=case.plan.page_table_RP, layers=case.layers[:1], max_bs=case.batch)
+    backend = TritonBackend(case.plan.page_table_RP, case.layers[:1], max_bs=case.batch)
 
     def call(i: int) -> None:
         backend.decode(case.plan, case.layers[i], case.q, case.out)
@@ -187,19 +187,15 @@ def bench_decode(heads: Heads, batch: int, context: int, page_size: int, table: 
 
 def cut_decode_us(case: DecodeCase, splits: int, tiles: DecodeTiles | None = None) -> float:
     """One call with other splits or tiles than the backend would choose."""
-    heads, plan = case.heads, case.plan
+    heads = case.heads
     num_parts = case.batch * heads.num_heads * splits
     parts = torch.zeros(num_parts * heads.head_dim, device=DEVICE)
     tops_sums = torch.zeros(num_parts * 2, device=DEVICE)
     arrivals = torch.zeros(case.batch * heads.num_heads * (splits + 1), dtype=torch.int32, device=DEVICE)
 
     def call(i: int) -> None:
-        layer = case.layers[i]
-        launch_decode(
-            case.q, case.out, layer.k_cache_NSKD, layer.v_cache_NSKE, plan.page_table_RP, plan.rows_B,
-            plan.seq_lens_B, None, parts, tops_sums, arrivals,
-            layer.scale, layer.window, None, splits, tiles,
-        )  # fmt: skip
+        arguments = decode_arguments(case.plan, case.layers[i])
+        launch_decode(case.q, case.out, *arguments, parts, tops_sums, arrivals, splits, tiles=tiles)
 
     return time_us(call, len(case.layers))
 
@@ -272,12 +268,10 @@ def bench_extend(
     out = torch.empty_like(q)
     lengths = int32(torch.full((num_requests,), num_tokens))
     starts = int32(torch.arange(num_requests) * num_tokens)
+    plan = replace(case.plan, seq_lens_B=lengths, query_starts_B=starts, query_lens_B=lengths)
 
     def call(i: int) -> None:
-        launch_extend(
-            q, out, layer.k_cache_NSKD, layer.v_cache_NSKE, case.plan.page_table_RP, case.plan.rows_B, lengths, starts,
-            lengths, None, layer.scale, layer.window, None, tiles,
-        )  # fmt: skip
+        launch_extend(q, out, *extend_arguments(plan, layer), tiles=tiles)
 
     us = time_us(call, 4)
     rate = f"{causal_flops(heads, num_requests, num_tokens) / us / 1e6:6.0f} TFLOP/s"

@@ -101,11 +101,11 @@ class Stack:
         run = self._attend if attention else self._multiply
         self.op = BreakOp("bench::break", run=run, outputs=lambda inputs: [third_of(inputs[0])])
 
-    def _multiply(self, live: Any, inputs: Any, outputs: Any, site: str) -> None:
+    def _multiply(self, live: Any, inputs: Any, outputs: Any, site: int) -> None:
         q_TM, k_TM, _ = inputs[0].chunk(3, dim=-1)
         torch.mul(q_TM, k_TM, out=outputs[0])
 
-    def _attend(self, live: Any, inputs: Any, outputs: Any, site: str) -> None:
+    def _attend(self, live: Any, inputs: Any, outputs: Any, site: int) -> None:
         heads = (t.unflatten(-1, (self.num_heads, -1)).unsqueeze(0) for t in inputs[0].chunk(3, dim=-1))
         q, k, v = (t.transpose(1, 2) for t in heads)
         out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -116,7 +116,7 @@ class Stack:
         for i, (qkv, up, down) in enumerate(self.layers):
             spec = TensorSpec(shape=(h_TM.shape[0], qkv.shape[1]), dtype=h_TM.dtype)
             qkv_TN = torch.mm(h_TM, qkv, out=scope.bridge(self.op, 0, spec, h_TM))
-            (a_TM,) = scope.call(self.op, qkv_TN, site=str(i))
+            (a_TM,) = scope.call(self.op, qkv_TN, site=i)
             h_TM = h_TM + a_TM
             h_TM = h_TM + torch.relu(h_TM @ up) @ down
         return h_TM

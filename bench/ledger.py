@@ -15,8 +15,7 @@ from bench.kv import PAGE_SIZE, plan_of
 from bench.kv_models import models
 from bench.measure import emit
 from playhead.kv.cache import HybridKVCache
-from playhead.kv.ledger import Ledger
-from playhead.kv.watch import REST_PER_AUDIT, KVWatch
+from playhead.kv.ledger import REST_PER_AUDIT, KVWatch, Ledger
 
 BATCH = 128
 CONTEXT = 8192

@@ -12,7 +12,7 @@ from itertools import product
 import torch
 
 from bench.measure import device_us, emit
-from playhead.kernels.choose import choose_scratch, choose_tokens, choose_tokens_reference
+from playhead.kernels.tokens import choose_scratch, choose_tokens
 
 DEVICE = torch.device("cuda")
 COLD_BYTES = 256 << 20  # several times the L2
@@ -50,7 +50,7 @@ def ways(num_rows: int, vocab_size: int) -> dict[str, Callable[[torch.Tensor], o
         "draw": call(choose_tokens, warm, True),
         "torch argmax": lambda logits: logits.argmax(-1),
         "torch float, argmax": lambda logits: logits.float().argmax(-1),
-        "torch draw": call(choose_tokens_reference, warm, True),
+        "torch draw": call(choose_tokens.reference, warm, True),
     }
 
 

@@ -36,7 +36,10 @@ def executed_lines(work: Callable[[], object]) -> int:
 
 
 class LiveTensors(TorchDispatchMode):
-    """Watches the memory of tensors made inside it; `peak_bytes` is the most that was alive after any op."""
+    """Watches the memory of tensors made inside it; `peak_bytes` is the most that was alive after any op.
+
+    An op that is handed a storage, such as a mapped file's, makes no memory.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +47,9 @@ class LiveTensors(TorchDispatchMode):
         self._num_bytes: dict[StorageWeakRef, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        known = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+        given = tree_leaves((args, kwargs))
+        known = {x.untyped_storage()._cdata for x in given if isinstance(x, torch.Tensor)}
+        known |= {x._cdata for x in given if isinstance(x, torch.UntypedStorage)}
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in known:

@@ -1,7 +1,7 @@
 """How a request wants its tokens chosen, checked when it is said. Names and defaults are vLLM's.
 
-`SamplingParams` is also the table of sampling parameters: each field carries its `Parameter`. The checks below, the
-sampler's inputs, generation_config.json and the command line all read `PARAMETERS`.
+`SamplingParams` is also the table of sampling parameters: each field carries its `Parameter`. Its check, the sampler's
+inputs, the reading of generation_config.json and the command line are made from that.
 
 A value is taken as it is or refused: nothing is rounded, parsed or cut to fit. `check_against` adds the limits that
 only a model knows.
@@ -16,6 +16,7 @@ from enum import IntEnum
 from typing import Any
 
 from playhead.errors import RequestError, shown
+from playhead.settings import METADATA_KEY, Setting, check_settings, declare, settings_of
 
 GREEDY_BELOW = 1e-5  # vLLM's bound: dividing by less only magnifies rounding
 MAX_TEMPERATURE = 1e6  # flatter than this is uniform, and float32 still divides by it
@@ -28,7 +29,6 @@ MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 300
 BIAS_BOUND = 100.0
 PENALTY_BOUND = 2.0
-INT64_MAX = 2**63 - 1
 
 
 class SamplingKind(IntEnum):
@@ -52,76 +52,24 @@ class DefaultInt(int):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Range:
-    """The values that are allowed: from `low` (or `above` it) to `high`, of a type; with `optional` None too."""
+class Parameter(Setting):
+    """One row of the table of sampling parameters: its range and its flag as a `Setting` has them, and what it does.
 
-    type: type
-    low: float = 0
-    high: float = INT64_MAX
-    above: bool = False
-    optional: bool = False
-
-    def __call__(self, name: str, value: object) -> object:
-        """The value as it is, or `RequestError`."""
-        if not self.has(value):
-            raise refused(name, value, self.wanted)
-        return value
-
-    def has(self, value: Any) -> bool:
-        if value is None:
-            return self.optional
-        if isinstance(value, bool) or self.type is bool:
-            return isinstance(value, bool) and self.type is bool
-        is_number = isinstance(value, int | self.type)
-        # A NaN fails every comparison.
-        return is_number and self.low <= value <= self.high and not (self.above and value == self.low)
-
-    @property
-    def wanted(self) -> str:
-        if self.type is bool:
-            return "True or False"
-        if self.type is int:
-            up_to = "" if self.high == INT64_MAX else f" to {self.high}"
-            return f"{'an' if up_to else 'a 64-bit'} integer from {self.low}{up_to}"
-        low = f"above {self.low:g} and at most" if self.above else f"from {self.low:g} to"
-        return f"a finite number {low} {self.high:g}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Effect:
-    """What a parameter asks of a step: the least kind of sampling that serves a request with the parameter on.
-
-    With `number` the sampler reads one number per request, which `number` makes of the value. It is a float32 or an
-    int64, as `off` is a float or an int. The parameter is off where the number, or else the value, equals `off`. Rows
-    without a request hold `off`.
+    `kind` is the least kind of sampling that serves a request with the parameter on. With `number` the sampler reads
+    one number per request, which `number` makes of the value. It is a float32 or an int64, as `off` is a float or an
+    int. The parameter is off where the number, or else the value, equals `off`. Rows without a request hold `off`.
     """
 
+    help: str = ""
+    """Without a text there is no flag."""
     kind: SamplingKind = SamplingKind.GREEDY
     off: Any = None
     number: Callable[[Any], float] | None = None
-
-    def is_on(self, value: object) -> bool:
-        return bool((value if self.number is None else self.number(value)) != self.off)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
-    """One row of the table.
-
-    `check` gives the value as it is kept, or refuses it by name. With `in_checkpoints` a generation_config.json may set
-    it, under the same name. With `help` the command line has a flag for it: `--name`, and the spellings in `flags`.
-    """
-
-    check: Callable[[str, object], object]
-    effect: Effect = Effect()
     in_checkpoints: bool = False
-    help: str = ""
-    flags: tuple[str, ...] = ()
+    """A model's generation_config.json may set it, under the same name."""
 
-
-def parameter(default: Any, **row: Any) -> Any:
-    """A field of `SamplingParams`, with the `Parameter` of these parts."""
-    return field(default=default, metadata={"parameter": Parameter(**row)})
+    def is_on(self, value: Any) -> bool:
+        return bool((value if self.number is None else self.number(value)) != self.off)
 
 
 def stop_strings(name: str, value: object) -> tuple[str, ...]:
@@ -171,19 +119,17 @@ def biases(name: str, value: object) -> dict[int, float]:
         raise refused(name, value, wanted)
     if len(value) > MAX_LOGIT_BIAS:
         raise RequestError(f"sampling field {name!r}", f"{len(value)} entries", wanted, "Send fewer.")
-    bound = Range(type=float, low=-BIAS_BOUND, high=BIAS_BOUND)
     for bias in value.values():
-        bound(name, bias)
+        # A NaN fails every comparison.
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -BIAS_BOUND <= bias <= BIAS_BOUND:
+            raise refused(name, bias, f"a finite number from {-BIAS_BOUND:g} to {BIAS_BOUND:g}")
     return {token_id(name, key): bias for key, bias in value.items()}
 
 
-PENALTY = {
-    "check": Range(type=float, low=-PENALTY_BOUND, high=PENALTY_BOUND),
-    "effect": Effect(kind=SamplingKind.EVERYTHING, off=0.0, number=float),
-}
+PENALTY = Parameter(low=-PENALTY_BOUND, high=PENALTY_BOUND, kind=SamplingKind.EVERYTHING, off=0.0, number=float)
 
 
-@dataclass(frozen=True, kw_only=True)  # without slots, so that `vars` gives the values by name
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """One request's options. Temperature 0 is greedy; everything else is off by default, as in vLLM.
 
@@ -192,83 +138,109 @@ class SamplingParams:
     chosen token only.
     """
 
-    n: int = parameter(1, check=Range(type=int, low=1, high=16), help="samples; several do not stream", flags=("-n",))
-    temperature: float = parameter(
-        1.0,
-        check=Range(type=float, high=MAX_TEMPERATURE),
-        effect=Effect(kind=SamplingKind.DRAWN, off=0.0, number=lambda value: value if value >= GREEDY_BELOW else 0.0),
-        in_checkpoints=True,
-        help="0 is greedy",
-        flags=("-t",),
+    n: int = declare(
+        1, Parameter(low=1, high=16, group="output", help="samples; several do not stream", aliases=("-n",))
     )
-    top_k: int = parameter(
+    temperature: float = declare(
+        1.0,
+        Parameter(
+            low=0,
+            high=MAX_TEMPERATURE,
+            kind=SamplingKind.DRAWN,
+            off=0.0,
+            number=lambda value: value if value >= GREEDY_BELOW else 0.0,
+            in_checkpoints=True,
+            group="sampling",
+            help="0 is greedy",
+            aliases=("-t",),
+        ),
+    )
+    top_k: int = declare(
         0,
-        check=Range(type=int, low=-1),
-        effect=Effect(kind=SamplingKind.FILTERED, off=0, number=lambda value: max(value, 0)),
-        in_checkpoints=True,
-        help="sample from the best N; 0 is all",
+        Parameter(
+            low=-1,
+            kind=SamplingKind.FILTERED,
+            off=0,
+            number=lambda value: max(value, 0),
+            in_checkpoints=True,
+            group="sampling",
+            help="sample from the best N; 0 is all",
+        ),
     )
-    top_p: float = parameter(
+    top_p: float = declare(
         1.0,
-        check=Range(type=float, high=1, above=True),
-        effect=Effect(kind=SamplingKind.FILTERED, off=1.0, number=float),
-        in_checkpoints=True,
-        help="sample from this share of the probability",
+        Parameter(
+            low=0,
+            above=True,
+            high=1,
+            kind=SamplingKind.FILTERED,
+            off=1.0,
+            number=float,
+            in_checkpoints=True,
+            group="sampling",
+            help="sample from this share of the probability",
+        ),
     )
-    min_p: float = parameter(
+    min_p: float = declare(
         0.0,
-        check=Range(type=float, high=1),
-        # The host's logarithm: on N values the device's rounding may depend on N.
-        effect=Effect(
-            kind=SamplingKind.FILTERED, off=-math.inf, number=lambda value: math.log(value) if value > 0 else -math.inf
+        Parameter(
+            low=0,
+            high=1,
+            kind=SamplingKind.FILTERED,
+            off=-math.inf,
+            # The host's logarithm: on N values the device's rounding may depend on N.
+            number=lambda value: math.log(value) if value > 0 else -math.inf,
+            in_checkpoints=True,
+            group="sampling",
+            help="drop tokens below X times the best one",
         ),
-        in_checkpoints=True,
-        help="drop tokens below X times the best one",
     )
-    repetition_penalty: float = parameter(
+    repetition_penalty: float = declare(
         1.0,
-        check=Range(type=float, high=PENALTY_BOUND, above=True),
-        effect=Effect(
-            kind=SamplingKind.EVERYTHING, off=1.0, number=lambda value: max(float(value), SMALLEST_REPETITION)
+        Parameter(
+            low=0,
+            above=True,
+            high=PENALTY_BOUND,
+            kind=SamplingKind.EVERYTHING,
+            off=1.0,
+            number=lambda value: max(float(value), SMALLEST_REPETITION),
+            in_checkpoints=True,
         ),
-        in_checkpoints=True,
     )
-    presence_penalty: float = parameter(0.0, **PENALTY)
-    frequency_penalty: float = parameter(0.0, **PENALTY)
+    presence_penalty: float = declare(0.0, PENALTY)
+    frequency_penalty: float = declare(0.0, PENALTY)
     logit_bias: Mapping[int, float] = field(
         default_factory=dict,
         hash=False,
-        metadata={"parameter": Parameter(check=biases, effect=Effect(kind=SamplingKind.EVERYTHING, off={}))},
+        metadata={METADATA_KEY: Parameter(take=biases, kind=SamplingKind.EVERYTHING, off={})},
     )
-    seed: int | None = parameter(
+    seed: int | None = declare(
+        None, Parameter(off=0, number=lambda value: value or 0, group="sampling", help="same seed, same tokens")
+    )
+    logprobs: int | None = declare(
         None,
-        check=Range(type=int, low=-INT64_MAX - 1, optional=True),
-        effect=Effect(off=0, number=lambda value: value or 0),
-        help="same seed, same tokens",
+        Parameter(
+            low=0,
+            high=MAX_LOGPROBS,
+            kind=SamplingKind.EVERYTHING,
+            group="output",
+            help="show each token's, and the best N",
+        ),
     )
-    logprobs: int | None = parameter(
-        None,
-        check=Range(type=int, high=MAX_LOGPROBS, optional=True),
-        effect=Effect(kind=SamplingKind.EVERYTHING),
-        help="show each token's, and the best N",
+    stop: Sequence[str] = declare(
+        (), Parameter(take=stop_strings, group="length", help="end before this text; may be repeated")
     )
-    stop: Sequence[str] = parameter((), check=stop_strings, help="end before this text; may be repeated")
     """A string alone counts as a sequence of one."""
-    stop_token_ids: Sequence[int] = parameter((), check=token_ids)
-    min_tokens: int = parameter(0, check=Range(type=int))
-    max_tokens: int | None = parameter(
-        DefaultInt(16),
-        check=Range(type=int, low=1, optional=True),
-        help="generate at most",
-        flags=("--max-new-tokens",),
+    stop_token_ids: Sequence[int] = declare((), Parameter(take=token_ids))
+    min_tokens: int = declare(0, Parameter(low=0))
+    max_tokens: int | None = declare(
+        DefaultInt(16), Parameter(low=1, group="length", help="generate at most", aliases=("--max-new-tokens",))
     )
-    ignore_eos: bool = parameter(False, check=Range(type=bool))
-    skip_special_tokens: bool = parameter(True, check=Range(type=bool))
+    ignore_eos: bool = declare(False, Parameter())
+    skip_special_tokens: bool = declare(True, Parameter())
 
     def __post_init__(self) -> None:
-        # The caller keeps its list or dict and may change it: the checks copy what they take. Frozen, so not by `=`.
-        values = vars(self)
-        values.update({name: row.check(name, values[name]) for name, row in PARAMETERS.items()})
+        check_settings(self, SAMPLING_SETTINGS, refused)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise refused("min_tokens", self.min_tokens, f"at most max_tokens, {self.max_tokens}")
 
@@ -277,11 +249,15 @@ class SamplingParams:
         """True if no random number has a say."""
         return self.temperature < GREEDY_BELOW
 
+    def values(self) -> dict[str, Any]:
+        """Every parameter's value, by name."""
+        return {one.name: one.value_of(self) for one in SAMPLING_SETTINGS}
+
     @property
     def kind(self) -> SamplingKind:
         """The least kind of sampling that serves this request. A filter never removes the best token."""
-        values = vars(self)
-        kind = max(row.effect.kind for name, row in PARAMETERS.items() if row.effect.is_on(values[name]))
+        values = self.values()
+        kind = max(one.kind for name, one in PARAMETERS.items() if one.is_on(values[name]))
         return SamplingKind.GREEDY if self.is_greedy and kind < SamplingKind.EVERYTHING else kind
 
     def check_against(self, vocab_size: int, prompt_len: int, max_context: int) -> int:
@@ -315,8 +291,9 @@ class SamplingParams:
         return num_wanted
 
 
-PARAMETERS: dict[str, Parameter] = {entry.name: entry.metadata["parameter"] for entry in fields(SamplingParams)}
-"""The table: every sampling parameter by name."""
+SAMPLING_SETTINGS = settings_of(SamplingParams)
+PARAMETERS: dict[str, Parameter] = {one.name: one.metadata[METADATA_KEY] for one in fields(SamplingParams)}
+"""The table of sampling parameters, by name."""
 
 
 def refused(name: str, value: object, wanted: str) -> RequestError:

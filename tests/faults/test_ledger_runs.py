@@ -10,8 +10,7 @@ import pytest
 from playhead.engine.engine import Engine
 from playhead.errors import LedgerError, PagesLost
 from playhead.kv import ledger
-from playhead.kv.ledger import Ledger
-from playhead.kv.watch import MIN_BUSY_STEPS, REST_PER_AUDIT, KVWatch
+from playhead.kv.ledger import MIN_BUSY_STEPS, REST_PER_AUDIT, KVWatch, Ledger
 from playhead.llm import LLM
 from playhead.outputs import FinishReason, RequestOutput
 from playhead.sampling_params import SamplingParams

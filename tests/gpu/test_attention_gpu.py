@@ -64,7 +64,7 @@ def in_float32(scene: Scene) -> torch.Tensor:
         v_cache_NSKE=scene.layer.v_cache_NSKE.float(),
     )
     scene = replace(scene, q=scene.q.float(), layer=layer)
-    backend = ReferenceBackend(page_table_RP=scene.plan.page_table_RP)
+    backend = ReferenceBackend(scene.plan.page_table_RP)
     return run(backend, scene)
 
 
@@ -75,9 +75,7 @@ def run(backend, scene: Scene) -> torch.Tensor:
 
 
 def triton_for(scene: Scene) -> TritonBackend:
-    return TritonBackend(
-        page_table_RP=scene.plan.page_table_RP, layers=[scene.layer], max_bs=scene.plan.rows_B.shape[0]
-    )
+    return TritonBackend(scene.plan.page_table_RP, [scene.layer], max_bs=scene.plan.rows_B.shape[0])
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -5,20 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from playhead.kernels.activation import ACTIVATIONS, gated_activation, gated_activation_reference
-from playhead.kernels.choose import choose_scratch, choose_tokens, choose_tokens_reference
-from playhead.kernels.decode import attend_last_queries
-from playhead.kernels.embedding import embed, embed_reference, softcap_, softcap_reference
-from playhead.kernels.norm import (
-    add_rms_norm,
-    add_rms_norm_reference,
-    norm_add_,
-    norm_add_reference,
-    rms_norm,
-    rms_norm_reference,
-)
-from playhead.kernels.rope import qk_rope_write, qk_rope_write_reference
-from playhead.kernels.translate import translate, translate_reference
+from playhead.attention.base import decode_arguments
+from playhead.kernels.attention import decode
+from playhead.kernels.elementwise import ACTIVATIONS, embed, gated_activation, softcap_
+from playhead.kernels.norm import add_rms_norm, norm_add_, rms_norm
+from playhead.kernels.rope import qk_rope_write
+from playhead.kernels.tokens import choose_scratch, choose_tokens
+from playhead.kernels.translate import translate
 from playhead.kernels.triton.decode import launch_decode
 from tests.unit.attention.scenes import SceneSpec, make_scene, relative_error
 
@@ -48,7 +41,7 @@ def test_rms_norm(width, num_rows, centred, capsys):
     check(
         f"rms_norm {num_rows} x {width} centred={centred}",
         rms_norm(*call),
-        rms_norm_reference(*in_float32(call)),
+        rms_norm.reference(*in_float32(call)),
         capsys,
     )
 
@@ -56,9 +49,9 @@ def test_rms_norm(width, num_rows, centred, capsys):
 @pytest.mark.parametrize("norm_x", [False, True])
 def test_add_rms_norm(norm_x, capsys):
     x, residual, weight = random(130, 1152), random(130, 1152, seed=1), random(1152, seed=2)
-    call = (x, residual, weight, random(1152, seed=3) if norm_x else None, 1e-6, True)
+    call = (x, residual, weight, random(1152, seed=3) if norm_x else None, 1e-6, True, False)
     reference = in_float32(call)
-    found, wanted = add_rms_norm(*call), add_rms_norm_reference(*reference)
+    found, wanted = add_rms_norm(*call), add_rms_norm.reference(*reference)
     check(f"add_rms_norm norm_x={norm_x}", found, wanted, capsys)
     check(f"add_rms_norm norm_x={norm_x} residual", residual, reference[1], capsys)
 
@@ -66,8 +59,8 @@ def test_add_rms_norm(norm_x, capsys):
 def test_norm_add(capsys):
     x, residual, weight = random(130, 4096), random(130, 4096, seed=1), random(4096, seed=2)
     reference = in_float32((x, residual, weight))
-    norm_add_(x, residual, weight, 1e-6, False)
-    norm_add_reference(*reference, 1e-6, False)
+    norm_add_(x, residual, weight, 1e-6, False, False)
+    norm_add_.reference(*reference, 1e-6, False, False)
     check("norm_add_", residual, reference[1], capsys)
 
 
@@ -75,20 +68,20 @@ def test_norm_add(capsys):
 def test_gated_activation(activation, capsys):
     call = (random(130, 2 * 6912), activation, 1.702, 7.0)
     check(
-        f"gated_activation {activation}", gated_activation(*call), gated_activation_reference(*in_float32(call)), capsys
+        f"gated_activation {activation}", gated_activation(*call), gated_activation.reference(*in_float32(call)), capsys
     )
 
 
 def test_embed(capsys):
     table = random(1000, 1152)
     ids = torch.arange(0, 1000, 7, device="cuda")
-    check("embed", embed(ids, table, 34.0), embed_reference(ids, table.float(), 34.0), capsys)
+    check("embed", embed(ids, table, 34.0), embed.reference(ids, table.float(), 34.0), capsys)
 
 
 def test_softcap(capsys):
     logits = 50 * random(4, 262144, dtype=torch.float32)
     wanted = logits.clone()
-    softcap_reference(wanted, 30.0)
+    softcap_.reference(wanted, 30.0)
     softcap_(logits, 30.0)
     check("softcap", logits, wanted, capsys)
 
@@ -126,7 +119,7 @@ def test_qk_rope_write(heads, dims, page_size, interleaved, together, capsys):
     )
     reference = [v.clone() if isinstance(v, torch.Tensor) else v for v in in_float32(call)]
     qk_rope_write(*call)
-    qk_rope_write_reference(*reference)
+    qk_rope_write.reference(*reference)
     for what, position in (("q", 0), ("k", 7), ("v", 8)):
         check(f"qk_rope_write {heads} interleaved={interleaved} {what}", call[position], reference[position], capsys)
 
@@ -153,7 +146,7 @@ def test_translate(page_size, window):
     call = [torch.full((900,), 7), torch.full_like(table, 7), device_mapping, table, *per_token]
     found, wanted = [tensor.int().cuda() for tensor in call], [tensor.int() for tensor in call]
     translate(*found, page_size, window)
-    translate_reference(*wanted, page_size, window)
+    translate.reference(*wanted, page_size, window)
     assert torch.equal(found[0].cpu(), wanted[0])
     assert torch.equal(found[1].cpu(), wanted[1])
 
@@ -188,8 +181,8 @@ def test_chosen_tokens_are_the_references_on_the_device_and_on_the_host(vocab_si
     call = choose_call(96, vocab_size, dtype)
     found = chosen(choose_tokens, call).cpu()
     assert torch.equal(chosen(choose_tokens, call, draws=False).cpu(), call[0].float().argmax(-1).cpu())
-    on_device = chosen(choose_tokens_reference, call).cpu()
-    on_host = chosen(choose_tokens_reference, tuple(values.cpu() for values in call))
+    on_device = chosen(choose_tokens.reference, call).cpu()
+    on_host = chosen(choose_tokens.reference, tuple(values.cpu() for values in call))
     with capsys.disabled():
         others = [int((found != wanted).sum()) for wanted in (on_device, on_host)]
         print(f"\nchoose_tokens {vocab_size} {dtype}: {others} of 96 differ from device, host", end="")
@@ -239,18 +232,15 @@ def test_one_request_merges_many_splits_to_the_same_bits_every_time(num_splits, 
     """Groups of splits finish in any order, and each is read by whoever finishes last."""
     spec = SceneSpec(seq_lens=(8000,), group_size=4, k_head_dim=256, v_head_dim=256, page_size=16)
     scene = make_scene(spec, seed=1, dtype=torch.bfloat16, device="cuda")
-    layer, plan = scene.layer, scene.plan
-    where = (plan.page_table_RP, plan.rows_B, plan.seq_lens_B, None)
+    call = decode_arguments(scene.plan, scene.layer)
     scratch = (torch.full((4 * num_splits * width,), float("nan"), device="cuda") for width in (256, 2))
     arrivals = torch.zeros(4 * (num_splits + 1), dtype=torch.int32, device="cuda")
-    call = (layer.k_cache_NSKD, layer.v_cache_NSKE, *where, *scratch, arrivals, layer.scale, None, None, num_splits)
+    kernel_call = (*call, *scratch, arrivals, num_splits)
     outs = [scene.new_out() for _ in range(50)]
     for out in outs:
-        launch_decode(scene.q, out, *call, group_size=group_size)
+        launch_decode(scene.q, out, *kernel_call, group_size=group_size)
     assert not arrivals.any()
     assert all(torch.equal(out, outs[0]) for out in outs)
     wanted = scene.new_out().float()
-    attend_last_queries(
-        scene.q.float(), wanted, layer.k_cache_NSKD, layer.v_cache_NSKE, *where, layer.scale, None, None
-    )
+    decode.reference(scene.q.float(), wanted, *call)
     assert relative_error(outs[0], wanted) < 1e-2  # weights, values and outputs are bf16

@@ -5,11 +5,12 @@ from __future__ import annotations
 import gc
 import json
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
 
-from playhead.engine.config import EngineConfig, StepSizes, resolve_sizes
+from playhead.engine.config import EngineConfig, on_device
 from playhead.errors import ConfigError, RequestError
 from playhead.graph.shapes import Mode
 from playhead.llm import LLM
@@ -51,9 +52,11 @@ def test_settings_that_cannot_be_are_refused(config, settings, says):
 
 def test_sizes_follow_the_device_where_none_were_given():
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    assert resolve_sizes(EngineConfig(), cpu) == StepSizes(max_num_seqs=16, max_num_batched_tokens=512)
-    assert resolve_sizes(EngineConfig(), cuda) == StepSizes(max_num_seqs=256, max_num_batched_tokens=2048)
-    assert resolve_sizes(EngineConfig(max_num_seqs=5), cuda) == StepSizes(max_num_seqs=5, max_num_batched_tokens=2048)
+    on_cpu = EngineConfig(max_num_seqs=16, max_num_batched_tokens=512, graph_mode="breakable", overlap=False)
+    on_cuda = EngineConfig(max_num_seqs=256, max_num_batched_tokens=2048, graph_mode="full", overlap=True)
+    assert on_device(EngineConfig(), cpu) == on_cpu
+    assert on_device(EngineConfig(), cuda) == on_cuda
+    assert on_device(EngineConfig(max_num_seqs=5), cuda) == replace(on_cuda, max_num_seqs=5)
 
 
 def test_the_config_says_what_was_left_open():

@@ -1,1 +1,1 @@
-"""Attention over paged KV memory: one contract, a plain torch backend that is the oracle, and a Triton backend."""
+"""Attention over paged KV memory: one contract, backends for GPUs (Triton) and CPUs, and the plain torch oracle."""

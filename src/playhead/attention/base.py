@@ -2,27 +2,26 @@
 
 A step's inputs are slots (`step/inputs.py`), so no backend keeps buffers of its own: rows and lengths, and in a step
 over tokens where each request's queries are. `plan` turns them into a value; the same code plans for eager runs,
-capture and replay. The value holds nothing but tensors at fixed addresses, which is what a captured graph may read.
+capture and replay. The value holds tensors at fixed addresses, which is what a captured graph may read.
 
 Shapes: T tokens, B requests, H query heads, K kv heads, D head dim of q and k, E head dim of v, R rows of the page
-table, P pages per row, N pages of a layer's pool, S locations per page, J keys a layer can see.
+table, P pages per row, N pages of a layer's pool, S locations per page.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Any, ClassVar
 
-import torch
+from torch import Tensor
 
 from playhead.errors import ConfigError
+from playhead.graph.breaks import Tensors
 from playhead.graph.capture import Inputs
 from playhead.graph.runner import OwnedMemory
-from playhead.graph.slots import Batch, FillContext
-from playhead.kernels.decode_rows import row_view
-from playhead.kernels.extend_rows import EqualSpans
-from playhead.kv.pool import GroupLocs
+from playhead.kv.pool import ForwardLocs
 
 # Slots every step has. A padded request is row 0 (no page but the sink) with one key.
 ROWS_SLOT = "req_pool_indices"
@@ -44,7 +43,8 @@ class Phase(Enum):
 class LayerAttention:
     """One layer's attention: its numbers, and the memory its keys and values live in.
 
-    `window` counts the keys a query sees, itself included. The caches may be strided, with contiguous rows.
+    `window` counts the keys a query sees, itself included. The caches may be strided, with contiguous heads. Layers of
+    one `kv_group` have their keys at the same places of their memory, and one page table.
     """
 
     num_heads: int
@@ -52,11 +52,12 @@ class LayerAttention:
     k_head_dim: int
     v_head_dim: int
     scale: float
-    k_cache_NSKD: torch.Tensor
-    v_cache_NSKE: torch.Tensor
+    k_cache_NSKD: Tensor
+    v_cache_NSKE: Tensor
+    kv_group: int = 0
     window: int | None = None
     softcap: float | None = None
-    sinks_H: torch.Tensor | None = None
+    sinks_H: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -84,24 +85,6 @@ class LayerAttention:
         return self.k_cache_NSKD.shape[1]
 
     @property
-    def group(self) -> tuple[object, ...]:
-        """Equal for layers whose keys lie at the same places of their memory: a step looks these up once for all.
-
-        Layers with one window have one page table, so the window names the table too.
-        """
-        return self.window, tuple(self.k_cache_NSKD.shape), self.k_cache_NSKD.stride()
-
-    def as_rows(self) -> LayerAttention | None:
-        """The layer over memory of one location per page, addressed by row; None where keys and values do not line up.
-
-        Rows are what a `Lookup` holds.
-        """
-        k_rows, v_rows = row_view(self.k_cache_NSKD), row_view(self.v_cache_NSKE)
-        if k_rows is None or v_rows is None or k_rows.shape != v_rows.shape:
-            return None
-        return replace(self, k_cache_NSKD=k_rows, v_cache_NSKE=v_rows)
-
-    @property
     def group_size(self) -> int:
         """Query heads per kv head."""
         return self.num_heads // self.num_kv_heads
@@ -114,117 +97,101 @@ class AttentionPlan:
     `page_table_RP` is the group's own. A window group's holds the pages that this step's queries see, and leftovers.
     `seq_lens_B` counts a request's keys with this step's. In an extend step request b's queries are the tokens
     [query_starts[b], query_starts[b] + query_lens[b]); in a decode step both are None and query b is request b's.
-    `spans` is what the layers of an extend step that runs live share, by `LayerAttention.group`: the first layer of a
-    group fills it in. None where a graph holds the attention: what is found for one step must not be baked in.
+    `notes` is the backend's own, for what layers of a step share when attention runs live. None where a graph holds
+    the attention: what is found for one step must not be baked in.
     """
 
-    page_table_RP: torch.Tensor
-    rows_B: torch.Tensor
-    seq_lens_B: torch.Tensor
-    query_starts_B: torch.Tensor | None = None
-    query_lens_B: torch.Tensor | None = None
-    spans: dict[tuple[object, ...], tuple[EqualSpans, ...]] | None = None
+    page_table_RP: Tensor
+    rows_B: Tensor
+    seq_lens_B: Tensor
+    query_starts_B: Tensor | None = None
+    query_lens_B: Tensor | None = None
+    notes: dict[int, Any] | None = None
 
     @property
     def phase(self) -> Phase:
         return Phase.DECODE if self.query_lens_B is None else Phase.EXTEND
 
-    def tensors(self) -> tuple[torch.Tensor, ...]:
+    def tensors(self) -> tuple[Tensor, ...]:
         found = (self.page_table_RP, self.rows_B, self.seq_lens_B, self.query_starts_B, self.query_lens_B)
         return tuple(tensor for tensor in found if tensor is not None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Lookup:
-    """Where a decode step's keys lie in one group's memory, and where its new ones go: `kernels.decode_rows.key_rows`.
+class AttentionBackend(ABC):
+    """How attention is computed. Backends hold no per-step state: everything of a step is in its plan, or handed on.
 
-    Made from slots by the forward that uses it, and never kept.
+    `page_table_RP` is the table of full pages, at an address that never changes.
     """
 
-    key_rows_BJ: torch.Tensor
-    bias_BJ: torch.Tensor
-    new_rows_B: torch.Tensor
+    name: ClassVar[str]
+    seq_len_fill_value: ClassVar[int] = 1
+    """The length that padded requests must have: a softmax over no keys has no value."""
 
-
-class AttentionBackend(Protocol):
-    """How attention is computed. Backends hold no per-step state: everything of a step is in its plan."""
-
-    page_table_RP: torch.Tensor
-    """The table of full pages, at an address that never changes."""
-    seq_len_fill_value: int
-    """The length that padded requests must have: the least this backend computes without dividing by nothing."""
-
-    @property
-    def name(self) -> str: ...
+    def __init__(self, page_table_RP: Tensor) -> None:
+        self.page_table_RP = page_table_RP
 
     def owned(self) -> tuple[OwnedMemory, ...]:
         """Memory that captured work of this backend touches beside slots, weights and KV."""
+        return (OwnedMemory(name="page table", tensors=(self.page_table_RP,)),)
 
-    def plan(self, batch: Batch, ctx: FillContext, inputs: Inputs) -> AttentionPlan:
-        """The step's plan for layers without a window, from slots that are filled already."""
+    def plan(self, inputs: Inputs, *, is_live: bool = False) -> AttentionPlan:
+        """The step's plan for layers without a window, from slots that are filled already: views of them.
 
-    def lookup(self, layer: LayerAttention, locs: GroupLocs, inputs: Inputs) -> Lookup | None:
-        """What the layers of this layer's group share in a decode step. Can be captured. None: each finds it alone."""
+        With `is_live` attention runs between segments of a graph, or eager.
+        """
+        return AttentionPlan(
+            page_table_RP=self.page_table_RP,
+            rows_B=inputs[ROWS_SLOT],
+            seq_lens_B=inputs[LENGTHS_SLOT],
+            query_starts_B=inputs.get("query_starts"),
+            query_lens_B=inputs.get("query_lens"),
+            notes={} if is_live else None,
+        )
 
-    def decode(
-        self,
-        plan: AttentionPlan,
-        layer: LayerAttention,
-        q_BHD: torch.Tensor,
-        out_BHE: torch.Tensor,
-        lookup: Lookup | None = None,
+    def prepare(self, layers: tuple[LayerAttention, ...], locs: ForwardLocs, inputs: Inputs) -> tuple[Tensors, ...]:
+        """For each layer of a decode step, tensors that its `write_target` and `decode` are handed: made at the start
+        of the forward, and captured with it. Here none.
+        """
+        return ((),) * len(layers)
+
+    def write_target(self, layer: LayerAttention, locs_T: Tensor, prepared: Tensors) -> tuple[Tensor, Tensor, Tensor]:
+        """Where the step's new keys and values go: memory of keys, of values, and a location in both for each token.
+
+        `locs_T` are the tokens' locations in the layer's group. Here the layer's own caches and these.
+        """
+        return layer.k_cache_NSKD, layer.v_cache_NSKE, locs_T
+
+    def attend(
+        self, plan: AttentionPlan, layer: LayerAttention, q: Tensor, out: Tensor, prepared: Tensors = ()
     ) -> None:
-        """Writes every row of `out_BHE`. Can be captured. With a lookup, the layer comes `as_rows`."""
+        """Attention of one layer, whichever phase the plan is of."""
+        if plan.phase is Phase.DECODE:
+            self.decode(plan, layer, q, out, prepared)
+        else:
+            self.extend(plan, layer, q, out)
 
-    def extend(self, plan: AttentionPlan, layer: LayerAttention, q_THD: torch.Tensor, out_THE: torch.Tensor) -> None:
+    @abstractmethod
+    def decode(
+        self, plan: AttentionPlan, layer: LayerAttention, q_BHD: Tensor, out_BHE: Tensor, prepared: Tensors = ()
+    ) -> None:
+        """Writes every row of `out_BHE`. Can be captured."""
+
+    @abstractmethod
+    def extend(self, plan: AttentionPlan, layer: LayerAttention, q_THD: Tensor, out_THE: Tensor) -> None:
         """Writes the rows of `out_THE` that belong to requests; the keys of these tokens are in the cache already."""
 
 
-def attend(
-    backend: AttentionBackend,
-    plan: AttentionPlan,
-    layer: LayerAttention,
-    q: torch.Tensor,
-    out: torch.Tensor,
-    lookup: Lookup | None = None,
-) -> None:
-    """Attention of one layer, whichever phase the plan is of."""
-    if plan.phase is Phase.DECODE:
-        backend.decode(plan, layer, q, out, lookup)
-    else:
-        backend.extend(plan, layer, q, out)
+DecodeArguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, float, int | None, float | None]
 
 
-def plan_from_slots(page_table_RP: torch.Tensor, inputs: Inputs) -> AttentionPlan:
-    """The plan of a step: views of its slots, at fixed addresses, and nothing else."""
-    return AttentionPlan(
-        page_table_RP=page_table_RP,
-        rows_B=inputs[ROWS_SLOT],
-        seq_lens_B=inputs[LENGTHS_SLOT],
-        query_starts_B=inputs.get("query_starts"),
-        query_lens_B=inputs.get("query_lens"),
-    )
+def decode_arguments(plan: AttentionPlan, layer: LayerAttention) -> DecodeArguments:
+    """What `kernels.attention.decode` takes after q and out, in its order."""
+    memory = (layer.k_cache_NSKD, layer.v_cache_NSKE, plan.page_table_RP)
+    return (*memory, plan.rows_B, plan.seq_lens_B, layer.sinks_H, layer.scale, layer.window, layer.softcap)
 
 
-ExtendArguments = tuple[
-    torch.Tensor,
-    torch.Tensor,
-    torch.Tensor,
-    torch.Tensor,
-    torch.Tensor,
-    torch.Tensor,
-    torch.Tensor,
-    torch.Tensor | None,
-    float,
-    int | None,
-    float | None,
-]
-
-
-def extend_arguments(plan: AttentionPlan, layer: LayerAttention) -> ExtendArguments:
-    """What the extend op and its reference take after q and out, in their order."""
+def extend_arguments(plan: AttentionPlan, layer: LayerAttention) -> tuple[*DecodeArguments, Tensor, Tensor]:
+    """What `kernels.attention.extend` takes after q and out: the same, and which queries are whose."""
     assert plan.query_starts_B is not None, "an extend plan"
     assert plan.query_lens_B is not None, "an extend plan"
-    memory = (layer.k_cache_NSKD, layer.v_cache_NSKE, plan.page_table_RP)
-    requests = (plan.rows_B, plan.seq_lens_B, plan.query_starts_B, plan.query_lens_B)
-    return (*memory, *requests, layer.sinks_H, layer.scale, layer.window, layer.softcap)
+    return (*decode_arguments(plan, layer), plan.query_starts_B, plan.query_lens_B)

@@ -9,24 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
-from playhead.attention.base import (
-    AttentionPlan,
-    LayerAttention,
-    Lookup,
-    extend_arguments,
-    plan_from_slots,
-)
-from playhead.graph.capture import Inputs
+from playhead.attention.base import AttentionBackend, AttentionPlan, LayerAttention, decode_arguments, extend_arguments
+from playhead.graph.breaks import Tensors
 from playhead.graph.runner import OwnedMemory
-from playhead.graph.slots import Batch, FillContext
-from playhead.kernels.decode import decode
-from playhead.kernels.extend import extend
+from playhead.kernels.attention import decode, extend
 from playhead.kernels.splits import DecodeShape, num_arrivals, num_parts, num_splits
-from playhead.kv.pool import GroupLocs
 
 
-class TritonBackend:
+class TritonBackend(AttentionBackend):
     """Decode splits what each layer can see over programs, through scratch that all layers and batch sizes share.
 
     The scratch is sized at once for the largest step of any of `layers`, so its address never changes. Two decode
@@ -34,10 +26,9 @@ class TritonBackend:
     """
 
     name = "triton"
-    seq_len_fill_value = 1  # a softmax over no keys has no value
 
-    def __init__(self, *, page_table_RP: torch.Tensor, layers: Sequence[LayerAttention], max_bs: int) -> None:
-        self.page_table_RP = page_table_RP
+    def __init__(self, page_table_RP: Tensor, layers: Sequence[LayerAttention], *, max_bs: int) -> None:
+        super().__init__(page_table_RP)
         shapes = {decode_shape(layer, page_table_RP) for layer in layers}
         steps = [(shape, num_parts(shape, bs)) for shape in shapes for bs in range(1, max_bs + 1)]
         device = page_table_RP.device
@@ -49,48 +40,20 @@ class TritonBackend:
 
     def owned(self) -> tuple[OwnedMemory, ...]:
         scratch = (self._parts, self._tops_sums, self._arrivals)
-        return (
-            OwnedMemory(name="page table", tensors=(self.page_table_RP,)),
-            OwnedMemory(name="decode scratch", tensors=scratch, writable=True),
-        )
-
-    def plan(self, batch: Batch, ctx: FillContext, inputs: Inputs) -> AttentionPlan:
-        return plan_from_slots(self.page_table_RP, inputs)
-
-    def lookup(self, layer: LayerAttention, locs: GroupLocs, inputs: Inputs) -> Lookup | None:
-        return None  # the kernels look up their own keys, a block ahead
+        return (*super().owned(), OwnedMemory(name="decode scratch", tensors=scratch, writable=True))
 
     def decode(
-        self,
-        plan: AttentionPlan,
-        layer: LayerAttention,
-        q_BHD: torch.Tensor,
-        out_BHE: torch.Tensor,
-        lookup: Lookup | None = None,
+        self, plan: AttentionPlan, layer: LayerAttention, q_BHD: Tensor, out_BHE: Tensor, prepared: Tensors = ()
     ) -> None:
-        decode(
-            q_BHD,
-            out_BHE,
-            layer.k_cache_NSKD,
-            layer.v_cache_NSKE,
-            plan.page_table_RP,
-            plan.rows_B,
-            plan.seq_lens_B,
-            layer.sinks_H,
-            self._parts,
-            self._tops_sums,
-            self._arrivals,
-            layer.scale,
-            layer.window,
-            layer.softcap,
-            num_splits(decode_shape(layer, plan.page_table_RP), q_BHD.shape[0]),
-        )
+        splits = num_splits(decode_shape(layer, plan.page_table_RP), q_BHD.shape[0])
+        scratch = (self._parts, self._tops_sums, self._arrivals)
+        decode(q_BHD, out_BHE, *decode_arguments(plan, layer), *scratch, splits)
 
-    def extend(self, plan: AttentionPlan, layer: LayerAttention, q_THD: torch.Tensor, out_THE: torch.Tensor) -> None:
+    def extend(self, plan: AttentionPlan, layer: LayerAttention, q_THD: Tensor, out_THE: Tensor) -> None:
         extend(q_THD, out_THE, *extend_arguments(plan, layer))
 
 
-def decode_shape(layer: LayerAttention, page_table_RP: torch.Tensor) -> DecodeShape:
+def decode_shape(layer: LayerAttention, page_table_RP: Tensor) -> DecodeShape:
     """What decides the splits of a layer: the keys it can ever see, and its heads."""
     max_context = page_table_RP.shape[1] * layer.page_size
     return DecodeShape(

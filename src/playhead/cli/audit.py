@@ -2,55 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import typer
 from rich.console import Console
 
-from playhead.cli import options
+from playhead.cli.command import MODEL, command, engine, flags_of
 from playhead.cli.demo import audit_table
 from playhead.cli.loading import loaded
-from playhead.cli.options import EngineFlags, engine_config
-from playhead.engine.config import EngineConfig, resolve_device, resolve_dtype, resolve_sizes
+from playhead.engine.build import EMBEDDED, resolve_model_name
+from playhead.engine.config import EngineConfig, kv_limits, resolve_device, resolve_dtype
 from playhead.engine.progress import capture_bar, spinner
+from playhead.errors import ConfigError
 from playhead.graph.report import Report
-from playhead.llm import EMBEDDED, resolve_model_name
-from playhead.models.load import LoadFormat, ModelDescription, describe_model
+from playhead.graph.shapes import Mode
+from playhead.models.load import ModelDescription, describe_model
+from playhead.settings import Setting, declare
 from playhead.step.audit import audit_worker
-from playhead.step.model_step import kv_geometry
+from playhead.step.forward import kv_geometry
 
 MAX_SHOWN = 5
 MAX_CONTEXT_TOKENS = 4096
 
 
-# Typer reads a command's options from its parameters, so commands have as many as they have options.
-def audit(
-    model: options.ModelArgument = EMBEDDED,
-    as_json: options.Json = False,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    load_format: options.LoadFormatOption = LoadFormat.AUTO,
-    max_model_len: options.MaxModelLen = 64,
-    max_num_seqs: options.MaxNumSeqs = 4,
-    max_num_batched_tokens: options.MaxNumBatchedTokens = 8,
-    kv_memory_bytes: options.KvMemoryBytes = None,
-    page_size: options.PageSize = 16,
-    graph_mode: options.GraphModeOption = None,
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditOptions:
+    """Which model, and how to show the reports."""
+
+    model: str = declare(EMBEDDED, replace(MODEL, is_positional=True))
+    as_json: bool = declare(False, Setting(help="print JSON", flag="--json"))
+
+
+@command(
+    flags_of(AuditOptions),
+    engine("model", "memory", "schedule", "graph", max_model_len=64, max_num_seqs=4, max_num_batched_tokens=8),
+)
+def audit(options: AuditOptions, config: EngineConfig) -> None:
     """Capture a small worker and audit it; exit code 1 on a finding."""
-    flags = EngineFlags(
-        device=device,
-        dtype=dtype,
-        load_format=load_format,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        kv_memory_bytes=kv_memory_bytes,
-        page_size=page_size,
-        graph_mode=graph_mode,
-    )
-    reports = audit_model(model, engine_config(flags))
-    if as_json:
+    if config.graph_mode is Mode.EAGER:
+        raise ConfigError("graph_mode: found eager; an audit needs captured graphs. Leave out --enforce-eager.")
+    reports = audit_model(options.model, config)
+    if options.as_json:
         for report in reports:
             typer.echo(report.to_json())
     else:
@@ -72,16 +64,16 @@ def audit_model(model: str, config: EngineConfig) -> list[Report]:
 def with_small_kv(description: ModelDescription, config: EngineConfig) -> EngineConfig:
     """Room for every request at the maximum context and no more: an audit compares the KV memory again and again.
 
-    A context that nobody asked for is a short one: graphs are the same at any length.
+    A context that was left open becomes a short one: graphs are the same at any length.
     """
     device, spec = resolve_device(config), description.spec
-    dtype, sizes = resolve_dtype(config, device, description), resolve_sizes(config, device)
+    dtype, limits = resolve_dtype(config, device, description), kv_limits(description, config, device)
     geometry = kv_geometry(spec, page_size=config.page_size, dtype=dtype)
     context = min(config.max_model_len or MAX_CONTEXT_TOKENS, spec.max_context_tokens)
     # Pages round each request up, and window groups hold a page more and the chunk in flight.
-    per_request = context + sizes.max_num_batched_tokens + 2 * config.page_size
+    per_request = context + limits.chunk_tokens + 2 * config.page_size
     # Groups of unequal size share slabs, so a group may leave most of its last slab empty.
-    num_tokens = (sizes.max_num_seqs + 2) * per_request * len(geometry.groups)
+    num_tokens = (limits.max_running + 2) * per_request * len(geometry.groups)
     num_bytes = num_tokens * geometry.bytes_per_token
     return replace(config, kv_memory_bytes=num_bytes, max_model_len=config.max_model_len or context)
 

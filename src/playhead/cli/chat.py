@@ -3,55 +3,48 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import typer
 from rich.console import Console
 
-from playhead.cli import options
+from playhead.cli.command import MODEL, command, engine, flags_of
 from playhead.cli.generate import figures, show
-from playhead.cli.loading import asked_for, fitted, loaded, sampling_of
-from playhead.cli.options import DEFAULTS, EngineFlags, engine_config
+from playhead.cli.loading import fitted, loaded, sampling, sampling_of
+from playhead.engine.build import EMBEDDED, load_tokenizer, resolve_model_name
+from playhead.engine.config import EngineConfig
 from playhead.engine.progress import spinner
 from playhead.errors import RequestError
-from playhead.llm import EMBEDDED, LLM, load_tokenizer, resolve_model_name
+from playhead.llm import LLM
 from playhead.models.load import describe_model
 from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
+from playhead.settings import Setting, declare
 
 FORGET = "/new"
 CONTEXT_TOKENS = 4096  # what the KV memory of a CPU holds of a small chat model
 
 
-# Typer reads a command's options from its parameters, so commands have as many as they have options.
-def chat(
-    model: options.Model = EMBEDDED,
-    system: Annotated[str, typer.Option("--system", metavar="TEXT", help="what the model is told first")] = "",
-    max_tokens: options.MaxTokens = 512,
-    temperature: options.ModelTemperature = None,
-    top_p: options.TopP = None,
-    seed: options.Seed = None,
-    device: options.Device = DEFAULTS.device,
-    dtype: options.Dtype = DEFAULTS.dtype,
-    max_model_len: options.MaxModelLen = CONTEXT_TOKENS,
-    kv_memory_bytes: options.KvMemoryBytes = None,
-    enforce_eager: options.EnforceEager = False,
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOptions:
+    """Whom to talk to."""
+
+    model: str = declare(EMBEDDED, MODEL)
+    system: str = declare("", Setting(help="what the model is told first"))
+
+
+@command(
+    flags_of(ChatOptions),
+    sampling("max_tokens", "sampling", max_tokens=512),
+    engine("model", "memory", "graph", max_model_len=CONTEXT_TOKENS),
+)
+def chat(options: ChatOptions, asked: Mapping[str, Any], config: EngineConfig) -> None:
     """Talk with a chat model. /new forgets, Ctrl-D ends."""
-    flags = EngineFlags(
-        device=device,
-        dtype=dtype,
-        max_model_len=max_model_len,
-        max_num_seqs=1,
-        kv_memory_bytes=kv_memory_bytes,
-        enforce_eager=enforce_eager,
-    )
-    asked = asked_for({"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed})
-    config = engine_config(flags)
-    refuse_without_template(model)
-    with loaded(model, config) as llm:
-        converse(Console(), llm, sampling_of(llm, asked), system)
+    refuse_without_template(options.model)
+    with loaded(options.model, replace(config, max_num_seqs=1)) as llm:
+        converse(Console(), llm, sampling_of(llm, asked), options.system)
 
 
 def refuse_without_template(model: str) -> None:

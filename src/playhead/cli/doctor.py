@@ -20,18 +20,35 @@ from rich.console import Console
 from rich.table import Table
 
 from playhead import __version__
-from playhead.cli.options import DEFAULTS, show_size
-from playhead.engine.config import (
-    resolve_device,
-    resolve_dtype,
-    resolve_mode,
-    resolve_sizes,
-)
+from playhead.engine.build import resolve_model_name
+from playhead.engine.config import ENGINE_SETTINGS, EngineConfig, resolve_device, resolve_dtype
 from playhead.engine.memory import CPU_KV_BYTES, CPU_SHARE_OF_FREE, KV_SHARE_OF_FREE
-from playhead.llm import resolve_model_name
 from playhead.models.checkpoint.hub import resolve_model
 from playhead.models.checkup import Checkup
+from playhead.settings import show_size
 
+DEFAULTS = EngineConfig()
+OTHER_DEFAULTS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
+    "cuda": (
+        ("device", "cuda", "a CUDA device is here"),
+        ("dtype", "", "float16 where the checkpoint is; else half the bytes of float32, and its range"),
+        ("attention", "TritonBackend", "compiled for this GPU, reads pages and windows directly"),
+        ("graphs", "CudaBackend", "CUDA graphs: a step is one launch"),
+        ("kv_memory_bytes", f"{KV_SHARE_OF_FREE:.0%} of free", "the rest is for graphs and activations"),
+    ),
+    "cpu": (
+        ("device", "cpu", "no CUDA device is here"),
+        ("dtype", "", "half precision is far slower on a CPU"),
+        ("attention", "CpuBackend", "torch and numpy; the Triton kernels need a GPU"),
+        ("graphs", "TapeBackend", "replays recorded operations under the rules of CUDA graphs"),
+        (
+            "kv_memory_bytes",
+            show_size(CPU_KV_BYTES),
+            f"up to {CPU_SHARE_OF_FREE:.0%} of free memory for a long context",
+        ),
+    ),
+}
+"""(name, value, why) of defaults that are no constants of a setting; the dtype is filled in."""
 PACKAGES = ("torch", "triton", "tokenizers", "gguf", "huggingface_hub")
 
 
@@ -121,36 +138,14 @@ def installed_version(name: str) -> str:
 
 
 def default_rows(device: torch.device) -> list[tuple[str, ...]]:
-    """What a worker takes on this device, with the reason."""
+    """What a worker takes on this device, with the reason. The engine's settings have theirs in `EngineConfig`."""
     dtype = str(resolve_dtype(DEFAULTS, device)).removeprefix("torch.")
-    sizes = resolve_sizes(DEFAULTS, device)
-    mode = resolve_mode(DEFAULTS, device)
-    num_seqs, num_tokens = f"{sizes.max_num_seqs:,}", f"{sizes.max_num_batched_tokens:,}"
-    if device.type == "cuda":
-        return [
-            ("  device", "cuda", "a CUDA device is here"),
-            ("  dtype", dtype, "float16 where the checkpoint is; else half the bytes of float32, and its range"),
-            ("  attention", "TritonBackend", "compiled for this GPU, reads pages and windows directly"),
-            ("  graphs", "CudaBackend", "CUDA graphs: a step is one launch"),
-            ("  graph_mode", mode, "prefill too: attention finds its requests on the GPU"),
-            ("  max_num_seqs", num_seqs, "a decode step reads all weights: that many share the reading almost free"),
-            ("  max_num_batched_tokens", num_tokens, "fills the GPU, and keeps who decodes waiting for one step"),
-            ("  kv_memory_bytes", f"{KV_SHARE_OF_FREE:.0%} of free", "the rest is for graphs and activations"),
-        ]
-    return [
-        ("  device", "cpu", "no CUDA device is here"),
-        ("  dtype", dtype, "half precision is far slower on a CPU"),
-        ("  attention", "ReferenceBackend", "plain torch; the Triton kernels need a GPU"),
-        ("  graphs", "TapeBackend", "replays recorded operations under the rules of CUDA graphs"),
-        ("  graph_mode", mode, "prefill's attention runs live: it finds its keys once for all layers"),
-        ("  max_num_seqs", num_seqs, "a CPU is busy with a few rows"),
-        ("  max_num_batched_tokens", num_tokens, "more would keep who decodes waiting for seconds"),
-        (
-            "  kv_memory_bytes",
-            show_size(CPU_KV_BYTES),
-            f"up to {CPU_SHARE_OF_FREE:.0%} of free memory where one long context needs it",
-        ),
+    rows = [(name, dtype if name == "dtype" else value, why) for name, value, why in OTHER_DEFAULTS[device.type]]
+    autos = [(one.name, one.setting.auto[device.type]) for one in ENGINE_SETTINGS if one.setting.auto]
+    rows += [
+        (name, f"{auto.value:,}" if type(auto.value) is int else str(auto.value), auto.why) for name, auto in autos
     ]
+    return [(f"  {name}", value, why) for name, value, why in rows]
 
 
 def traps(machine: Machine) -> list[tuple[str, ...]]:

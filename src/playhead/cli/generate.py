@@ -6,132 +6,77 @@ import json
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
-from playhead.cli import options
-from playhead.cli.loading import asked_for, fitted, loaded, sampling_of
-from playhead.cli.options import DEFAULTS, EngineFlags, engine_config
+from playhead.cli.command import MODEL, command, engine, flags_of
+from playhead.cli.loading import fitted, loaded, sampling, sampling_of
+from playhead.engine.build import EMBEDDED
 from playhead.engine.config import EngineConfig
 from playhead.engine.progress import spinner
 from playhead.graph.shapes import Mode, Reason
-from playhead.llm import EMBEDDED, LLM
+from playhead.llm import LLM
 from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
+from playhead.settings import Setting, declare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateJob:
-    """What one run is asked for."""
+class GenerateOptions:
+    """What to continue, with which model, and how to show it."""
 
-    prompt: str
-    asked: Mapping[str, Any] = field(default_factory=dict)
-    """Sampling fields; the model's own values stand for the others."""
-    model: str = EMBEDDED
-    config: EngineConfig = DEFAULTS
-    as_json: bool = False
-    trace: Path | None = None
+    prompt: str = declare(MISSING, Setting(help="The text to continue.", is_positional=True))
+    model: str = declare(EMBEDDED, MODEL)
+    as_json: bool = declare(False, Setting(help="print JSON", flag="--json"))
+    trace: Path | None = declare(None, Setting(help="write the steps for Perfetto or chrome://tracing", metavar="FILE"))
 
 
-# Typer reads a command's options from its parameters, so commands have as many as they have options.
-def generate(
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text to continue.")],
-    model: options.Model = EMBEDDED,
-    max_tokens: options.MaxTokens = 100,
-    temperature: options.ModelTemperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    min_p: options.MinP = None,
-    seed: options.Seed = None,
-    stop: Annotated[
-        list[str] | None, typer.Option("--stop", metavar="TEXT", help="end before this text; may be repeated")
-    ] = None,
-    n: Annotated[int, typer.Option("--n", "-n", metavar="N", help="samples; several do not stream")] = 1,
-    logprobs: Annotated[
-        int | None, typer.Option("--logprobs", metavar="N", help="show each token's, and the best N")
-    ] = None,
-    as_json: options.Json = False,
-    trace: Annotated[
-        Path | None, typer.Option("--trace", metavar="FILE", help="write the steps for Perfetto or chrome://tracing")
-    ] = None,
-    device: options.Device = DEFAULTS.device,
-    dtype: options.Dtype = DEFAULTS.dtype,
-    max_model_len: options.MaxModelLen = DEFAULTS.max_model_len,
-    max_num_seqs: options.MaxNumSeqs = DEFAULTS.max_num_seqs,
-    max_num_batched_tokens: options.MaxNumBatchedTokens = DEFAULTS.max_num_batched_tokens,
-    kv_memory_bytes: options.KvMemoryBytes = None,
-    page_size: options.PageSize = DEFAULTS.page_size,
-    enforce_eager: options.EnforceEager = False,
-    graph_mode: options.GraphModeOption = None,
-    no_prefix_caching: options.NoPrefixCaching = False,
-) -> None:
+@command(
+    flags_of(GenerateOptions),
+    sampling(max_tokens=100, n=1),
+    engine("model", "memory", "schedule", "graph", "cache"),
+)
+def generate(options: GenerateOptions, asked: Mapping[str, Any], config: EngineConfig) -> None:
     """Continue PROMPT with a model."""
-    flags = EngineFlags(
-        device=device,
-        dtype=dtype,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        kv_memory_bytes=kv_memory_bytes,
-        page_size=page_size,
-        enforce_eager=enforce_eager,
-        graph_mode=graph_mode,
-        no_prefix_caching=no_prefix_caching,
-    )
-    fields = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        "seed": seed,
-        "stop": stop,
-        "n": n,
-        "logprobs": logprobs,
-    }
-    job = GenerateJob(
-        prompt=prompt, asked=asked_for(fields), model=model, config=engine_config(flags), as_json=as_json, trace=trace
-    )
-    run_generate(Console(), job)
+    run_generate(Console(), options, asked, config)
 
 
-def run_generate(console: Console, job: GenerateJob) -> None:
+def run_generate(console: Console, options: GenerateOptions, asked: Mapping[str, Any], config: EngineConfig) -> None:
     """Text alone goes to a pipe; a terminal also gets the prompt before it and the figures after it."""
-    with loaded(job.model, job.config) as llm:
-        params = fitted(llm, job.prompt, sampling_of(llm, job.asked))
-        show_answer(console, llm, job, params)
-        if job.trace is not None:
-            llm.engine.timeline.write(job.trace)
+    with loaded(options.model, config) as llm:
+        params = fitted(llm, options.prompt, sampling_of(llm, asked))
+        show_answer(console, llm, options, params)
+        if options.trace is not None:
+            llm.engine.timeline.write(options.trace)
 
 
-def show_answer(console: Console, llm: LLM, job: GenerateJob, params: SamplingParams) -> None:
-    if job.as_json:
-        output = whole(llm, job, params)
+def show_answer(console: Console, llm: LLM, options: GenerateOptions, params: SamplingParams) -> None:
+    if options.as_json:
+        output = whole(llm, options, params)
         console.out(json.dumps(as_record(output, llm.stats.modes)), highlight=False)
         return
-    output = several(console, llm, job, params) if params.n > 1 else streamed(console, llm, job, params)
+    output = several(console, llm, options, params) if params.n > 1 else streamed(console, llm, options, params)
     if params.logprobs is not None:
         console.print(logprob_table(output, llm))
     if console.is_terminal:
         console.print(figures(output, llm.stats.modes), style="dim", highlight=False)
 
 
-def whole(llm: LLM, job: GenerateJob, params: SamplingParams) -> RequestOutput:
+def whole(llm: LLM, options: GenerateOptions, params: SamplingParams) -> RequestOutput:
     with spinner("generating"):
-        output = llm.generate(job.prompt, params)[0]
+        output = llm.generate(options.prompt, params)[0]
     if output.error is not None:
         raise output.error
     return output
 
 
-def several(console: Console, llm: LLM, job: GenerateJob, params: SamplingParams) -> RequestOutput:
+def several(console: Console, llm: LLM, options: GenerateOptions, params: SamplingParams) -> RequestOutput:
     """All samples, one after the other, when the last one is done."""
-    output = whole(llm, job, params)
+    output = whole(llm, options, params)
     for completion in output.outputs:
         console.out(f"[{completion.index + 1}]", style="dim", highlight=False)
         show(console, completion.text)
@@ -139,14 +84,14 @@ def several(console: Console, llm: LLM, job: GenerateJob, params: SamplingParams
     return output
 
 
-def streamed(console: Console, llm: LLM, job: GenerateJob, params: SamplingParams) -> RequestOutput:
+def streamed(console: Console, llm: LLM, options: GenerateOptions, params: SamplingParams) -> RequestOutput:
     """One sample, shown as it grows."""
     num_shown, output = 0, None
     with spinner("capturing the first graphs") as stop_spinning:
-        for output in llm.stream(job.prompt, params):
+        for output in llm.stream(options.prompt, params):
             if console.is_terminal and len(output.outputs[0].token_ids) == 1:
                 stop_spinning()  # before the prompt: it clears the line it stands on
-                console.out(job.prompt, style="bold", end="", highlight=False)
+                console.out(options.prompt, style="bold", end="", highlight=False)
             text = output.outputs[0].text
             show(console, text[num_shown:])
             num_shown = len(text)
@@ -210,7 +155,7 @@ def tokens_per_s(output: RequestOutput) -> float | None:
 def as_record(output: RequestOutput, modes: Mapping[str, int]) -> dict[str, object]:
     """The output with vLLM's names, and the figures."""
     record = asdict(output)
-    del record["metrics"]  # readings of a clock that nobody else has
+    del record["metrics"]  # readings of a clock that means nothing elsewhere
     return record | {
         "tokens_per_s": tokens_per_s(output),
         "time_to_first_token_s": time_to_first_token_s(output),

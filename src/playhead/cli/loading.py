@@ -6,10 +6,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from playhead.cli.command import Flags, named
 from playhead.engine.config import EngineConfig
+from playhead.engine.front import Prompt
 from playhead.engine.progress import load_bar
-from playhead.llm import LLM, Prompt
-from playhead.sampling_params import SamplingParams
+from playhead.llm import LLM
+from playhead.sampling_params import SAMPLING_SETTINGS, SamplingParams
+
+
+def sampling(*names: str, **defaults: Any) -> Flags[dict[str, Any]]:
+    """Flags for sampling parameters. The command gets those that were given; the model's own stand for the others."""
+    settings = named([one for one in SAMPLING_SETTINGS if one.setting.help], names, {})
+    return Flags(
+        settings=tuple(replace(one, default=defaults.get(one.name), is_optional=True) for one in settings),
+        make=asked_for,
+        unset={one.name: "the model's" for one in settings if one.default is not None and not one.is_list},
+    )
 
 
 def loaded(model: str, config: EngineConfig) -> LLM:
@@ -32,5 +44,5 @@ def sampling_of(llm: LLM, asked: Mapping[str, Any]) -> SamplingParams:
 
 def fitted(llm: LLM, prompt: Prompt, params: SamplingParams) -> SamplingParams:
     """The parameters with no more tokens than the context leaves: on a command line `--max-tokens` is a bound."""
-    room = llm.engine.check_request(prompt, replace(params, max_tokens=None)).max_new_tokens
+    room = llm.engine.reader.check(prompt, replace(params, max_tokens=None)).max_new_tokens
     return replace(params, max_tokens=min(params.max_tokens or room, room))

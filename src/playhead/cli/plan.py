@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import MISSING, dataclass, replace
 
 import torch
-import typer
 from rich.console import Console
 from rich.table import Table
 
-from playhead.cli import options
-from playhead.cli.options import DEFAULTS, parse_size, show_size
+from playhead.cli.command import MODEL, command, engine, flags_of
+from playhead.engine.build import resolve_model_name
 from playhead.engine.config import EngineConfig, resolve_dtype
-from playhead.engine.memory import fit_memory
+from playhead.engine.memory import fit_beside_weights
 from playhead.errors import ConfigError
 from playhead.kv.plan import KVPlan, plan_kv
-from playhead.llm import resolve_model_name
-from playhead.models.decoder import Decoder
 from playhead.models.load import ModelDescription, describe_model
-from playhead.models.spec import ModelSpec
-from playhead.step.model_step import kv_geometry
+from playhead.settings import Setting, declare, parse_size, show_size
+from playhead.step.forward import kv_geometry
 
 USUAL_CONTEXTS = (8192, 32768)
 
-GpuMemory = Annotated[
-    int | None,
-    typer.Option("--gpu-memory", metavar="SIZE", parser=parse_size, help="like 139GiB; this machine's if left out"),
-]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """Which model, and on how much memory."""
+
+    model: str = declare(MISSING, replace(MODEL, is_positional=True))
+    gpu_memory: int | None = declare(
+        None, Setting(help="like 139GiB; this machine's if left out", metavar="SIZE", parse=parse_size)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,31 +45,14 @@ class MemoryPlan:
         return self.device_bytes - self.weight_bytes - self.kv.arena_bytes
 
 
-# Typer reads a command's options from its parameters, so commands have as many as they have options.
-def plan(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="embedded, a directory, a .gguf file or a hub id.")],
-    gpu_memory: GpuMemory = None,
-    dtype: options.Dtype = DEFAULTS.dtype,
-    max_model_len: options.MaxModelLen = DEFAULTS.max_model_len,
-    max_num_seqs: options.MaxNumSeqs = DEFAULTS.max_num_seqs,
-    max_num_batched_tokens: options.MaxNumBatchedTokens = DEFAULTS.max_num_batched_tokens,
-    kv_memory_bytes: options.KvMemoryBytes = None,
-    page_size: options.PageSize = DEFAULTS.page_size,
-) -> None:
+@command(flags_of(PlanOptions), engine("dtype", "memory", "schedule"))
+def plan(options: PlanOptions, config: EngineConfig) -> None:
     """Show what MODEL takes on a GPU and what fits. Reads no weights."""
-    config = EngineConfig(
-        dtype=dtype,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        kv_memory_bytes=kv_memory_bytes,
-        page_size=page_size,
-    )
-    device_bytes = this_gpu_bytes() if gpu_memory is None else gpu_memory
-    description = describe_model(resolve_model_name(model), config_only=True)
+    device_bytes = this_gpu_bytes() if options.gpu_memory is None else options.gpu_memory
+    description = describe_model(resolve_model_name(options.model), config_only=True)
     made = plan_memory(description, config, device_bytes)
     console = Console()
-    console.print(memory_table(model, made))
+    console.print(memory_table(options.model, made))
     console.print(capacity_table(made.kv))
     for note in made.notes:
         console.print(note, markup=False, highlight=False)
@@ -80,35 +64,22 @@ def this_gpu_bytes() -> int:
     return torch.cuda.get_device_properties(0).total_memory
 
 
-def num_weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
-    """Bytes of all parameters, counted on a decoder that has no memory."""
-    decoder = Decoder(spec, dtype=dtype, device=torch.device("meta"))
-    return sum(parameter.numel() * parameter.element_size() for parameter in decoder.parameters())
-
-
 def plan_memory(description: ModelDescription, config: EngineConfig, device_bytes: int) -> MemoryPlan:
     """The same sizes the engine would choose on a device of this size, or the `ConfigError` it would raise."""
     device = torch.device("cuda")
     dtype = resolve_dtype(config, device, description)
-    weight_bytes = num_weight_bytes(description.spec, dtype)
-    free = device_bytes - weight_bytes
-    if free <= 0:
-        raise ConfigError(
-            f"gpu-memory: found {device_bytes} bytes; wanted more than {weight_bytes}, the weights in {dtype}. "
-            f"Take a GPU with more than {show_size(weight_bytes)} or a smaller model."
-        )
-    memory = fit_memory(description, config, device, free)
+    memory = fit_beside_weights(description, config, device, device_bytes)
     geometry = kv_geometry(description.spec, page_size=config.page_size, dtype=dtype)
     return MemoryPlan(
         device_bytes=device_bytes,
-        weight_bytes=weight_bytes,
+        weight_bytes=memory.weight_bytes,
         kv=plan_kv(num_bytes=memory.kv_memory_bytes, geometry=geometry, limits=memory.limits),
         notes=memory.notes,
     )
 
 
 def memory_table(model: str, made: MemoryPlan) -> Table:
-    """Who takes what."""
+    """What weights, KV and the rest take of the device's memory."""
     table = Table("memory", "size", "share", "what", title=f"{model} on {show_size(made.device_bytes)}")
     kv = made.kv
     slabs = f"{kv.num_slabs:,} slabs of {show_size(kv.layout.slab_bytes)}"

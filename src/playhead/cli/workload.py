@@ -9,40 +9,49 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from playhead.engine.engine import RequestOptions
-from playhead.engine.stats import EngineStats
-from playhead.errors import ConfigError
+from playhead.engine.front import RequestOptions
+from playhead.engine.timeline import EngineStats
+from playhead.errors import ConfigError, shown
 from playhead.llm import LLM
 from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
+from playhead.settings import Setting, check_settings, declare, settings_of
 
+MAX_RANGE_RATIO = 0.99  # a length may shrink to 1%, not to nothing
 SHOWN_PERCENTILES = (50, 90, 99)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadSpec:
-    """Lengths are drawn evenly from `range_ratio` below to `range_ratio` above the given ones."""
+    """Lengths are drawn evenly from `random_range_ratio` below to `random_range_ratio` above the given ones."""
 
-    num_prompts: int
-    input_len: int
-    output_len: int
-    range_ratio: float = 0.0
-    seed: int = 0
-    temperature: float = 1.0
+    num_prompts: int = declare(
+        32, Setting(group="fixed", help="prompts, all sent at once", aliases=("--batch-size",), low=1)
+    )
+    input_len: int = declare(64, Setting(group="fixed", help="tokens of a prompt", low=1))
+    output_len: int = declare(32, Setting(group="fixed", help="tokens of an answer", low=1))
+    random_range_ratio: float = declare(
+        0.0, Setting(group="drawn", help="lengths vary by this share up and down", low=0, high=MAX_RANGE_RATIO)
+    )
+    seed: int = declare(0, Setting(group="fixed", help="same seed, same prompts and lengths"))
+    temperature: float = declare(1.0, Setting(group="fixed", help="0 is greedy", aliases=("-t",)))
 
     def __post_init__(self) -> None:
-        sizes = {"num-prompts": self.num_prompts, "input-len": self.input_len, "output-len": self.output_len}
-        for name, value in sizes.items():
-            if value < 1:
-                raise ConfigError(f"{name}: found {value}; wanted at least 1. Raise it.")
-        if not 0 <= self.range_ratio < 1:
-            raise ConfigError(f"random-range-ratio: found {self.range_ratio}; wanted 0 up to below 1. Lower it.")
+        check_settings(self, WORKLOAD, refused)
 
     def params(self, num_tokens: int) -> SamplingParams:
         """Exactly that many tokens, whatever the model says."""
         return SamplingParams(
             max_tokens=num_tokens, temperature=self.temperature, seed=self.seed % 2**63, ignore_eos=True
         )
+
+
+WORKLOAD = settings_of(WorkloadSpec)
+
+
+def refused(name: str, value: object, wanted: str) -> ConfigError:
+    """The error for one flag of a benchmark."""
+    return ConfigError(f"--{name.replace('_', '-')}: found {shown(value)}; wanted {wanted}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +71,7 @@ def random_workload(spec: WorkloadSpec, vocab_size: int, *, variant: int = 0) ->
     lengths, tokens = np.random.default_rng(spec.seed % 2**64), np.random.default_rng((spec.seed % 2**64, variant))
 
     def draw(length: int) -> list[int]:
-        low, high = (int(length * (1 + sign * spec.range_ratio)) for sign in (-1, 1))
+        low, high = (int(length * (1 + sign * spec.random_range_ratio)) for sign in (-1, 1))
         return [max(1, int(n)) for n in lengths.integers(low, high + 1, spec.num_prompts)]
 
     input_lens, output_lens = draw(spec.input_len), draw(spec.output_len)

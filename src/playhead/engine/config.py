@@ -1,12 +1,15 @@
-"""What can be set about an engine, and what unset values become on a device."""
+"""What can be set about an engine, and what unset values become on a device.
+
+A setting is one field of `EngineConfig`. Its check, its keywords, its flags and its help are made from its `Setting`.
+"""
 
 from __future__ import annotations
 
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
 
 import torch
 
@@ -17,118 +20,209 @@ from playhead.models.build import family_named
 from playhead.models.config import MAX_SIZE
 from playhead.models.decoder import Decoder
 from playhead.models.load import LoadFormat, ModelDescription
+from playhead.settings import Auto, Setting, Switch, check_settings, declare, parse_size, settings_of
 from playhead.step.worker import WorkerConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,2})?")
 
-# What each size may be. The largest are far beyond any machine, and small enough that nothing overflows on the way to
-# the check that knows this one.
-SIZES: Mapping[str, tuple[int, int]] = {
-    "max_model_len": (1, MAX_SIZE),
-    "max_num_seqs": (1, 1 << 16),
-    "max_num_batched_tokens": (1, 1 << 20),
-    "kv_memory_bytes": (1, 1 << 50),
-    "page_size": (1, 1 << 12),
-    "ledger_audit_steps": (1, 1 << 31),
-}
+
+def device_name(name: str, value: object) -> str:
+    """The name of a device as torch spells it; whether this machine has it is checked by `resolve_device`."""
+    if not isinstance(value, str) or not DEVICE.fullmatch(value):
+        raise refused(name, value, "auto, cpu or cuda[:N]")
+    return value
+
+
+def refused(name: str, value: object, wanted: str) -> ConfigError:
+    """The error for one setting."""
+    return ConfigError(f"{name}: found {shown(value)}; wanted {wanted}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """What can be set. What is left at None or "auto" follows from the model and the device.
 
-    With `skip_tokenizer_init` prompts are token ids only and no text comes back; a model of `load_format="dummy"`
-    without a tokenizer is used so too.
+    The largest sizes allowed here are far beyond any machine, and small enough that nothing overflows on the way to
+    the check that knows this machine.
     """
 
-    device: str = "auto"
-    dtype: str = "auto"
-    load_format: LoadFormat = LoadFormat.AUTO
-    skip_tokenizer_init: bool = False
-    max_model_len: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    kv_memory_bytes: int | None = None
-    page_size: int = 16
-    graph_mode: Mode | None = None
-    """How steps over tokens are captured. By default full where our kernels run, breakable on a CPU."""
-    enable_prefix_caching: bool = True
-    overlap: bool | None = None
-    """Launch a step before the last one is read. By default where the device is not the host."""
-    strict_ledger: bool | None = None
-    """Recount the account of KV pages after every step and raise at the first violation. By default only where
-    PLAYHEAD_STRICT_LEDGER is set. Otherwise the requests that touch the pages end, and all others go on."""
-    ledger_audit_steps: int | None = None
-    """Steps between two recounts of the whole account. By default as often as costs 1% of the time, and when the engine
-    is idle. Counts are compared after every step in any case."""
+    device: str = declare(
+        "auto", Setting(group="model", help="auto, cpu, cuda or cuda:N", metavar="NAME", take=device_name)
+    )
+    dtype: str = declare(
+        "auto", Setting(group="model", help=f"auto, {', '.join(DTYPES)}", metavar="NAME", choices=("auto", *DTYPES))
+    )
+    load_format: LoadFormat = declare(
+        LoadFormat.AUTO,
+        Setting(group="model", help="auto, or dummy: random weights of the same shapes", metavar="NAME"),
+    )
+    skip_tokenizer_init: bool = declare(
+        False, Setting(group="text", help="prompts are token ids only, and no text comes back")
+    )
+    """A model of `load_format="dummy"` without a tokenizer is used so too."""
+    max_model_len: int | None = declare(
+        None,
+        Setting(
+            group="memory",
+            help="longest context; the model's if left out",
+            aliases=("--context-length",),
+            low=1,
+            high=MAX_SIZE,
+        ),
+    )
+    # A GPU reads all weights for every decode step, whatever the batch: an H200 has about 200 operations of bfloat16
+    # for each byte it reads, so some 200 requests ride along almost free, and 256 is the bucket above. 2,048 prompt
+    # tokens fill its multiprocessors, and the requests that decode beside them wait for one such step at most. A CPU is
+    # busy with a few rows, and 512 tokens of a small model already take a second. Both GPU sizes are vLLM's.
+    max_num_seqs: int | None = declare(
+        None,
+        Setting(
+            group="schedule",
+            help="requests that run at once",
+            aliases=("--max-running-requests",),
+            low=1,
+            high=1 << 16,
+            auto={
+                "cpu": Auto(16, "a CPU is busy with a few requests"),
+                "cuda": Auto(256, "a decode step reads all weights: so many share the reading almost free"),
+            },
+        ),
+    )
+    max_num_batched_tokens: int | None = declare(
+        None,
+        Setting(
+            group="schedule",
+            help="prompt tokens of a step",
+            aliases=("--chunked-prefill-size",),
+            low=1,
+            high=1 << 20,
+            auto={
+                "cpu": Auto(512, "with more, decoding requests would wait for seconds"),
+                "cuda": Auto(2048, "fills the GPU, and decoding requests wait for one step at most"),
+            },
+        ),
+    )
+    kv_memory_bytes: int | None = declare(
+        None,
+        Setting(group="memory", help="memory for KV, like 4GiB", metavar="SIZE", parse=parse_size, low=1, high=1 << 50),
+    )
+    page_size: int = declare(
+        16, Setting(group="memory", help="tokens of a KV page", aliases=("--block-size",), low=1, high=1 << 12)
+    )
+    graph_mode: Mode | None = declare(
+        None,
+        Setting(
+            group="graph",
+            help=f"of prefill: {', '.join(Mode)}",
+            metavar="MODE",
+            switches=(
+                Switch(
+                    flags=("--enforce-eager", "--disable-cuda-graph"),
+                    sets=Mode.EAGER,
+                    help="capture nothing, decode steps neither",
+                ),
+            ),
+            # On a GPU every break costs the host a launch. On a CPU there is nothing to launch.
+            auto={
+                "cpu": Auto(Mode.BREAKABLE, "prefill's attention runs live: it finds its keys once for all layers"),
+                "cuda": Auto(Mode.FULL, "prefill too: attention finds its requests on the GPU"),
+            },
+        ),
+    )
+    enable_prefix_caching: bool = declare(
+        True,
+        Setting(
+            group="cache",
+            help="keep the KV of prompts for requests that begin alike",
+            switches=(
+                Switch(
+                    flags=("--no-enable-prefix-caching", "--disable-radix-cache"), sets=False, help="forget prompts"
+                ),
+            ),
+        ),
+    )
+    overlap: bool | None = declare(
+        None,
+        Setting(
+            group="overlap",
+            help="launch a step before the last one is read",
+            switches=(
+                Switch(flags=("--disable-overlap-schedule",), sets=False, help="read each step before the next"),
+            ),
+            auto={
+                "cpu": Auto(False, "a launch is the step, so the host has nothing to do meanwhile"),
+                "cuda": Auto(True, "the GPU works while the host plans"),
+            },
+        ),
+    )
+    strict_ledger: bool | None = declare(
+        None, Setting(group="ledger", help="recount all KV pages after every step and raise at the first violation")
+    )
+    """By default only where PLAYHEAD_STRICT_LEDGER is set. Otherwise the requests that touch the pages end, and all
+    others go on."""
+    ledger_audit_steps: int | None = declare(
+        None, Setting(group="ledger", help="steps between two recounts of all KV pages", low=1, high=1 << 31)
+    )
+    """By default as often as costs 1% of the time, and when the engine is idle. Counts are compared after every step
+    in any case."""
 
     def __post_init__(self) -> None:
-        # Words are taken for their members, as in LLM(load_format="dummy"). Frozen, so not by `=`.
-        object.__setattr__(self, "load_format", member("load_format", LoadFormat, self.load_format))
-        if self.graph_mode is not None:
-            object.__setattr__(self, "graph_mode", member("graph_mode", Mode, self.graph_mode))
-        check_size("page_size", self.page_size)
-        check_size_or_none("ledger_audit_steps", self.ledger_audit_steps)
-        check_size_or_none("max_model_len", self.max_model_len)
-        check_size_or_none("max_num_seqs", self.max_num_seqs)
-        check_size_or_none("max_num_batched_tokens", self.max_num_batched_tokens)
-        check_size_or_none("kv_memory_bytes", self.kv_memory_bytes)
-        check_flag("skip_tokenizer_init", self.skip_tokenizer_init)
-        check_flag("enable_prefix_caching", self.enable_prefix_caching)
-        check_flag_or_none("overlap", self.overlap)
-        check_flag_or_none("strict_ledger", self.strict_ledger)
-        if not isinstance(self.device, str) or not DEVICE.fullmatch(self.device):
-            raise ConfigError(f"device: found {shown(self.device)}; wanted auto, cpu or cuda[:N]. Choose one.")
-        if not isinstance(self.dtype, str) or self.dtype not in ("auto", *DTYPES):
-            raise ConfigError(
-                f"dtype: found {shown(self.dtype)}; wanted auto or one of {', '.join(DTYPES)}. Choose one."
-            )
+        check_settings(self, ENGINE_SETTINGS, refused)
 
 
-def check_size(name: str, value: object) -> None:
-    """Refuse what is not a whole number in the setting's range. True is no number, and neither is 2.0 or "2"."""
-    least, most = SIZES[name]
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ConfigError(f"{name}: found {shown(value)}; wanted a whole number from {least} to {most}.")
+ENGINE_SETTINGS = settings_of(EngineConfig)
 
 
-def check_size_or_none(name: str, value: object) -> None:
-    if value is not None:
-        check_size(name, value)
-
-
-def check_flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name}: found {shown(value)}; wanted True or False.")
-
-
-def check_flag_or_none(name: str, value: object) -> None:
-    if value is not None:
-        check_flag(name, value)
-
-
-def member(name: str, kind: type[LoadFormat] | type[Mode], value: object) -> LoadFormat | Mode:
-    """The member of an enumeration with this value."""
-    if value not in [known.value for known in kind]:
-        raise ConfigError(f"{name}: found {shown(value)}; wanted one of {', '.join(kind)}. Choose one.")
-    return kind(value)
-
-
-def config_from(config: EngineConfig | None, settings: Mapping[str, Any]) -> EngineConfig:
+def config_from(config: EngineConfig | None, keywords: Mapping[str, Any]) -> EngineConfig:
     """The configuration given as an object or as keywords, not as both."""
-    names = [field.name for field in fields(EngineConfig)]
-    for name in settings:
-        if name not in names:
-            close = difflib.get_close_matches(name, names, n=1)
-            fix = f"Did you mean {close[0]}?" if close else "Remove it."
-            raise ConfigError(f"setting {name!r}: found no such setting; wanted one of {', '.join(names)}. {fix}")
-    if config is not None and settings:
+    if config is not None and keywords:
         raise ConfigError(
-            f"settings: found a config object and {', '.join(settings)} beside it; wanted one of the two. "
+            f"settings: found a config object and {', '.join(keywords)} beside it; wanted one of the two. "
             "Put them into the object."
         )
-    return config or EngineConfig(**settings)
+    return config or EngineConfig(**by_field(keywords))
+
+
+def by_field(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by the field's name. A keyword is that name or a long flag's: `context_length`, `enforce_eager`."""
+    values: dict[str, Any] = {}
+    for keyword, value in keywords.items():
+        name, switch = SPELLINGS.get(keyword) or no_such(keyword)
+        if name in values:
+            raise ConfigError(f"{name}: found it twice, once as {keyword}; wanted one spelling of it.")
+        if switch is None:
+            values[name] = value
+        elif not isinstance(value, bool):
+            raise refused(keyword, value, "True or False")
+        elif value:
+            values[name] = switch.sets
+    return values
+
+
+def no_such(keyword: str) -> NoReturn:
+    names = [declared.name for declared in ENGINE_SETTINGS]
+    close = difflib.get_close_matches(keyword, SPELLINGS, n=1)
+    fix = f"Did you mean {close[0]}?" if close else "Remove it."
+    raise ConfigError(f"setting {keyword!r}: found no such setting; wanted one of {', '.join(names)}. {fix}")
+
+
+def spellings() -> dict[str, tuple[str, Switch | None]]:
+    """Every keyword, with its field and the switch it stands for."""
+    found: dict[str, tuple[str, Switch | None]] = {}
+    for declared in ENGINE_SETTINGS:
+        found[declared.name] = declared.name, None
+        found |= {as_keyword(flag): (declared.name, None) for flag in declared.setting.aliases}
+        for switch in declared.setting.switches:
+            found |= {as_keyword(flag): (declared.name, switch) for flag in switch.flags}
+    return found
+
+
+def as_keyword(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
+
+
+SPELLINGS = spellings()
 
 
 def resolve_device(config: EngineConfig) -> torch.device:
@@ -138,9 +232,8 @@ def resolve_device(config: EngineConfig) -> torch.device:
         return torch.device("cuda" if count else "cpu")
     device = torch.device(config.device)
     if device.type == "cuda" and (device.index or 0) >= count:
-        raise ConfigError(
-            f"device: found {config.device!r}; this machine has {count} CUDA devices. Choose auto or cpu."
-        )
+        here = ("auto", "cpu", *(("cuda",) if count else ()), *(f"cuda:{i}" for i in range(count)))
+        raise ConfigError(f"device: found {config.device!r}; this machine has {', '.join(here)}. Choose one of them.")
     return device
 
 
@@ -164,47 +257,10 @@ def resolve_dtype(
     return torch.bfloat16
 
 
-def resolve_mode(config: EngineConfig, device: torch.device) -> Mode:
-    """One graph for a whole step on a GPU: every break costs the host a launch. On a CPU there is nothing to launch,
-    and between segments attention finds its keys once for all layers instead of once for each.
-    """
-    if config.graph_mode is not None:
-        return config.graph_mode
-    return Mode.FULL if device.type == "cuda" else Mode.BREAKABLE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSizes:
-    """How many requests run at once, and how many prompt tokens a step takes besides their tokens."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-
-
-CPU_SIZES = StepSizes(max_num_seqs=16, max_num_batched_tokens=512)
-CUDA_SIZES = StepSizes(max_num_seqs=256, max_num_batched_tokens=2048)
-
-
-def resolve_sizes(config: EngineConfig, device: torch.device) -> StepSizes:
-    """What was asked for, or sizes that keep the device busy without keeping anybody waiting.
-
-    A GPU reads all weights for every decode step, whatever the batch: an H200 has about 200 operations of bfloat16
-    for each byte it reads, so some 200 requests ride along almost free, and 256 is the bucket above. 2,048 prompt
-    tokens fill its multiprocessors, and the requests that decode beside them wait for one such step at most. A CPU is
-    busy with a few rows, and 512 tokens of a small model already take a second. Both GPU sizes are vLLM's.
-    """
-    usual = CUDA_SIZES if device.type == "cuda" else CPU_SIZES
-    return StepSizes(
-        max_num_seqs=usual.max_num_seqs if config.max_num_seqs is None else config.max_num_seqs,
-        max_num_batched_tokens=(
-            usual.max_num_batched_tokens if config.max_num_batched_tokens is None else config.max_num_batched_tokens
-        ),
-    )
-
-
-def resolve_overlap(config: EngineConfig, device: torch.device) -> bool:
-    """It pays where a device works while the host does."""
-    return device.type != "cpu" if config.overlap is None else config.overlap
+def on_device(config: EngineConfig, device: torch.device) -> EngineConfig:
+    """The configuration with the device's own value for every setting that was left open and has one."""
+    open_ones = [one for one in ENGINE_SETTINGS if one.setting.auto and one.value_of(config) is None]
+    return replace(config, **{one.name: one.setting.auto[device.type].value for one in open_ones})
 
 
 def kv_limits(description: ModelDescription, config: EngineConfig, device: torch.device) -> KVLimits:
@@ -213,12 +269,14 @@ def kv_limits(description: ModelDescription, config: EngineConfig, device: torch
     context = longest if config.max_model_len is None else config.max_model_len
     if not 1 <= context <= longest:
         raise ConfigError(f"max_model_len: found {context}; wanted 1 to {longest}, what the model has. Lower it.")
-    sizes = resolve_sizes(config, device)
+    usual = on_device(config, device)
+    assert usual.max_num_seqs is not None, "every device has its sizes"
+    assert usual.max_num_batched_tokens is not None, "every device has its sizes"
     return KVLimits(
         max_context_tokens=context,
-        max_running=sizes.max_num_seqs,
-        chunk_tokens=sizes.max_num_batched_tokens,
-        num_steps_in_flight=2 if resolve_overlap(config, device) else 1,
+        max_running=usual.max_num_seqs,
+        chunk_tokens=usual.max_num_batched_tokens,
+        num_steps_in_flight=2 if usual.overlap else 1,
     )
 
 

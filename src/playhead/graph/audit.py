@@ -55,7 +55,7 @@ Sample = Callable[[int, int], SampledStep]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """An address range somebody declared."""
+    """A declared address range."""
 
     owner: str
     start: int
@@ -175,7 +175,7 @@ class RecordingAudit:
             for address in node.addresses:
                 self.report.checked[Check.POINTERS] += 1
                 if not any(span.start <= address < span.stop for span in (*own, *self.spans)):
-                    message = f"was given {address:#x}, which nobody declared."
+                    message = f"was given {address:#x}, which no declaration covers."
                     self._found(Check.POINTERS, f"kernel {node.name}", message)
 
     def _found(self, check: Check, where: str, message: str) -> None:

@@ -14,7 +14,8 @@ import torch
 
 from playhead.graph.backends.base import Backend, OpenRecording, Recording
 from playhead.graph.backends.eager import EagerBackend
-from playhead.graph.breaks import BreakOp, BridgePool, Tensors, TensorSpec, WarmUpScope
+from playhead.graph.breaks import BreakOp, Tensors, TensorSpec
+from playhead.graph.bridges import BridgePool, WarmUpScope
 from playhead.graph.capture import CapturedStep, EagerStep, Inputs, StepFn
 from playhead.graph.leases import BridgeLeases
 from playhead.graph.oplog import current_observer
@@ -29,7 +30,7 @@ class BoundBreak:
     op: BreakOp
     inputs: Tensors
     outputs: Tensors
-    site: str
+    site: int
 
 
 class SegmentScope:
@@ -58,13 +59,13 @@ class SegmentScope:
         self._close()
         return outputs
 
-    def call(self, op: BreakOp, *inputs: torch.Tensor, site: str) -> Tensors:
+    def call(self, op: BreakOp, *inputs: torch.Tensor, site: int) -> Tensors:
         bridged = tuple(self._bridge_in(op, i, tensor) for i, tensor in enumerate(inputs))
         self._close()
         specs = op.output_specs(inputs)
         outputs = tuple(
             self._leases.lend(
-                self._bridges.view(op, "out", i, spec), op.name, f"output {i} of the break at site {site!r}"
+                self._bridges.view(op, "out", i, spec), op.name, f"output {i} of the break at site {site}"
             )
             for i, spec in enumerate(specs)
         )

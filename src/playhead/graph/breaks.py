@@ -7,19 +7,16 @@ and writes the same addresses. Nothing refers into a graph's private memory.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 from uuid import uuid4
 
 import torch
 
 from playhead.errors import CaptureError
-from playhead.graph.oplog import user_line
 
 Tensors = tuple[torch.Tensor, ...]
-Direction = Literal["in", "out"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,15 +31,16 @@ class TensorSpec:
         return cls(shape=tuple(tensor.shape), dtype=tensor.dtype)
 
 
-RunBreak = Callable[[Any, Tensors, Tensors, str], None]
+RunBreak = Callable[[Any, Tensors, Tensors, int], None]
 OutputSpecs = Callable[[Tensors], Sequence[TensorSpec]]
 
 
 class BreakOp:
     """A declared break: `run(live, inputs, outputs, site)` writes all rows of its outputs that the step uses.
 
-    `live` is what this step alone knows (an attention plan, say); `site` tells the calls of one forward apart. `name`
-    is a torch op name, 'library::op': piecewise capture leaves the break in a traced graph under it.
+    `live` is what this step alone knows (an attention plan, say); `site` tells the calls of one forward apart: the
+    layer's index, for a break that every layer has. `name` is a torch op name, 'library::op': piecewise capture leaves
+    the break in a traced graph under it.
     """
 
     def __init__(self, name: str, *, run: RunBreak, outputs: OutputSpecs) -> None:
@@ -50,21 +48,21 @@ class BreakOp:
 
         # Two models of one process may each have a break of this name; torch's list of ops is global.
         @torch.library.custom_op(f"{name}_{uuid4().hex}", mutates_args=())
-        def traced(inputs: list[torch.Tensor], site: str) -> list[torch.Tensor]:
-            raise CaptureError(name, site, "a traced break was run", "Run it through a scope.")
+        def traced(inputs: list[torch.Tensor], site: int) -> list[torch.Tensor]:
+            raise CaptureError(name, f"site {site}", "a traced break was run", "Run it through a scope.")
 
-        def traced_fake(inputs: list[torch.Tensor], site: str) -> list[torch.Tensor]:
+        def traced_fake(inputs: list[torch.Tensor], site: int) -> list[torch.Tensor]:
             return [inputs[0].new_empty(spec.shape, dtype=spec.dtype) for spec in outputs(tuple(inputs))]
 
         traced.register_fake(traced_fake)
-        self.traced: Callable[[list[torch.Tensor], str], list[torch.Tensor]] = traced
+        self.traced: Callable[[list[torch.Tensor], int], list[torch.Tensor]] = traced
         self.traced_target = traced._opoverload
 
 
 class Scope(Protocol):
     """How a callable reaches its breaks, whichever way it is being run."""
 
-    def call(self, op: BreakOp, *inputs: torch.Tensor, site: str) -> Tensors: ...
+    def call(self, op: BreakOp, *inputs: torch.Tensor, site: int) -> Tensors: ...
 
     def bridge(self, op: BreakOp, position: int, spec: TensorSpec, like: torch.Tensor) -> torch.Tensor:
         """Memory for an input of the next `call`, on the device of `like`. An input computed into it is not copied."""
@@ -76,7 +74,7 @@ class InlineScope:
     def __init__(self, live: Any) -> None:
         self._live = live
 
-    def call(self, op: BreakOp, *inputs: torch.Tensor, site: str) -> Tensors:
+    def call(self, op: BreakOp, *inputs: torch.Tensor, site: int) -> Tensors:
         specs = op.output_specs(inputs)
         outputs = tuple(torch.empty(spec.shape, dtype=spec.dtype, device=inputs[0].device) for spec in specs)
         op.run(self._live, inputs, outputs, site)
@@ -84,58 +82,3 @@ class InlineScope:
 
     def bridge(self, op: BreakOp, position: int, spec: TensorSpec, like: torch.Tensor) -> torch.Tensor:
         return like.new_empty(spec.shape, dtype=spec.dtype)
-
-
-class WarmUpScope(InlineScope):
-    """Breaks run in place, and their bridges are made: the capture that follows finds them."""
-
-    def __init__(self, live: Any, bridges: BridgePool) -> None:
-        super().__init__(live)
-        self._bridges = bridges
-
-    def call(self, op: BreakOp, *inputs: torch.Tensor, site: str) -> Tensors:
-        outputs = super().call(op, *inputs, site=site)
-        directions: tuple[tuple[Direction, Tensors], ...] = (("in", inputs), ("out", outputs))
-        for direction, tensors in directions:
-            for i, tensor in enumerate(tensors):
-                self._bridges.view(op, direction, i, TensorSpec.like(tensor))
-        return outputs
-
-
-class BridgePool:
-    """The buffers of all breaks, one per (break, direction, position, row shape, dtype), each `max_rows` long.
-
-    Breaks of one forward follow one another, so all sites share them. A callable that needs a break's output after the
-    next call of the same break must copy it; a capture refuses one that does not (`leases.py`).
-    """
-
-    def __init__(self, *, max_rows: int, device: torch.device | str) -> None:
-        self._max_rows, self._device = max_rows, torch.device(device)
-        self._buffers: dict[tuple[str, str, int, tuple[int, ...], torch.dtype], torch.Tensor] = {}
-
-    def view(self, op: BreakOp, direction: Direction, position: int, spec: TensorSpec) -> torch.Tensor:
-        """The first rows of the buffer, as many as `spec` has. The address is the same for every size.
-
-        The first call allocates, so it must come from a warm-up: inside a capture the memory would be the graph's.
-        """
-        num_rows, row_shape = spec.shape[0], spec.shape[1:]
-        if num_rows > self._max_rows:
-            raise CaptureError(
-                op.name,
-                user_line(),
-                f"{num_rows} rows cross a break with bridges of {self._max_rows}",
-                "Breaks carry one row per token; size the bridges for the largest bucket.",
-            )
-        key = (op.name, direction, position, row_shape, spec.dtype)
-        if key not in self._buffers:
-            shape = (self._max_rows, *row_shape)
-            self._buffers[key] = torch.zeros(shape, dtype=spec.dtype, device=self._device)
-        return self._buffers[key][:num_rows]
-
-    @property
-    def buffers(self) -> Tensors:
-        return tuple(self._buffers.values())
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(math.prod(buffer.shape) * buffer.element_size() for buffer in self.buffers)

@@ -20,7 +20,8 @@ from torch.fx.passes.split_module import split_module
 from playhead.graph.backends.base import Backend
 from playhead.graph.backends.eager import EagerBackend
 from playhead.graph.breakable import BreakableCapture
-from playhead.graph.breaks import BreakOp, BridgePool, Scope, Tensors, TensorSpec
+from playhead.graph.breaks import BreakOp, Scope, Tensors, TensorSpec
+from playhead.graph.bridges import BridgePool
 from playhead.graph.capture import CapturedStep, Inputs, StepFn
 from playhead.graph.oplog import current_observer
 from playhead.graph.outputs import Outputs, map_tensors, tensors_of, with_tensors
@@ -56,7 +57,7 @@ class TraceScope:
     def __init__(self) -> None:
         self.ops: dict[Any, BreakOp] = {}
 
-    def call(self, op: BreakOp, *inputs: torch.Tensor, site: str) -> Tensors:
+    def call(self, op: BreakOp, *inputs: torch.Tensor, site: int) -> Tensors:
         self.ops[op.traced_target] = op
         return tuple(op.traced(list(inputs), site))
 
@@ -69,7 +70,7 @@ class BreakSite:
     """A break of the split graph: which op, where, and the order of its inputs among the submodule's arguments."""
 
     op: BreakOp
-    site: str
+    site: int
     order: tuple[int, ...]
 
 

@@ -199,7 +199,7 @@ class GraphRunner:
         self._last = None  # the placeholder is in the slots now
         with quiet_gc():
             captured = self.capture.capture(self.backend, self.step.fn, self.graph_inputs(ctx), live)
-        tensors_of(captured.output)  # refuses what cannot be replayed, before anybody uses it
+        tensors_of(captured.output)  # refuses outputs that cannot be replayed, before the first use
         self._captured[bucket], self._plan_keys[bucket] = captured, plan_key(live)
         self._live_outputs = {key: output for key, output in self._live_outputs.items() if key[0] != bucket}
         num_bytes = sum(recording.num_bytes for recording in captured.recordings)
@@ -244,7 +244,7 @@ class GraphRunner:
     def replay_advanced(self) -> StepResult:
         """The step after the one that ran last, over slots which that one left as this one's. Nothing is filled.
 
-        Refused if somebody filled the slots since, as another runner over the same registry may do.
+        Refused if the slots were filled since: another runner over the same registry may have done that.
         """
         if self._last is None:
             raise GraphError(f"{self.step.name}: replay_advanced without a step before it. Call run first.")

@@ -17,7 +17,7 @@ class SharedBuffer:
 
     A registry that remembers which rows it left dirty may only trust that memory while it was the last to fill:
     another registry's rows may stand in what it believes to be padding. A graph that goes on without a fill may only
-    do so while nobody has written what it left: `num_writes` tells.
+    do so while the buffer was not written since: `num_writes` tells.
     """
 
     flat: torch.Tensor

@@ -6,7 +6,7 @@ rows it does not write. Nothing here allocates or copies: see `registry.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal
@@ -46,7 +46,7 @@ LEAVES_TAIL = frozenset({PaddingPolicy.KEEP_PAD, PaddingPolicy.FOREACH_COPY})
 class IndexSpace:
     """What the numbers of an index slot point into, with the one dtype they have everywhere.
 
-    `sink` is the place padded rows point at: it exists, nobody owns it, and no live row reads it.
+    `sink` is the place padded rows point at: it exists, no request owns it, and no live row reads it.
     """
 
     name: str
@@ -108,7 +108,7 @@ class SlotViews(dict[str, torch.Tensor]):
 class GraphSlot:
     """One input of captured graphs: a fixed address with one row per request or token.
 
-    `padding_policy` has no default: whoever adds a slot must know what the kernels do with an empty row. A slot has
+    `padding_policy` has no default: the author of a slot must know what the kernels do with an empty row. A slot has
     one writer: the batch value of its name, `source_fn`, `proxy`, `post_fill` (with `copy_from_fb=False`), or the graph
     itself.
 
@@ -145,11 +145,8 @@ class GraphSlot:
     """The slot's memory. Given at declaration, the registry adopts it as if bound; else the registry sets it."""
 
     def __post_init__(self) -> None:
-        self._check_axis_and_policy()
-        self._check_fill_once()
-        self._check_writer()
-        if self.index is not None:
-            self._check_index(self.index)
+        for found, wanted, fix in self._broken_rules():
+            raise SlotError(self.name, found, wanted, fix)
 
     @property
     def takes(self) -> tuple[str, ...]:
@@ -175,93 +172,66 @@ class GraphSlot:
         """The view a graph captured at this size reads, and a fill of this size writes. Always from row 0."""
         return self.rows(0, bs if self.axis == "bs" else num_tokens)
 
-    def _check_axis_and_policy(self) -> None:
+    def _broken_rules(self) -> Iterator[tuple[str, str, str]]:
+        """What is wrong with the declaration: found, wanted, what to do. The first one is raised."""
+        policy = self.padding_policy
         if self.axis not in AXES:
-            raise SlotError(self.name, f"axis {self.axis!r}", f"one of {AXES}", "Name the dimension that grows.")
-        if self.padding_policy not in tuple(PaddingPolicy):  # a string from a config file, or None
-            policies = ", ".join(p.name for p in PaddingPolicy)
-            raise SlotError(
-                self.name, f"padding_policy {self.padding_policy!r}", policies, "Say what an empty row must hold."
-            )
-        if self.axis == "none" and self.padding_policy is not PaddingPolicy.KEEP_PAD:
-            raise SlotError(
-                self.name, f"axis 'none' with {self.padding_policy.name}", "KEEP_PAD", "It has no rows to pad."
-            )
+            yield f"axis {self.axis!r}", f"one of {AXES}", "Name the dimension that grows."
+        if policy not in tuple(PaddingPolicy):  # a string from a config file, or None
+            names = ", ".join(p.name for p in PaddingPolicy)
+            yield f"padding_policy {policy!r}", names, "Say what an empty row must hold."
+        if self.axis == "none" and policy is not PaddingPolicy.KEEP_PAD:
+            yield f"axis 'none' with {policy.name}", "KEEP_PAD", "It has no rows to pad."
         if self.leaves_tail and not self.tail_unread:
-            raise SlotError(
-                self.name,
-                f"{self.padding_policy.name} without a claim",
-                "tail_unread='why nobody reads the tail'",
-                "Or use ZERO, FILL_SENTINEL or FILL_ONCE.",
-            )
+            wanted = "tail_unread='why nobody reads the tail'"
+            yield f"{policy.name} without a claim", wanted, "Or use ZERO, FILL_SENTINEL or FILL_ONCE."
         if self.tail_unread and not self.leaves_tail:
-            raise SlotError(
-                self.name, f"tail_unread with {self.padding_policy.name}", "no claim", "This tail is written."
-            )
-        if self.padding_policy is PaddingPolicy.ZERO and self.pad_value != 0:
-            raise SlotError(self.name, f"ZERO with pad_value {self.pad_value}", "0", "Use FILL_SENTINEL.")
-        if not self.dtype.is_floating_point and self.dtype is not torch.bool:
-            limits = torch.iinfo(self.dtype)
-            if not limits.min <= self.pad_value <= limits.max or int(self.pad_value) != self.pad_value:
-                raise SlotError(
-                    self.name,
-                    f"pad_value {self.pad_value}",
-                    f"an integer that fits {self.dtype}",
-                    "A value that wraps points somewhere else.",
-                )
+            yield f"tail_unread with {policy.name}", "no claim", "This tail is written."
+        if policy is PaddingPolicy.ZERO and self.pad_value != 0:
+            yield f"ZERO with pad_value {self.pad_value}", "0", "Use FILL_SENTINEL."
+        if not fits(self.pad_value, self.dtype):
+            wanted = f"an integer that fits {self.dtype}"
+            yield f"pad_value {self.pad_value}", wanted, "A value that wraps points somewhere else."
+        if policy is PaddingPolicy.FILL_ONCE and (self.graph_writes or self.post_fill):
+            fix = "What else writes the padding would stay there. Use ZERO or FILL_SENTINEL."
+            yield "FILL_ONCE with graph_writes or post_fill", "a slot that fills alone write", fix
+        yield from self._broken_rules_of_writers()
+        if self.index is not None:
+            yield from self._broken_rules_of_indices(self.index)
 
-    def _check_fill_once(self) -> None:
-        if self.padding_policy is PaddingPolicy.FILL_ONCE and (self.graph_writes or self.post_fill):
-            raise SlotError(
-                self.name,
-                "FILL_ONCE with graph_writes or post_fill",
-                "a slot that fills alone write",
-                "What else writes the padding would stay there. Use ZERO or FILL_SENTINEL.",
-            )
-
-    def _check_writer(self) -> None:
+    def _broken_rules_of_writers(self) -> Iterator[tuple[str, str, str]]:
         if self.source_fn is not None and not self.copy_from_fb:
-            raise SlotError(
-                self.name, "source_fn with copy_from_fb=False", "one writer", "Drop the source or copy from it."
-            )
+            yield "source_fn with copy_from_fb=False", "one writer", "Drop the source or copy from it."
         if self.proxy is not None and (self.source_fn is not None or self.staged or not self.copy_from_fb):
-            raise SlotError(
-                self.name,
+            found, fix = (
                 "proxy with source_fn, staged or copy_from_fb=False",
-                "one source, on the device",
-                "Pipeline tensors are copied from the device they are on.",
+                "Pipeline tensors are on a device already.",
             )
+            yield found, "one source, on the device", fix
         if not self.copy_from_fb and self.post_fill is None and self.graph_writes is None:
-            raise SlotError(
-                self.name, "copy_from_fb=False alone", "a writer", "Give post_fill or graph_writes, or copy."
-            )
+            yield "copy_from_fb=False alone", "a writer", "Give post_fill or graph_writes, or copy."
         if self.staged and (self.device is not None or not self.copy_from_fb):
-            raise SlotError(
-                self.name,
-                "staged with its own device or without a copy",
-                "a plain host-sourced slot",
-                "Staged slots live on the registry's device and are written by the packed copy.",
-            )
+            fix = "Staged slots live on the registry's device and are written by the packed copy."
+            yield "staged with its own device or without a copy", "a plain host-sourced slot", fix
 
-    def _check_index(self, index: IndexSpace) -> None:
+    def _broken_rules_of_indices(self, index: IndexSpace) -> Iterator[tuple[str, str, str]]:
         if self.axis == "none":
-            raise SlotError(
-                self.name, "axis 'none' with index", "axis 'bs' or 'tokens'", "Which of its numbers are padding?"
-            )
+            yield "axis 'none' with index", "axis 'bs' or 'tokens'", "Which of its numbers are padding?"
         if self.dtype is not index.dtype:
-            raise SlotError(
-                self.name,
-                f"{self.dtype} into space {index.name!r}",
-                f"{index.dtype}",
-                "One index space has one dtype everywhere.",
-            )
+            found = f"{self.dtype} into space {index.name!r}"
+            yield found, f"{index.dtype}", "One index space has one dtype everywhere."
         if self.leaves_tail or self.pad_value != index.sink:
-            raise SlotError(
-                self.name,
-                f"{self.padding_policy.name} with pad_value {self.pad_value}",
-                f"a written tail of {index.sink}, the sink of {index.name!r}",
-                "A padded row must not point at anybody's memory.",
-            )
+            found = f"{self.padding_policy.name} with pad_value {self.pad_value}"
+            wanted = f"a written tail of {index.sink}, the sink of {index.name!r}"
+            yield found, wanted, "A padded row must not point at a request's memory."
+
+
+def fits(value: float, dtype: torch.dtype) -> bool:
+    """Whether a number keeps its value in this dtype: floats take any, integers those of their range."""
+    if dtype.is_floating_point or dtype is torch.bool:
+        return True
+    limits = torch.iinfo(dtype)
+    return limits.min <= value <= limits.max and int(value) == value
 
 
 def host_vector(

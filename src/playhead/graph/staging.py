@@ -137,7 +137,7 @@ class Stage:
     dirty_tokens: int = 0
 
     def settle(self) -> None:
-        """Wait until the last copy has left the host: whoever writes a stage calls this first."""
+        """Wait until the last copy has left the host. To be called before the stage is written."""
         if self.in_flight:
             self.channel.wait()
             self.in_flight = False

@@ -1,5 +1,5 @@
-"""Ops of the model and the sampler: each is a torch reference, with a Triton kernel where a GPU has one.
+"""Ops of the model and the sampler. Each is declared once, over its torch reference: `op.py` says how.
 
-`norm.py` holds the op and the reference, `triton/norm.py` the kernel; likewise for the others. Triton is imported by
-the first call that runs on a GPU, and never on a machine without one.
+`triton/` holds the kernels that a GPU runs, `cpu/` what a CPU runs by numpy. Both are imported by the first call that
+needs them; Triton never on a machine without a GPU.
 """

@@ -6,17 +6,13 @@ Shapes: P (token, expert) pairs sorted by expert, X experts, I inputs, O outputs
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
-from playhead.kernels.op import register_op
+from playhead.kernels.op import op
 
 
-def grouped_matmul_reference(rows_PI: torch.Tensor, weights_XIO: torch.Tensor, ends_X: torch.Tensor) -> torch.Tensor:
-    """Row p times the matrix of its expert: the first x for which `ends_X[x]` is past p."""
-    return F.grouped_mm(rows_PI, weights_XIO, offs=ends_X)
-
-
-def every_expert_over_every_row(rows_PI: torch.Tensor, weights_XIO: torch.Tensor, ends_X: torch.Tensor) -> torch.Tensor:
+def every_expert_over_every_row(rows_PI: Tensor, weights_XIO: Tensor, ends_X: Tensor) -> Tensor:
     """The same without asking the device where groups end: X times the work, and nothing for the host to read."""
     places_P1 = torch.arange(rows_PI.shape[0], device=rows_PI.device)[:, None]
     out_PO = rows_PI.new_zeros(rows_PI.shape[0], weights_XIO.shape[2])
@@ -26,16 +22,18 @@ def every_expert_over_every_row(rows_PI: torch.Tensor, weights_XIO: torch.Tensor
     return out_PO
 
 
-def _cuda(rows_PI: torch.Tensor, weights_XIO: torch.Tensor, ends_X: torch.Tensor) -> torch.Tensor:
+def grouped_matmul_cuda(rows_PI: Tensor, weights_XIO: Tensor, ends_X: Tensor) -> Tensor:
     # torch has a kernel for bfloat16. For other types it reads the groups' ends on the host, which no graph can hold.
     if rows_PI.dtype is torch.bfloat16:
-        return grouped_matmul_reference(rows_PI, weights_XIO, ends_X)
+        return F.grouped_mm(rows_PI, weights_XIO, offs=ends_X)
     return every_expert_over_every_row(rows_PI, weights_XIO, ends_X)
 
 
-def _row_per_pair(rows_PI: torch.Tensor, weights_XIO: torch.Tensor, ends_X: torch.Tensor) -> torch.Tensor:
-    return rows_PI.new_empty((rows_PI.shape[0], weights_XIO.shape[2]))
-
-
 # An op of our own: torch traces its grouped matmul in bfloat16 only, although it runs in every type.
-grouped_matmul = register_op("grouped_matmul", reference=grouped_matmul_reference, cuda=_cuda, fake=_row_per_pair)
+@op(
+    out=lambda rows_PI, weights_XIO, ends_X: rows_PI.new_empty((rows_PI.shape[0], weights_XIO.shape[2])),
+    cuda=grouped_matmul_cuda,
+)
+def grouped_matmul(rows_PI: Tensor, weights_XIO: Tensor, ends_X: Tensor) -> Tensor:
+    """Row p times the matrix of its expert: the first x for which `ends_X[x]` is past p."""
+    return F.grouped_mm(rows_PI, weights_XIO, offs=ends_X)

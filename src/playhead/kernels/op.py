@@ -1,9 +1,20 @@
-"""How a function becomes a torch op: one name that tapes, compilers and CUDA graphs see, one body per device."""
+"""How a function becomes a torch op: one declaration, over its torch reference.
+
+    @op(out=like_first, bind="cpu.norm:bind_rms_norm", cuda="triton.norm:launch_rms_norm")
+    def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float, unit_offset: bool, centred: bool) -> Tensor: ...
+
+makes `playhead::rms_norm`, which is called like the function. CUDA tensors go to the launch function, CPU tensors to
+the bound body, or to the reference where there is none. Tapes, compilers and CUDA graphs see the op's name and schema.
+"""
 
 from __future__ import annotations
 
+import pkgutil
+import re
 from collections.abc import Callable
-from typing import NoReturn, ParamSpec, TypeVar, cast
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, Generic, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -11,75 +22,157 @@ import torch
 # torch imports it in the middle of the first call of an op, and a cycle in there keeps all frames on the stack: engine,
 # worker and KV memory would outlive an LLM that is dropped, until the garbage collector runs.
 import torch._dynamo
+from torch._ops import OpOverload
 
-from playhead.bound_ops import Work, register_bind
 from playhead.errors import ConfigError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+# Does what one call of an op does, with the values that the call's memory has by then.
+Work = Callable[[], None]
+Bind = Callable[..., Work]
+# What can be written as a function, or as 'file:function' of this package, which is imported by the first call.
+Body = Callable[..., Any] | str
+
 NAMESPACE = "playhead"
+NUMPY_DTYPES = frozenset({torch.float32, torch.int32, torch.int64, torch.bool})
 
 
-def register_op(
-    name: str,
-    *,
-    reference: Callable[P, R],
-    cuda: Callable[..., R],
-    fake: Callable[..., R],
-    mutates: tuple[str, ...] = (),
-    cpu: Callable[P, R] | None = None,
-    inline: bool = False,
-) -> Callable[P, R]:
-    """The op `playhead::name`, callable like its reference: on CPU tensors it runs that, on CUDA tensors `cuda`.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Op(Generic[P, R]):
+    """A declared op, called like its reference.
 
-    `cpu` is for a reference that is too slow to run: it takes the reference's place, and tests hold it to it. With
-    `inline` a tape records the torch ops in it instead of the op: their replay makes no memory and repeats no views.
-
-    The schema comes from the reference's annotations; `mutates` names the arguments it writes, and no op writes
-    anything else. `fake` gives outputs of the right shape, for tracing. Schemas are flat, so the ops take more
-    arguments than other functions here: the dispatcher knows no dataclasses.
-
-    `torch.library.custom_op` would do the same at 25 us a call where this takes 2: it wraps every op for autograd,
-    which an inference engine never uses.
+    `bind(*args)` works out what depends on addresses and shapes, and gives the work of `overload(*args)`: a tape, which
+    repeats calls, binds each once. `into` is the twin of an op that returns new memory: it writes the result into its
+    first argument, `out`.
     """
+
+    reference: Callable[P, R]
+    overload: OpOverload[..., Any]
+    run: Callable[P, R]
+    bind: Bind | None
+    into: Op[..., None] | None
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.run(*args, **kwargs)
+
+
+def op(
+    *,
+    cuda: Body | None,
+    mutates: tuple[str, ...] = (),
+    out: Callable[..., torch.Tensor] | None = None,
+    bind: Body | None = None,
+    inline: bool = False,
+) -> Callable[[Callable[P, R]], Op[P, R]]:
+    """Declares the function below it as an op; the function is the op's reference.
+
+    `mutates` names the arguments that the op writes; it writes nothing else. `out(*args)` makes the memory of the
+    result, for ops that return one. `cuda` runs on CUDA tensors; None refuses them. `bind(*args)` gives the CPU's work
+    by numpy, or None for arguments that it cannot do. Those, and dtypes that numpy lacks, are the reference's; tests
+    hold the work to it. An op with `out` and `bind` gets the twin `name_into`, which `bind` binds.
+
+    With `inline` a tape records the torch ops of the reference instead of the op: torch redoes them without new
+    memory. The schema comes from the reference's annotations and is flat, so ops take more arguments than other
+    functions: torch's dispatcher knows no dataclasses. A call names every argument.
+    """
+
+    def declare(reference: Callable[P, R]) -> Op[P, R]:
+        name = reference.__name__
+        # Without defaults: torch does not pass trailing arguments that equal them, and a body would lack its arguments.
+        schema = re.sub(r"=[^,)]+", "", torch.library.infer_schema(reference, mutates_args=mutates))
+        body: Callable[..., Any] = reference
+        bound = into = None
+        if bind is not None and out is not None:
+            into = _twin(name, schema, reference, bind)
+            body = partial(_run_into, out, into.run)
+        elif bind is not None:
+            bound = partial(_work, _imported(bind), reference)
+            body = partial(_run_bound, bound)
+        launch = partial(_no_cuda, name) if cuda is None else _imported(cuda)
+        overload = _define(name + schema, cpu=body, cuda=launch, fake=out, inline=inline or into is not None)
+        # The overload's own call, minus one Python frame that would only pass on its arguments.
+        return Op(reference=reference, overload=overload, run=overload._op, bind=bound, into=into)
+
+    return declare
+
+
+def like_first(first: torch.Tensor, *_: object) -> torch.Tensor:
+    """Memory for a result that has the shape of the op's first argument."""
+    return first.new_empty(first.shape)
+
+
+def _twin(name: str, schema: str, reference: Callable[..., Any], bind: Body) -> Op[..., None]:
+    """`name_into(out, ...)`: the reference's result in `out`, which a tape can fill again."""
+
+    def into_reference(out: torch.Tensor, *args: Any) -> None:
+        out.copy_(reference(*args))
+
+    arguments, _ = schema.rsplit(" -> ", 1)
+    into_schema = arguments.replace("(", "(Tensor(out!) out, ", 1) + " -> ()"
+    bound = partial(_work, _imported(bind), into_reference)
+    overload = _define(
+        f"{name}_into{into_schema}", cpu=partial(_run_bound, bound), cuda=partial(_no_cuda, f"{name}_into")
+    )
+    return Op(reference=into_reference, overload=overload, run=overload._op, bind=bound, into=None)
+
+
+def _define(
+    signature: str,
+    *,
+    cpu: Callable[..., Any],
+    cuda: Callable[..., Any],
+    fake: Callable[..., torch.Tensor] | None = None,
+    inline: bool = False,
+) -> OpOverload[..., Any]:
+    """Tells torch about an op. `torch.library.custom_op` would do the same at 25 us a call where this takes 2: it wraps
+    every op for autograd, which an inference engine never uses.
+    """
+    name, _, arguments = signature.partition("(")
     qualified = f"{NAMESPACE}::{name}"
-    torch.library.define(qualified, torch.library.infer_schema(reference, mutates_args=mutates))
-    torch.library.impl(qualified, "cpu", cpu or reference)
+    torch.library.define(qualified, f"({arguments}")
+    torch.library.impl(qualified, "cpu", cpu)
     if inline:
         # Autograd's place in the dispatcher is before recorders' and tracers', which then see what it calls.
-        torch.library.impl(qualified, "AutogradCPU", cpu or reference)
+        torch.library.impl(qualified, "AutogradCPU", cpu)
     torch.library.impl(qualified, "cuda", cuda)
-    torch.library.register_fake(qualified, fake)
-    # torch hands out its ops by attribute; this is the one place that asks for one by a name it has as a string.
-    packet = getattr(getattr(torch.ops, NAMESPACE), name)
-    return cast(Callable[P, R], packet.default)
+    torch.library.register_fake(qualified, fake or _no_output)
+    overload: OpOverload[..., Any] = pkgutil.resolve_name(f"torch:ops.{NAMESPACE}.{name}.default")
+    return overload
 
 
-def register_bound_op(
-    name: str,
-    *,
-    reference: Callable[P, None],
-    bind: Callable[P, Work],
-    cuda: Callable[..., None],
-    mutates: tuple[str, ...],
-) -> Callable[P, None]:
-    """An op whose CPU body is `bind(...)()`, which a tape calls without torch; tests hold it to the reference."""
-
-    def cpu(*args: P.args, **kwargs: P.kwargs) -> None:
-        # Rows that nobody reads hold anything, and numpy would warn about them.
-        with np.errstate(all="ignore"):
-            bind(*args, **kwargs)()
-
-    op = register_op(name, reference=reference, cpu=cpu, cuda=cuda, fake=no_output, mutates=mutates)
-    register_bind(op, bind)
-    return op
+def _work(bind: Callable[..., Work | None], reference: Callable[..., Any], *args: Any) -> Work:
+    """The bound work of one call; the reference's where numpy cannot do it."""
+    for arg in args:
+        if isinstance(arg, torch.Tensor) and arg.dtype not in NUMPY_DTYPES:
+            return partial(reference, *args)
+    return bind(*args) or partial(reference, *args)
 
 
-def no_cuda(*_: object) -> NoReturn:
-    """The CUDA body of an op that is a part of another one's CPU body."""
-    raise ConfigError("a CPU's op: found CUDA tensors; wanted the CPU's. Call the op it is a part of")
+def _run_bound(bind: Bind, *args: Any) -> None:
+    # Rows that nobody reads hold anything, and numpy would warn about them.
+    with np.errstate(all="ignore"):
+        bind(*args)()
 
 
-def no_output(*_: object) -> None:
+def _run_into(out: Callable[..., torch.Tensor], into: Callable[..., None], *args: Any) -> torch.Tensor:
+    result = out(*args)
+    into(result, *args)
+    return result
+
+
+def _imported(body: Body) -> Callable[..., Any]:
+    """The function itself. Given by name, the first call imports it: not every machine has Triton."""
+    if not isinstance(body, str):
+        return body
+    load = cache(partial(pkgutil.resolve_name, f"playhead.kernels.{body}"))
+    return lambda *args: load()(*args)
+
+
+def _no_cuda(name: str, *_: object) -> NoReturn:
+    raise ConfigError(f"{NAMESPACE}::{name} runs on CPU tensors alone, and was given CUDA tensors")
+
+
+def _no_output(*_: object) -> None:
     """The fake of an op that only writes into its arguments."""

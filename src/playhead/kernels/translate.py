@@ -10,11 +10,10 @@ C pages a window can touch, b requests.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
+from torch import Tensor
 
-from playhead.bound_ops import Work
-from playhead.kernels.op import register_bound_op
+from playhead.kernels.op import op
 
 
 def max_pages_seen(window: int, page_size: int) -> int:
@@ -22,17 +21,15 @@ def max_pages_seen(window: int, page_size: int) -> int:
     return (window + page_size - 2) // page_size + 1
 
 
-def translate_reference(
-    window_locs_A: torch.Tensor,
-    window_table_RP: torch.Tensor,
-    mapping_L: torch.Tensor,
-    page_table_RP: torch.Tensor,
-    full_locs_T: torch.Tensor,
-    rows_T: torch.Tensor,
-    positions_T: torch.Tensor,
-    page_size: int,
-    window: int,
-) -> None:
+@op(
+    mutates=("window_locs_A", "window_table_RP"),
+    bind="cpu.translate:bind_translate",
+    cuda="triton.translate:launch_translate",
+)
+def translate(
+    window_locs_A: Tensor, window_table_RP: Tensor, mapping_L: Tensor, page_table_RP: Tensor,
+    full_locs_T: Tensor, rows_T: Tensor, positions_T: Tensor, page_size: int, window: int,
+) -> None:  # fmt: skip
     """Writes what a forward's window layers need, each from one reading of the mapping.
 
     `window_locs_A[:T]` become the tokens' locations in the window group: -1 stays -1, and 0 stays 0. In
@@ -51,54 +48,3 @@ def translate_reference(
     page_TC = (first_page_T[:, None] + column_C).minimum(last_page_T[:, None])
     window_loc_TC = mapping_L[page_table_RP[rows_T[:, None], page_TC] * page_size]
     window_table_RP[rows_T[:, None], page_TC] = window_loc_TC // page_size
-
-
-def bind_translate(
-    window_locs_A: torch.Tensor,
-    window_table_RP: torch.Tensor,
-    mapping_L: torch.Tensor,
-    page_table_RP: torch.Tensor,
-    full_locs_T: torch.Tensor,
-    rows_T: torch.Tensor,
-    positions_T: torch.Tensor,
-    page_size: int,
-    window: int,
-) -> Work:
-    """The reference by numpy, with the columns of first queries alone."""
-    mapping, full_locs, rows, positions = (x.numpy() for x in (mapping_L, full_locs_T, rows_T, positions_T))
-    num_tokens, max_pages = len(full_locs), page_table_RP.shape[1]
-    window_locs = window_locs_A.numpy()[:num_tokens]
-    window_table, table = window_table_RP.numpy().reshape(-1), page_table_RP.numpy().reshape(-1)
-    column_C = np.arange(max_pages_seen(window, page_size), dtype=np.int64)
-    is_first = np.ones(num_tokens, dtype=np.bool_)
-
-    def work() -> None:
-        window_locs[:] = mapping[full_locs]
-        np.not_equal(rows[1:], rows[:-1], out=is_first[1:])
-        row_start_T = rows.astype(np.int64) * max_pages
-        last_T = positions // page_size
-        first = slice(None) if is_first.all() else np.flatnonzero(is_first)
-        page_bC = np.maximum(positions[first] - (window - 1), 0)[:, None] // page_size + column_C
-        np.minimum(page_bC, last_T[first, None], out=page_bC)
-        place_bC = page_bC + row_start_T[first, None]
-        window_table[place_bC] = mapping[table[place_bC] * page_size] // page_size
-        if not isinstance(first, slice):
-            place_T = row_start_T + last_T
-            window_table[place_T] = mapping[table[place_T] * page_size] // page_size
-
-    return work
-
-
-def _cuda(*args: object) -> None:
-    from playhead.kernels.triton.translate import launch_translate
-
-    launch_translate(*args)  # type: ignore[arg-type]
-
-
-translate = register_bound_op(
-    "translate",
-    reference=translate_reference,
-    bind=bind_translate,
-    cuda=_cuda,
-    mutates=("window_locs_A", "window_table_RP"),
-)

@@ -111,7 +111,7 @@ class PageAllocator:
         return pages
 
     def give_back(self, pages: Iterable[int]) -> None:
-        """Take these pages back. A page nobody held is a double free; one in quarantine stays there."""
+        """Take these pages back. A page that was not handed out is a double free. A page in quarantine stays there."""
         per_slab, free_in, is_taken = self._pages_per_slab, self._free_in, self._is_taken
         for page in pages:
             if not is_taken[page]:

@@ -28,8 +28,8 @@ def audit(cache: HybridKVCache) -> list[Violation]:
     for group_index in range(len(cache.allocator.groups)):
         found += GroupAudit(cache, group_index, kept).violations()
     found += _audit_slabs(cache)
-    for window in range(cache.allocator.num_windows):
-        found += _audit_mapping(cache, window)
+    for window_group in range(cache.allocator.num_windows):
+        found += _audit_mapping(cache, window_group)
     for group_index in range(len(cache.allocator.groups)):
         found += _audit_rows(cache, group_index)
     num_free, num_running, num_rows = cache.rows.num_free, len(cache.sequences), cache.plan.limits.max_running
@@ -125,7 +125,7 @@ def _audit_slabs(cache: HybridKVCache) -> list[Violation]:
             num_owners += is_there.reshape(-1, layout.pages_per_slab).any(axis=1)
     free_slabs = list(allocator.arena.free_slabs())
     num_states = is_lent + np.bincount(np.array(free_slabs, dtype=np.int64), minlength=len(is_lent))
-    num_states[NO_PAGE] += 1  # the sinks' slab is nobody's
+    num_states[NO_PAGE] += 1  # the sinks' slab belongs to no group
     found = []
     if (num_states != 1).any():
         slab = int(np.flatnonzero(num_states != 1)[0])
@@ -143,13 +143,13 @@ def _audit_slabs(cache: HybridKVCache) -> list[Violation]:
     return found
 
 
-def _audit_mapping(cache: HybridKVCache, window: int) -> list[Violation]:
-    """One-to-one, and a window page under a full page exactly while somebody holds or retains both."""
+def _audit_mapping(cache: HybridKVCache, window_group: int) -> list[Violation]:
+    """One-to-one, and a window page lies under a full page exactly while both are held or retained."""
     allocator = cache.allocator
-    window_of, full_of = allocator.mapping.table(window), allocator.mapping.full_table(window)
-    full_name, name = allocator.groups[FULL].name, allocator.groups[window + 1].name
+    window_of, full_of = allocator.mapping.table(window_group), allocator.mapping.full_table(window_group)
+    full_name, name = allocator.groups[FULL].name, allocator.groups[window_group + 1].name
     is_idle = np.zeros(len(window_of), dtype=np.bool_)
-    is_idle[list(cache.prefix.idle_windows(window))] = True
+    is_idle[list(cache.prefix.idle_windows(window_group))] = True
     found: list[Violation] = []
 
     def wrong(full_pages: Iterable[int], detail: str) -> None:
@@ -161,7 +161,7 @@ def _audit_mapping(cache: HybridKVCache, window: int) -> list[Violation]:
             found.append(Violation(kind=ViolationKind.BAD_MAPPING, group=full_name, page=full_page, detail=said))
 
     mapped = np.flatnonzero(window_of)
-    is_held = allocator.holder_counts(window + 1)[window_of[mapped]] > 0
+    is_held = allocator.holder_counts(window_group + 1)[window_of[mapped]] > 0
     is_retained = allocator.retained_mask()[mapped]
     wrong(np.flatnonzero(is_idle & (window_of == NO_PAGE)).tolist(), "listed as cached, but nothing is there")
     wrong(mapped[full_of[window_of[mapped]] != mapped].tolist(), "the way back leads to another")

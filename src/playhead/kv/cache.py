@@ -89,7 +89,7 @@ class HybridKVCache:
             raise ContextTooLong(request, len(prompt), self.plan.limits.max_context_tokens)
         if request in self.sequences:
             raise LedgerError(
-                f"admit: request {request!r} is running already; wanted a name nobody has. Finish or abort it first"
+                f"admit: request {request!r} is running already; wanted a new name. Finish or abort the other first"
             )
         key = token_key(prompt)
         with self._change():
@@ -139,7 +139,7 @@ class HybridKVCache:
                 self._append_pages(seq, num_missing)
 
     def has_vacancy(self, num_tokens: int) -> bool:
-        """Whether every group could place this many tokens at nobody's expense but the prefix cache's."""
+        """Whether every group could place this many tokens without preempting. Cached prefixes may go for it."""
         num_pages = num_pages_for(num_tokens, self._page_size)
         available = zip(self.allocator.groups, self.allocator.num_cached, strict=True)
         return all(group.num_available + num_cached >= num_pages for group, num_cached in available)
@@ -267,9 +267,9 @@ class HybridKVCache:
         seq.offered_key = self._whole_pages(seq.prompt_key, len(pages))
         seq.pages = pages
         self.allocator.hold(pages)
-        for window, size in enumerate(self._windows):
-            seq.frontiers[window] = window_frontier(seq.num_tokens, size, self._page_size)
-            self._hold_windows(window, pages[seq.frontiers[window] :])
+        for window_group, size in enumerate(self._windows):
+            seq.frontiers[window_group] = window_frontier(seq.num_tokens, size, self._page_size)
+            self._hold_windows(window_group, pages[seq.frontiers[window_group] :])
         self._write_row(seq, 0, pages)
 
     def _offer_prompt(self, seq: SequenceKV) -> None:
@@ -301,10 +301,10 @@ class HybridKVCache:
         if allocator.num_holders(FULL, ours) > 1:
             return  # after a flush two sequences may share a page the tree has lost; its windows are not ours to move
         allocator.hold([theirs])
-        for window, frontier in enumerate(seq.frontiers):
-            if index >= frontier and allocator.has_window(window, theirs):
-                self._hold_windows(window, [theirs])
-                self._drop_windows(window, [ours], slid=False)
+        for window_group, frontier in enumerate(seq.frontiers):
+            if index >= frontier and allocator.has_window(window_group, theirs):
+                self._hold_windows(window_group, [theirs])
+                self._drop_windows(window_group, [ours], slid=False)
         allocator.move_windows(ours, theirs)
         allocator.drop([ours])
         seq.pages[index] = theirs
@@ -329,13 +329,13 @@ class HybridKVCache:
 
     def _slide(self, seq: SequenceKV) -> None:
         """Let window pages go that neither the next token nor a hit at the last whole page can see."""
-        for window, size in enumerate(self._windows):
+        for window_group, size in enumerate(self._windows):
             frontier = window_frontier(seq.num_launched_tokens, size, self._page_size)
-            passed = seq.frontiers[window]
+            passed = seq.frontiers[window_group]
             if frontier > passed:
-                self._drop_windows(window, seq.pages[passed:frontier], slid=True)
-                self.rows.clear(window + 1, seq.row, passed, frontier)
-                seq.frontiers[window] = frontier
+                self._drop_windows(window_group, seq.pages[passed:frontier], slid=True)
+                self.rows.clear(window_group + 1, seq.row, passed, frontier)
+                seq.frontiers[window_group] = frontier
         nexts = (next_slide(f, size, self._page_size) for f, size in zip(seq.frontiers, self._windows, strict=True))
         seq.slides_at = min(nexts, default=self.plan.limits.max_context_tokens + 1)
 
@@ -349,26 +349,26 @@ class HybridKVCache:
         with self._change():
             del self.sequences[seq.request]
             self.prefix.touch(seq.salt, seq.offered_key)
-            for window, frontier in enumerate(seq.frontiers):
-                self._drop_windows(window, seq.pages[frontier:], slid=False)
+            for window_group, frontier in enumerate(seq.frontiers):
+                self._drop_windows(window_group, seq.pages[frontier:], slid=False)
             self.allocator.drop(seq.pages)
             self.rows.give_back(seq.row)
 
-    def _hold_windows(self, window: int, full_pages: Sequence[int]) -> None:
-        self.prefix.windows_busy(window, full_pages)
-        self.allocator.hold_windows(window, full_pages)
+    def _hold_windows(self, window_group: int, full_pages: Sequence[int]) -> None:
+        self.prefix.windows_busy(window_group, full_pages)
+        self.allocator.hold_windows(window_group, full_pages)
 
-    def _drop_windows(self, window: int, full_pages: Sequence[int], *, slid: bool) -> None:
-        kept = self.allocator.drop_windows(window, full_pages)
-        self.prefix.windows_idle(window, kept, slid=slid)
+    def _drop_windows(self, window_group: int, full_pages: Sequence[int], *, slid: bool) -> None:
+        kept = self.allocator.drop_windows(window_group, full_pages)
+        self.prefix.windows_idle(window_group, kept, slid=slid)
 
     def _write_row(self, seq: SequenceKV, first: int, pages: Sequence[int]) -> None:
         """Show these pages in a sequence's row, from entry `first` on."""
         self.rows.write(FULL, seq.row, first, pages)
-        for window, frontier in enumerate(seq.frontiers):
+        for window_group, frontier in enumerate(seq.frontiers):
             start = max(first, frontier)
-            window_pages = [self.allocator.mapping.window_page(window, page) for page in pages[start - first :]]
-            self.rows.write(window + 1, seq.row, start, window_pages)
+            window_pages = [self.allocator.mapping.window_page(window_group, page) for page in pages[start - first :]]
+            self.rows.write(window_group + 1, seq.row, start, window_pages)
 
     def _whole_pages(self, key: bytes, num_pages: int) -> bytes:
         """The bytes of the first whole pages of a key, at most this many."""

@@ -1,7 +1,7 @@
 """The allocator over all groups: who holds each full page and each window page under it, and when it can be reused.
 
 A page is in one of four states. Free: in its group's allocator. Pending: given up, but a launched step may still
-touch it. Held: at least one sequence counts on it. Cached: retained by the prefix cache and held by nobody. A window
+touch it. Held: at least one sequence counts on it. Cached: retained by the prefix cache, without a holder. A window
 page hangs under a full page (`WindowMapping`) and has holders of its own, because sequences let windows go long
 before they let contexts go.
 
@@ -26,7 +26,7 @@ from playhead.kv.violations import Violation, ViolationKind, ViolationLog
 from playhead.types import Step
 
 FULL = 0
-"""Group index of the full group; window group `w` has group index `w + 1`."""
+"""Group index of the full group. Window group `w`, counted among the window groups, has group index `w + 1`."""
 
 
 class ReclaimListener(Protocol):
@@ -109,24 +109,24 @@ class HybridAllocator:
             for page in pages:
                 holders[page] = 1
             self.num_held[group_index] += num_pages
-        for window in range(self.num_windows):
-            self.mapping.set(window, full_pages, taken[window + 1])
+        for window_group in range(self.num_windows):
+            self.mapping.set(window_group, full_pages, taken[window_group + 1])
         return full_pages
 
-    def attach_windows(self, window: int, full_pages: Sequence[int]) -> list[int]:
+    def attach_windows(self, window_group: int, full_pages: Sequence[int]) -> list[int]:
         """New window pages under full pages whose own have expired, held once; or `OutOfPages` and no change.
 
         This is what loading KV back from elsewhere needs: the mapping changes in bulk, and as safely as by `allocate`.
         """
-        pages = self.groups[window + 1].take(len(full_pages))
+        pages = self.groups[window_group + 1].take(len(full_pages))
         try:
-            self.mapping.set(window, full_pages, pages)
+            self.mapping.set(window_group, full_pages, pages)
         except LedgerError:
-            self.groups[window + 1].give_back(pages)
+            self.groups[window_group + 1].give_back(pages)
             raise
         for page in pages:
-            self._holders[window + 1][page] = 1
-        self.num_held[window + 1] += len(pages)
+            self._holders[window_group + 1][page] = 1
+        self.num_held[window_group + 1] += len(pages)
         return pages
 
     # Holding and dropping.
@@ -135,17 +135,17 @@ class HybridAllocator:
         """One more sequence counts on these pages, each held or cached already."""
         self._hold(FULL, full_pages)
 
-    def hold_windows(self, window: int, full_pages: Sequence[int]) -> None:
+    def hold_windows(self, window_group: int, full_pages: Sequence[int]) -> None:
         """One more sequence counts on the window pages under these."""
-        self._hold(window + 1, self._window_pages(window, full_pages))
+        self._hold(window_group + 1, self._window_pages(window_group, full_pages))
 
     def drop(self, full_pages: Sequence[int]) -> None:
-        """One sequence less counts on these pages. What nobody holds or retains is freed."""
+        """One sequence less counts on these pages. A page that is neither held nor retained any more is freed."""
         freed = [page for page in self._drop(FULL, full_pages) if not self._is_retained[page]]
         self.num_cached[FULL] -= len(freed)
         self._free(FULL, freed)
 
-    def drop_windows(self, window: int, full_pages: Sequence[int]) -> list[int]:
+    def drop_windows(self, window_group: int, full_pages: Sequence[int]) -> list[int]:
         """One sequence less counts on the window pages under these.
 
         Returns the full pages whose window pages stay, cached; the others' are freed.
@@ -153,17 +153,17 @@ class HybridAllocator:
         full_page_of = self.mapping.full_page
         kept: list[int] = []
         freed: list[int] = []
-        for page in self._drop(window + 1, self._window_pages(window, full_pages)):
-            full_page = full_page_of(window, page)
+        for page in self._drop(window_group + 1, self._window_pages(window_group, full_pages)):
+            full_page = full_page_of(window_group, page)
             (kept if self._is_retained[full_page] else freed).append(full_page)
-        self._free_windows(window, freed)
+        self._free_windows(window_group, freed)
         return kept
 
     def move_windows(self, source: int, target: int) -> None:
         """Hand the window pages under one full page, with their holders, to another that has none in that group."""
-        for window in range(self.num_windows):
-            if self.has_window(window, source) and not self.has_window(window, target):
-                self.mapping.set(window, [target], [self.mapping.remove(window, source)])
+        for window_group in range(self.num_windows):
+            if self.has_window(window_group, source) and not self.has_window(window_group, target):
+                self.mapping.set(window_group, [target], [self.mapping.remove(window_group, source)])
 
     # Retaining: the prefix cache counts on a page, beside the sequences.
 
@@ -173,21 +173,21 @@ class HybridAllocator:
             self._is_retained[page] = 1
 
     def forget(self, full_pages: Sequence[int]) -> None:
-        """The prefix cache no longer counts on these pages: what nobody holds is freed, windows included."""
-        for window in range(self.num_windows):
-            holders = self._holders[window + 1]
+        """The prefix cache no longer counts on these pages. Those without a holder are freed, windows included."""
+        for window_group in range(self.num_windows):
+            holders = self._holders[window_group + 1]
             window_page = self.mapping.window_page
-            idle = [page for page in full_pages if (w := window_page(window, page)) != NO_PAGE and not holders[w]]
-            self._free_windows(window, idle)
+            idle = [page for page in full_pages if (w := window_page(window_group, page)) != NO_PAGE and not holders[w]]
+            self._free_windows(window_group, idle)
         for page in full_pages:
             self._is_retained[page] = 0
         freed = [page for page in full_pages if not self._holders[FULL][page]]
         self.num_cached[FULL] -= len(freed)
         self._free(FULL, freed)
 
-    def forget_windows(self, window: int, full_page: int) -> None:
+    def forget_windows(self, window_group: int, full_page: int) -> None:
         """Free the cached window page under a retained full page: the prefix stays, its window expires."""
-        self._free_windows(window, [full_page])
+        self._free_windows(window_group, [full_page])
 
     def restore(self, holders: Sequence[Mapping[int, int]], window_of: Sequence[Mapping[int, int]]) -> None:
         """The account as it follows from who holds what: `holders` by group and page, `window_of` by full page."""
@@ -207,13 +207,13 @@ class HybridAllocator:
         self.arena.restore(lent)
         self._pending.clear()
         self._is_retained = bytearray(len(self._is_retained))
-        for window, under in enumerate(window_of):
-            self.mapping.restore(window, under)
+        for window_group, under in enumerate(window_of):
+            self.mapping.restore(window_group, under)
 
     # Questions.
 
-    def has_window(self, window: int, full_page: int) -> bool:
-        return self.mapping.window_page(window, full_page) != NO_PAGE
+    def has_window(self, window_group: int, full_page: int) -> bool:
+        return self.mapping.window_page(window_group, full_page) != NO_PAGE
 
     def is_retained(self, full_page: int) -> bool:
         return bool(self._is_retained[full_page])
@@ -248,9 +248,9 @@ class HybridAllocator:
 
     # Below: one place each for the counts.
 
-    def _window_pages(self, window: int, full_pages: Sequence[int]) -> list[int]:
+    def _window_pages(self, window_group: int, full_pages: Sequence[int]) -> list[int]:
         window_page = self.mapping.window_page
-        return [window_page(window, page) for page in full_pages]
+        return [window_page(window_group, page) for page in full_pages]
 
     def _hold(self, group_index: int, pages: Sequence[int]) -> None:
         holders = self._holders[group_index]
@@ -284,10 +284,10 @@ class HybridAllocator:
             Violation(kind=ViolationKind.DOUBLE_FREE, group=name, page=page, detail="dropped while nobody held it")
         )
 
-    def _free_windows(self, window: int, full_pages: Sequence[int]) -> None:
-        pages = [self.mapping.remove(window, page) for page in full_pages]
-        self.num_cached[window + 1] -= len(pages)
-        self._free(window + 1, pages)
+    def _free_windows(self, window_group: int, full_pages: Sequence[int]) -> None:
+        pages = [self.mapping.remove(window_group, page) for page in full_pages]
+        self.num_cached[window_group + 1] -= len(pages)
+        self._free(window_group + 1, pages)
 
     def _free(self, group_index: int, pages: list[int]) -> None:
         """Give pages back to their group, at once if nothing that runs can touch them, else when it has retired."""

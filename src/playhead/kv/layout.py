@@ -2,7 +2,7 @@
 
 No fixed split between full and window pages suits both short and long contexts, so groups share the arena. It is cut
 into slabs, each of which belongs to one group at a time; a slab is the smallest run of bytes that the pages of every
-group tile. Page `i` of a group starts at byte `i * page_stride_bytes`, whoever owns the slab it lies in, so the
+group tile. Page `i` of a group starts at byte `i * page_stride_bytes`, whichever group owns its slab, so the
 addresses captured graphs read never move.
 
     slab        |            0 (sink)           |             1                 |  ...

@@ -1,7 +1,7 @@
 """Which window page lies under which full page: the host's truth, and what the device has not seen yet.
 
 The mapping is kept by page here and by location on the device. It changes in this class only, every change moves its
-version, and one that was not published stops whoever translates (`require_published`): forgetting cannot go unseen.
+version, and a translation over an unpublished change is refused (`require_published`): forgetting cannot go unseen.
 For a step a pair that was taken away may wait for the next publication: no query sees an expired location, and its full
 page gets a new pair, which cannot wait, before anything is written there.
 """
@@ -40,33 +40,33 @@ class WindowMapping:
     def num_groups(self) -> int:
         return len(self._window_of)
 
-    def window_page(self, group: int, full_page: int) -> int:
+    def window_page(self, window_group: int, full_page: int) -> int:
         """The window page under a full page, or `NO_PAGE`."""
-        return self._window_of[group][full_page]
+        return self._window_of[window_group][full_page]
 
-    def full_page(self, group: int, window_page: int) -> int:
+    def full_page(self, window_group: int, window_page: int) -> int:
         """The full page a window page lies under, or `NO_PAGE`."""
-        return self._full_of[group][window_page]
+        return self._full_of[window_group][window_page]
 
-    def window_loc(self, group: int, loc: FullLoc) -> WindowLoc:
+    def window_loc(self, window_group: int, loc: FullLoc) -> WindowLoc:
         """The host's answer to a translation: with page 3 mapped to 5 and page size 16, loc 50 is at 82."""
         page, offset = divmod(loc, self.page_size)
-        window_page = self._window_of[group][page]
+        window_page = self._window_of[window_group][page]
         return WindowLoc(window_page * self.page_size + offset if window_page else 0)
 
-    def table(self, group: int) -> Int32Array:
+    def table(self, window_group: int) -> Int32Array:
         """The whole mapping of a group, by full page; a view, to be read only."""
-        view = np.frombuffer(self._window_of[group], dtype=np.int32)
+        view = np.frombuffer(self._window_of[window_group], dtype=np.int32)
         view.flags.writeable = False
         return view
 
-    def full_table(self, group: int) -> Int32Array:
+    def full_table(self, window_group: int) -> Int32Array:
         """The way back: full pages by window page; a view, to be read only."""
-        return np.frombuffer(self._full_of[group], dtype=np.int32)
+        return np.frombuffer(self._full_of[window_group], dtype=np.int32)
 
-    def set(self, group: int, full_pages: Sequence[int], window_pages: Sequence[int]) -> None:
+    def set(self, window_group: int, full_pages: Sequence[int], window_pages: Sequence[int]) -> None:
         """Put each window page under its full page. Both must be free of an earlier partner, or nothing changes."""
-        window_of, full_of = self._window_of[group], self._full_of[group]
+        window_of, full_of = self._window_of[window_group], self._full_of[window_group]
         if len(full_pages) != len(window_pages):
             raise LedgerError(
                 f"window mapping: found {len(full_pages)} full and {len(window_pages)} window pages; wanted as many of "
@@ -84,7 +84,7 @@ class WindowMapping:
                     f"window mapping: found full page {full} -> {window_of[full]} and window page {window} <- "
                     f"{full_of[window]}; wanted both unmapped and neither the sink. Remove the old pair first"
                 )
-        unpublished = self._unpublished[group]
+        unpublished = self._unpublished[window_group]
         for full, window in zip(full_pages, window_pages, strict=True):
             window_of[full] = window
             full_of[window] = full
@@ -92,18 +92,18 @@ class WindowMapping:
         self.version += 1
         self._last_set_version = self.version
 
-    def remove(self, group: int, full_page: int) -> int:
+    def remove(self, window_group: int, full_page: int) -> int:
         """Take the window page from under a full page and return it; it must have one."""
-        window = self._window_of[group][full_page]
-        if not window:
+        window_page = self._window_of[window_group][full_page]
+        if not window_page:
             raise LedgerError(
                 f"window mapping: full page {full_page} has no window page to remove. Its window has expired"
             )
-        self._window_of[group][full_page] = NO_PAGE
-        self._full_of[group][window] = NO_PAGE
-        self._unpublished[group][full_page] = NO_PAGE
+        self._window_of[window_group][full_page] = NO_PAGE
+        self._full_of[window_group][window_page] = NO_PAGE
+        self._unpublished[window_group][full_page] = NO_PAGE
         self.version += 1
-        return window
+        return window_page
 
     def clear(self) -> None:
         """Forget every pair of every group."""
@@ -112,9 +112,9 @@ class WindowMapping:
                 full_of[window_of[full]] = window_of[full] = unpublished[full] = NO_PAGE
         self.version += 1
 
-    def restore(self, group: int, window_of: Mapping[int, int]) -> None:
+    def restore(self, window_group: int, window_of: Mapping[int, int]) -> None:
         """Exactly these pairs. The device is told every entry again, whatever it has."""
-        pages, windows = self._window_of[group], self._full_of[group]
+        pages, windows = self._window_of[window_group], self._full_of[window_group]
         pages[:] = _zeros(len(pages))
         windows[:] = _zeros(len(windows))
         for full, window in window_of.items():

@@ -93,7 +93,7 @@ class GroupKVPool:
         With page size 16, location 50 is page 3, offset 2.
         """
         k_pages, v_pages = self._layers[index]
-        # Without the clamp, -1 would be offset 15 of the last page: somebody's token.
+        # Without the clamp, -1 would be offset 15 of the last page, where a request may have a token.
         writable_T = locs_T.clamp_min(0)
         page_T, offset_T = writable_T // self._page_size, writable_T % self._page_size
         k_pages[page_T, offset_T] = k
@@ -137,14 +137,16 @@ class MHAKVPool:
         """All pages of a layer: keys and values."""
         return self._pool.get_kv_buffer(layer)
 
-    def translate_loc_from_full_to_swa(self, full_locs: torch.Tensor, window: int = 0) -> torch.Tensor:
+    def translate_loc_from_full_to_swa(self, full_locs: torch.Tensor, window_group: int = 0) -> torch.Tensor:
         """The same locations: there is no other space."""
         return full_locs
 
     def invalidate_loc_cache(self) -> None:
         """Nothing: no translation is kept."""
 
-    def set_full_to_swa_mapping(self, full_pages: Sequence[int], window_pages: Sequence[int], window: int = 0) -> None:
+    def set_full_to_swa_mapping(
+        self, full_pages: Sequence[int], window_pages: Sequence[int], window_group: int = 0
+    ) -> None:
         """Nothing: there is no mapping."""
 
     def clear(self) -> None:

@@ -6,7 +6,7 @@ pages of [0, L) are there and, in every window group, the window pages of those 
 can see. Every tree belongs to one salt: equal prompts under different salts share nothing.
 
 A window page that a running request slides past is kept only if a lookup ended behind it before, or its prompt did:
-others would be retained for nobody, and scatter what is live over the slabs. When memory is short, the oldest goes
+other window pages would never be hit, and would scatter live ones over the slabs. When memory is short, the oldest goes
 first: leaves (whole, because a hybrid prefix without its last window cannot be hit) and single window pages.
 """
 
@@ -145,18 +145,18 @@ class PrefixCache:
 
     # Window pages change hands.
 
-    def windows_idle(self, window: int, full_pages: Sequence[int], *, slid: bool) -> None:
-        """Nobody holds the window pages under these any more; what is worth keeping stays until memory is short."""
+    def windows_idle(self, window_group: int, full_pages: Sequence[int], *, slid: bool) -> None:
+        """No sequence holds the window pages under these any more. Those worth keeping stay until memory is short."""
         for page in full_pages:
             if slid and not self._is_wanted[page]:
-                self._allocator.forget_windows(window, page)
+                self._allocator.forget_windows(window_group, page)
             else:
-                self._idle[window][page] = self._tick
+                self._idle[window_group][page] = self._tick
 
-    def windows_busy(self, window: int, full_pages: Sequence[int]) -> None:
+    def windows_busy(self, window_group: int, full_pages: Sequence[int]) -> None:
         """The window pages under these are held again."""
         for page in full_pages:
-            self._idle[window].pop(page, None)
+            self._idle[window_group].pop(page, None)
 
     def want_hit_behind(self, pages: array[int]) -> None:
         """A request may continue behind these pages: their last window is worth keeping when it slides out."""
@@ -206,9 +206,9 @@ class PrefixCache:
                 yield node
             stack.extend(node.children.values())
 
-    def idle_windows(self, window: int) -> Iterator[int]:
+    def idle_windows(self, window_group: int) -> Iterator[int]:
         """Full pages whose window page is cached, for the ledger."""
-        return iter(self._idle[window])
+        return iter(self._idle[window_group])
 
     # The tree.
 
@@ -276,7 +276,7 @@ class PrefixCache:
             return len(pages)
         page_ids = np.frombuffer(pages, dtype=np.int32)
         page_size = self._allocator.page_size
-        tables = [self._allocator.mapping.table(window) for window in range(len(self._windows))]
+        tables = [self._allocator.mapping.table(window_group) for window_group in range(len(self._windows))]
         first_needed = [pages_outside_window(len(pages) * page_size, size, page_size) for size in self._windows]
         if all((table[page_ids[first:]] != NO_PAGE).all() for table, first in zip(tables, first_needed, strict=True)):
             return len(pages)
@@ -308,7 +308,7 @@ class PrefixCache:
         return not self._allocator.num_holders(FULL, full_page)
 
     def _oldest_leaf(self) -> PrefixNode | None:
-        """The leaf unused for longest whose end nobody holds and no running step can touch."""
+        """The leaf unused for longest whose end no sequence holds and no running step can touch."""
         while self._leaves and not self._is_current(self._leaves[0]):
             heapq.heappop(self._leaves)
         if not self._leaves:
@@ -319,12 +319,12 @@ class PrefixCache:
     def _oldest_window(self) -> tuple[int, int, int] | None:
         """(tick, window, full page) of the oldest cached window page no running step can touch."""
         oldest = []
-        for window, pages in enumerate(self._idle):
+        for window_group, pages in enumerate(self._idle):
             if pages:
                 page, tick = next(iter(pages.items()))
-                window_page = self._allocator.mapping.window_page(window, page)
-                if self._allocator.is_settled(window + 1, window_page):
-                    oldest.append((tick, window, page))
+                window_page = self._allocator.mapping.window_page(window_group, page)
+                if self._allocator.is_settled(window_group + 1, window_page):
+                    oldest.append((tick, window_group, page))
         return min(oldest, default=None)
 
     def _evict_oldest(self, num_pages: int) -> int:
@@ -334,13 +334,13 @@ class PrefixCache:
             return self._evict_leaf(leaf, num_pages)
         if found is None:
             return 0
-        _, window, page = found
-        del self._idle[window][page]
-        self._allocator.forget_windows(window, page)
+        _, window_group, page = found
+        del self._idle[window_group][page]
+        self._allocator.forget_windows(window_group, page)
         return 1
 
     def _evict_leaf(self, leaf: PrefixNode, num_pages: int) -> int:
-        """Give up a leaf from its end to the last page somebody holds; without windows, no more than is wanted."""
+        """Give up a leaf from its end to its last held page; without windows, no more than is wanted."""
         assert leaf.parent is not None, "a root has no pages to evict"
         start = len(leaf.pages)
         stop = 0 if self._windows else max(0, start - num_pages)
@@ -363,8 +363,8 @@ class PrefixCache:
         return len(gone)
 
     def _forget(self, full_pages: array[int]) -> None:
-        for window in range(len(self._windows)):
-            self.windows_busy(window, full_pages)
+        for window_group in range(len(self._windows)):
+            self.windows_busy(window_group, full_pages)
         for page in full_pages:
             self._is_wanted[page] = 0
         self.num_pages -= len(full_pages)

@@ -60,27 +60,29 @@ class Recount:
         Two sequences that share a full page may show different window pages under it, in the middle of an exchange.
         Both have the same contents, and the one that was counted first stays.
         """
-        added = [self._add_pairs(seq, window) for window in range(len(seq.frontiers))]
+        added = [self._add_pairs(seq, window_group) for window_group in range(len(seq.frontiers))]
         under = zip(seq.frontiers, self.window_of, strict=True)
         is_whole = all(page in window_of for frontier, window_of in under for page in seq.pages[frontier:])
         if not is_whole or not all(self._can_have(index, each) for index, each in enumerate(self.pages_of(seq))):
-            for window, full_pages in enumerate(added):
+            for window_group, full_pages in enumerate(added):
                 for full in full_pages:
-                    del self._full_of[window][self.window_of[window].pop(full)]
+                    del self._full_of[window_group][self.window_of[window_group].pop(full)]
             return False
         for index, each in enumerate(self.pages_of(seq)):
             self.holders[index].update(each)
             self._group_of_slab.update(dict.fromkeys(self._slabs(index, each), index))
         return True
 
-    def _add_pairs(self, seq: SequenceKV, window: int) -> list[int]:
-        """Note what a sequence's row shows under its live pages; gives the full pages that nobody had noted before."""
+    def _add_pairs(self, seq: SequenceKV, window_group: int) -> list[int]:
+        """Note what a sequence's row shows under its live pages; gives the full pages that were not noted before."""
         geometry = self._cache.plan.geometry
         # A slide that was cut short has let go of pages before this frontier. The next token sees none of them.
-        frontier = window_frontier(seq.num_launched_tokens, geometry.windows[window].window or 0, geometry.page_size)
-        seq.frontiers[window] = frontier = max(frontier, seq.frontiers[window])
-        shown = self._cache.rows.tables[window + 1][seq.row, frontier : len(seq.pages)].tolist()
-        window_of, full_of = self.window_of[window], self._full_of[window]
+        frontier = window_frontier(
+            seq.num_launched_tokens, geometry.windows[window_group].window or 0, geometry.page_size
+        )
+        seq.frontiers[window_group] = frontier = max(frontier, seq.frontiers[window_group])
+        shown = self._cache.rows.tables[window_group + 1][seq.row, frontier : len(seq.pages)].tolist()
+        window_of, full_of = self.window_of[window_group], self._full_of[window_group]
         added = []
         for full, page in zip(seq.pages[frontier:], shown, strict=True):
             if full not in window_of and page not in full_of:
@@ -91,8 +93,8 @@ class Recount:
     def pages_of(self, seq: SequenceKV) -> list[array[int]]:
         """A sequence's pages by group; in window groups those from its frontier on."""
         windows = (
-            array("i", [self.window_of[window][page] for page in seq.pages[frontier:]])
-            for window, frontier in enumerate(seq.frontiers)
+            array("i", [self.window_of[window_group][page] for page in seq.pages[frontier:]])
+            for window_group, frontier in enumerate(seq.frontiers)
         )
         return [seq.pages, *windows]
 

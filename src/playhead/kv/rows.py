@@ -66,7 +66,7 @@ class RowTables:
         self._free = [Row(row) for row in range(len(is_taken) - 1, 0, -1) if not is_taken[row]]
 
     def show_all(self) -> None:
-        """Whoever keeps a copy must take every entry again: it cannot be known which of them it has."""
+        """The device must take every entry again: it cannot be known which entries it has."""
         num_rows, num_entries = self.tables[FULL].shape
         self._changed = {Row(row): (0, num_entries) for row in range(num_rows)}
 
@@ -83,7 +83,7 @@ class RowTables:
         self.tables[group_index][row, first:end] = NO_PAGE
 
     def take_changed(self) -> list[RowSpan]:
-        """Entries of the full group's table that changed since the last call, for whoever keeps a copy of it."""
+        """Entries of the full group's table that changed since the last call: what the device's copy lacks."""
         changed = [RowSpan(row, first, end) for row, (first, end) in sorted(self._changed.items())]
         self._changed.clear()
         return changed

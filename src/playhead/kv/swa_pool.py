@@ -130,10 +130,10 @@ class SWAKVPool:
         groups += [GroupLocs(table_RP=space.table_RP, new_locs_T=space.locs_A[:num_tokens]) for space in self._windows]
         return ForwardLocs(groups=tuple(groups), version=self.mapping.version)
 
-    def translate_loc_from_full_to_swa(self, full_locs: torch.Tensor, window: int = 0) -> torch.Tensor:
+    def translate_loc_from_full_to_swa(self, full_locs: torch.Tensor, window_group: int = 0) -> torch.Tensor:
         """Window locations (int32) of full ones: a plain gather. -1 gives -1, an expired location the sink."""
         self.mapping.require_published("translate_loc_from_full_to_swa")
-        return self.device_mappings[window][full_locs]
+        return self.device_mappings[window_group][full_locs]
 
     def invalidate_loc_cache(self) -> None:
         """Nothing: no translation outlives its forward."""
@@ -179,13 +179,15 @@ class SWAKVPool:
             if len(changes)
         ]
 
-    def set_full_to_swa_mapping(self, full_pages: Sequence[int], window_pages: Sequence[int], window: int = 0) -> None:
+    def set_full_to_swa_mapping(
+        self, full_pages: Sequence[int], window_pages: Sequence[int], window_group: int = 0
+    ) -> None:
         """Map many pages at once, as a cache does that loads KV back; on the device when this returns.
 
         The caller holds both kinds of pages (`HybridAllocator.attach_windows` takes and maps them in one call). All or
         nothing, one-to-one, and a new version, like every other change of the mapping.
         """
-        self.mapping.set(window, full_pages, window_pages)
+        self.mapping.set(window_group, full_pages, window_pages)
         self.publish(self.mapping)
 
     def clear(self) -> None:

@@ -1,4 +1,4 @@
-"""What surrounds attention: one projection before it, what queries and keys go through, the output projection after it.
+"""What surrounds attention: the packed projection before it, norms and rotation of q and k, the output projection.
 
 Shapes: T tokens, M hidden, X = all heads of q, k and v, Y = all heads of the output, H heads, K kv heads, D head dim of
 q and k, E head dim of v, W = D or all heads' dims together, P positions, R rotary dim.
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from playhead.kernels.rope import turned_heads
-from playhead.layers.linear import Linear
+from playhead.layers.linear import WeightFormat
 from playhead.layers.norm import Norm
 from playhead.layers.rope import Rope
 from playhead.layers.spec import AttentionSpec, NormKind, NormSpec, QKNorm
@@ -22,31 +22,27 @@ from playhead.layers.spec import AttentionSpec, NormKind, NormSpec, QKNorm
 class QKTransform:
     """What queries and keys go through between projection and attention, as `qk_rope_write` takes it.
 
-    Weights of None mean no norm, a table of None no rotation.
+    `tensors` are the norms' weights for q and for k (None: no norm) and the table of rotations (None: no rotation),
+    `numbers` the norms' eps, whether they add 1 to their weights, and whether the rotated pairs interleave.
     """
 
-    q_weight_W: torch.Tensor | None
-    k_weight_W: torch.Tensor | None
-    table_PR: torch.Tensor | None
-    eps: float
-    unit_offset: bool
-    interleaved: bool
+    tensors: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+    numbers: tuple[float, bool, bool]
 
 
 class AttentionBlock(nn.Module):
-    """The two projections of one layer and what is between them, except attention itself: that is the caller's."""
+    """The two projections of one layer, its norms of queries and keys, and its sinks. The caller attends."""
 
     q_norm: Norm | None
     k_norm: Norm | None
     sinks_H: nn.Parameter | None
 
-    def __init__(
-        self, spec: AttentionSpec, hidden_size: int, norm: NormSpec, *, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, spec: AttentionSpec, hidden_size: int, norm: NormSpec, weights: WeightFormat) -> None:
         super().__init__()
         self.spec, self._norm = spec, norm
-        self.qkv = Linear(hidden_size, spec.qkv_size, has_bias=spec.has_qkv_bias, dtype=dtype, device=device)
-        self.out = Linear(spec.output_size, hidden_size, has_bias=spec.has_output_bias, dtype=dtype, device=device)
+        dtype, device = weights.dtype, weights.device
+        self.qkv = weights.linear(hidden_size, spec.qkv_size, has_bias=spec.has_qkv_bias)
+        self.out = weights.linear(spec.output_size, hidden_size, has_bias=spec.has_output_bias)
         self.q_norm = self.k_norm = self.sinks_H = None
         if spec.qk_norm is not QKNorm.NONE:
             assert norm.kind is not NormKind.LAYERNORM, "no family norms queries and keys by LayerNorm"
@@ -56,15 +52,13 @@ class AttentionBlock(nn.Module):
         if spec.has_sinks:
             self.sinks_H = nn.Parameter(torch.empty(spec.num_heads, dtype=dtype, device=device), requires_grad=False)
 
-    def turn(self, rope: Rope | None) -> QKTransform:
+    def transform(self, rope: Rope | None) -> QKTransform:
         """The norms and the rotation of this layer."""
+        q_weight_W, k_weight_W = (None if norm is None else norm.weight for norm in (self.q_norm, self.k_norm))
+        table_PR, interleaved = (None, False) if rope is None else (rope.table_PR, rope.spec.interleaved)
         return QKTransform(
-            q_weight_W=None if self.q_norm is None else self.q_norm.weight,
-            k_weight_W=None if self.k_norm is None else self.k_norm.weight,
-            table_PR=None if rope is None else rope.table_PR,
-            eps=self._norm.eps,
-            unit_offset=self._norm.kind is NormKind.RMS1P,
-            interleaved=rope is not None and rope.spec.interleaved,
+            tensors=(q_weight_W, k_weight_W, table_PR),
+            numbers=(self._norm.eps, self._norm.kind is NormKind.RMS1P, interleaved),
         )
 
 
@@ -80,9 +74,10 @@ def split_heads(qkv_TX: torch.Tensor, spec: AttentionSpec) -> tuple[torch.Tensor
 
 
 def turned_qkv(
-    qkv_TX: torch.Tensor, spec: AttentionSpec, turn: QKTransform, positions_T: torch.Tensor
+    qkv_TX: torch.Tensor, spec: AttentionSpec, transform: QKTransform, positions_T: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same, queries and keys normed and rotated: for attention that keeps keys and values itself."""
+    """q, k and v as `split_heads` gives them, q and k normed and rotated: for attention that keeps k and v itself."""
     q_THD, k_TKD, v_TKE = split_heads(qkv_TX, spec)
-    rest = (turn.table_PR, positions_T, turn.eps, turn.unit_offset, turn.interleaved)
-    return turned_heads(q_THD, turn.q_weight_W, *rest), turned_heads(k_TKD, turn.k_weight_W, *rest), v_TKE
+    q_weight_W, k_weight_W, table_PR = transform.tensors
+    rest = (table_PR, positions_T, *transform.numbers)
+    return turned_heads(q_THD, q_weight_W, *rest), turned_heads(k_TKD, k_weight_W, *rest), v_TKE

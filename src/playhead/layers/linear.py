@@ -1,48 +1,95 @@
-"""Affine maps, with the projections that read the same input fused into one.
+"""Linear maps, and the formats in which they store their matrices.
 
 Shapes: T tokens, I inputs, O outputs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
 import torch
 from torch import nn
 
+from playhead.layers.spec import StoredAs
 
-class Linear(nn.Module):
-    """`x @ weight.T + bias`. Memory is taken but not written: a loader fills it."""
 
-    bias: nn.Parameter | None
+class Linear(Protocol):
+    """`scale * (x @ W.T + bias)`, whatever W is stored as."""
 
-    def __init__(
-        self, num_inputs: int, num_outputs: int, *, has_bias: bool, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        super().__init__()
-        weight_OI = torch.empty(num_outputs, num_inputs, dtype=dtype, device=device)
-        self.weight = nn.Parameter(weight_OI, requires_grad=False)
-        self.bias = None
-        if has_bias:
-            self.bias = nn.Parameter(torch.empty(num_outputs, dtype=dtype, device=device), requires_grad=False)
-
-    def forward(self, x_TI: torch.Tensor, out_TO: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(self, x_TI: torch.Tensor, out_TO: torch.Tensor | None = None, /) -> torch.Tensor:
         """The product, in `out_TO` if that is given."""
-        if self.bias is None:
-            return torch.mm(x_TI, self.weight.t(), out=out_TO)
-        return torch.addmm(self.bias, x_TI, self.weight.t(), out=out_TO)
 
     def add_to(self, sum_TO: torch.Tensor, x_TI: torch.Tensor) -> torch.Tensor:
         """`sum_TO` with the product added, in place: the matmul does it as it stores."""
-        sum_TO.addmm_(x_TI, self.weight.t())
-        return sum_TO if self.bias is None else sum_TO.add_(self.bias)
-
-    def lay_out(self) -> None:
-        """Put the loaded weight in the order of memory that the device's matmul reads fastest."""
-        self.weight.data = laid_out(self.weight.data)
 
 
-def laid_out(weight_OI: torch.Tensor) -> torch.Tensor:
-    """The same matrix, stored by input on a CPU: MKL takes up to twice as long over a row for each output.
+class WeightFormat(Protocol):
+    """How the linear maps of one decoder store their matrices. The checkpoint's config chooses the format.
 
-    Loaders fill matrices by output, and CUDA's matmuls want them so.
+    Embeddings, norms and experts are plain numbers of `dtype` on `device` in every format.
     """
-    return weight_OI.t().contiguous().t() if weight_OI.device.type == "cpu" else weight_OI
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def linear(self, num_inputs: int, num_outputs: int, *, has_bias: bool, scale: float = 1.0) -> Linear:
+        """A module. Memory is taken but not written: a loader fills its parameters."""
+
+    def finish_loading(self, decoder: nn.Module) -> None:
+        """Called once, when all parameters are filled: store matrices as the device multiplies by them fastest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainWeights:
+    """Matrices of `dtype`, a number for each weight."""
+
+    dtype: torch.dtype
+    device: torch.device
+
+    def linear(self, num_inputs: int, num_outputs: int, *, has_bias: bool, scale: float = 1.0) -> PlainLinear:
+        weight_OI = torch.empty(num_outputs, num_inputs, dtype=self.dtype, device=self.device)
+        bias_O = torch.empty(num_outputs, dtype=self.dtype, device=self.device) if has_bias else None
+        return PlainLinear(weight_OI, bias_O, scale)
+
+    def finish_loading(self, decoder: nn.Module) -> None:
+        # Loaders fill matrices by output, and CUDA's matmuls want them so. MKL takes up to twice as long over those.
+        if self.device.type == "cpu":
+            for module in decoder.modules():
+                if isinstance(module, PlainLinear):
+                    module.weight.data = module.weight.data.t().contiguous().t()
+
+
+class PlainLinear(nn.Module):
+    """A map over one matrix of plain numbers. The matrix may be another module's parameter: a tied embedding."""
+
+    bias: nn.Parameter | None
+    _zero: torch.Tensor | None
+
+    def __init__(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None, scale: float = 1.0) -> None:
+        super().__init__()
+        is_shared = isinstance(weight_OI, nn.Parameter)
+        self.weight = weight_OI if is_shared else nn.Parameter(weight_OI, requires_grad=False)
+        self.bias = None if bias_O is None else nn.Parameter(bias_O, requires_grad=False)
+        self.scale = scale
+        # A matmul takes a scale only together with something to add.
+        needs_zero = scale != 1.0 and bias_O is None
+        self.register_buffer("_zero", weight_OI.new_zeros(1) if needs_zero else None, persistent=False)
+
+    def forward(self, x_TI: torch.Tensor, out_TO: torch.Tensor | None = None) -> torch.Tensor:
+        if self._zero is not None:
+            return torch.addmm(self._zero, x_TI, self.weight.t(), beta=0, alpha=self.scale, out=out_TO)
+        if self.bias is None:
+            return torch.mm(x_TI, self.weight.t(), out=out_TO)
+        return torch.addmm(self.bias, x_TI, self.weight.t(), beta=self.scale, alpha=self.scale, out=out_TO)
+
+    def add_to(self, sum_TO: torch.Tensor, x_TI: torch.Tensor) -> torch.Tensor:
+        sum_TO.addmm_(x_TI, self.weight.t(), alpha=self.scale)
+        return sum_TO if self.bias is None else sum_TO.add_(self.bias, alpha=self.scale)
+
+
+WEIGHT_FORMATS: Mapping[StoredAs, type[PlainWeights]] = {StoredAs.PLAIN: PlainWeights}

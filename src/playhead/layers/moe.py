@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from playhead.kernels.activation import gated_activation
+from playhead.kernels.elementwise import gated_activation
 from playhead.kernels.experts import grouped_matmul
 from playhead.layers.spec import MoeSpec
 

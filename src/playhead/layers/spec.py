@@ -29,6 +29,12 @@ class Activation(Enum):
     GELU_TANH = "gelu_tanh"
 
 
+class StoredAs(Enum):
+    """How a checkpoint stores the matrices of linear maps: as plain numbers, until there is code for another way."""
+
+    PLAIN = "plain"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormSpec:
     kind: NormKind

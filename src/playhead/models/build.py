@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 
 from playhead.errors import UnsupportedModelError
-from playhead.layers.spec import Activation, AttentionSpec, MlpSpec, MoeSpec, NormSpec
+from playhead.layers.spec import Activation, AttentionSpec, MlpSpec, MoeSpec, NormSpec, StoredAs
 from playhead.models.config import ConfigReader
 from playhead.models.families import FAMILIES
 from playhead.models.family import FULL_LAYER, WINDOW_LAYER, Family, RopeOn, Switch
@@ -74,10 +74,6 @@ def _build(family: Family, outer: ConfigReader, config: ConfigReader) -> ModelSp
     """The spec of a config's text part; `outer` is the whole config, which is the same for most families."""
     for key, allowed in {**REQUIRED, **family.required}.items():
         config.require(key, allowed)
-    for level in dict.fromkeys((outer, config)):
-        quantization = level.table_or_none("quantization_config")
-        if quantization is not None:
-            quantization.require("quant_method", ("mxfp4",) if family.has_experts else ("none",))
     hidden_size = config.size("hidden_size")
     return ModelSpec(
         family=family.model_type,
@@ -90,7 +86,19 @@ def _build(family: Family, outer: ConfigReader, config: ConfigReader) -> ModelSp
         is_tied=_is_tied(family, outer, config),
         logit_scale=config.number("logit_scale") if family.has_logit_scale else 1.0,
         final_softcap=_number_or_none(config, family.final_softcap_key),
+        stored_as=_stored_as(family, outer, config),
     )
+
+
+def _stored_as(family: Family, outer: ConfigReader, config: ConfigReader) -> StoredAs:
+    """The weight format that the checkpoint's `quantization_config` asks for, at either level; plain without one."""
+    stored_as = StoredAs.PLAIN
+    for level in dict.fromkeys((outer, config)):
+        quantization = level.table_or_none("quantization_config")
+        if quantization is not None:
+            quantization.require("quant_method", tuple(family.quant_methods) or ("none",))
+            stored_as = family.quant_methods.get(quantization.text_or("quant_method", ""), stored_as)
+    return stored_as
 
 
 def _is_tied(family: Family, outer: ConfigReader, config: ConfigReader) -> bool:

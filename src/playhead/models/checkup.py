@@ -12,7 +12,7 @@ from playhead.models.checkpoint.directory import INDEX_FILE, SINGLE_FILE, Safete
 from playhead.models.checkpoint.fill import check_tensors
 from playhead.models.checkpoint.gguf_file import GgufFile
 from playhead.models.checkpoint.gguf_model import GgufWeights, config_from_gguf
-from playhead.models.checkpoint.safetensors_file import SafetensorsFile, Staging
+from playhead.models.checkpoint.safetensors_file import SafetensorsFile
 from playhead.models.checkpoint.sources import TensorSource
 from playhead.models.config import read_json
 from playhead.models.load import ModelDescription, load_generation_config
@@ -90,7 +90,7 @@ class Checkup:
         weight_map = (self._tried(lambda: read_json(index)) or {}).get("weight_map") if index.is_file() else None
         placed = weight_map if isinstance(weight_map, dict) else {}
         if (self._path / SINGLE_FILE).is_file():
-            single = self._tried(lambda: SafetensorsFile(self._path / SINGLE_FILE, Staging()))
+            single = self._tried(lambda: SafetensorsFile(self._path / SINGLE_FILE))
             if single is not None and placed and set(placed) != set(single.tensors):
                 self.problems.append(
                     f"{INDEX_FILE}: it names other tensors than {SINGLE_FILE}, which is read. Remove the index."
@@ -102,7 +102,7 @@ class Checkup:
             if not (self._path / name).is_file():
                 self.problems.append(f"{name}: no such file, and {INDEX_FILE} places tensors there.")
                 continue
-            self._tried(lambda name=name: SafetensorsFile(self._path / name, Staging()))  # type: ignore[misc]
+            self._tried(lambda name=name: SafetensorsFile(self._path / name))  # type: ignore[misc]
         return len(self.problems) == before
 
     def _load_tokenizer(self) -> Tokenizer:

@@ -19,7 +19,7 @@ class ForwardContext(Protocol):
     def attend(self, layer_index: int, qkv_TX: torch.Tensor) -> torch.Tensor:
         """Keep these keys and values, then give out_TY: each query over all keys its layer lets it see.
 
-        Queries and keys come as they were projected; `Decoder.turns` says what they go through first, and the context
-        may do that in place. Scale, window, softcap and sinks are the layer's own, so the context has them from the
-        spec and `Decoder.sinks`. In a captured graph this call is a break.
+        Queries and keys come as they were projected. `Decoder.transforms` says what they go through first; the context
+        may do that in place. Scale, window, softcap and sinks are the layer's own: the context has them from the spec
+        and `Decoder.sinks`. In a captured graph this call is a break.
         """

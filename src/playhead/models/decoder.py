@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from playhead.kernels.embedding import embed, softcap_
+from playhead.kernels.elementwise import embed, softcap_
 from playhead.layers.attention import AttentionBlock, QKTransform
-from playhead.layers.linear import Linear, laid_out
+from playhead.layers.linear import Linear, PlainLinear, WeightFormat
 from playhead.layers.mlp import GatedMlp
 from playhead.layers.moe import MoeMlp
 from playhead.layers.norm import Norm, add_then_norm
@@ -18,9 +18,6 @@ from playhead.layers.rope import Rope
 from playhead.layers.spec import MoeSpec, RopeSpec
 from playhead.models.context import ForwardContext
 from playhead.models.spec import LayerSpec, ModelSpec, Placement
-
-PRE_NORMS = (Placement.PRE, Placement.SANDWICH, Placement.PARALLEL)
-POST_NORMS = (Placement.POST, Placement.SANDWICH)
 
 
 class DecoderLayer(nn.Module):
@@ -32,24 +29,24 @@ class DecoderLayer(nn.Module):
     pre_mlp_norm: Norm | None
     post_mlp_norm: Norm | None
 
-    def __init__(
-        self, index: int, spec: LayerSpec, hidden_size: int, *, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, index: int, spec: LayerSpec, hidden_size: int, weights: WeightFormat) -> None:
         super().__init__()
+        dtype, device = weights.dtype, weights.device
 
-        def norm(exists: bool) -> Norm | None:
-            return Norm(spec.norm, hidden_size, dtype=dtype, device=device) if exists else None
+        def norm(name: str) -> Norm | None:
+            has_it = name in spec.placement.norms
+            return Norm(spec.norm, hidden_size, dtype=dtype, device=device) if has_it else None
 
         self.index, self.spec = index, spec
-        self.attention = AttentionBlock(spec.attention, hidden_size, spec.norm, dtype=dtype, device=device)
+        self.attention = AttentionBlock(spec.attention, hidden_size, spec.norm, weights)
         if isinstance(spec.mlp, MoeSpec):
             self.mlp = MoeMlp(spec.mlp, hidden_size, dtype=dtype, device=device)
         else:
-            self.mlp = GatedMlp(spec.mlp, hidden_size, dtype=dtype, device=device)
-        self.pre_attention_norm = norm(spec.placement in PRE_NORMS)
-        self.pre_mlp_norm = norm(spec.placement in PRE_NORMS and spec.placement is not Placement.PARALLEL)
-        self.post_attention_norm = norm(spec.placement in POST_NORMS)
-        self.post_mlp_norm = norm(spec.placement in POST_NORMS)
+            self.mlp = GatedMlp(spec.mlp, hidden_size, weights)
+        self.pre_attention_norm = norm("pre_attention_norm")
+        self.pre_mlp_norm = norm("pre_mlp_norm")
+        self.post_attention_norm = norm("post_attention_norm")
+        self.post_mlp_norm = norm("post_mlp_norm")
 
     def forward(self, residual_TM: torch.Tensor, normed_TM: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """What is still to be added to the residual. What comes before it is added in place."""
@@ -70,10 +67,11 @@ class Decoder(nn.Module):
     Memory is taken but not written: a loader fills it.
     """
 
-    lm_head: Linear | None
+    lm_head: Linear
 
-    def __init__(self, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, spec: ModelSpec, weights: WeightFormat) -> None:
         super().__init__()
+        dtype, device = weights.dtype, weights.device
         self.spec, self.dtype = spec, dtype
         embedding_VM = torch.empty(spec.vocab_size, spec.hidden_size, dtype=dtype, device=device)
         self.embedding_VM = nn.Parameter(embedding_VM, requires_grad=False)
@@ -81,16 +79,14 @@ class Decoder(nn.Module):
         self.embed_scale = float(torch.tensor(spec.embed_scale, dtype=dtype))
         self._ropes: dict[RopeSpec, Rope] = {}
         self.num_positions = 0
-        self._stack = tuple(
-            DecoderLayer(i, layer, spec.hidden_size, dtype=dtype, device=device) for i, layer in enumerate(spec.layers)
-        )
+        self._stack = tuple(DecoderLayer(i, layer, spec.hidden_size, weights) for i, layer in enumerate(spec.layers))
         # Registered beside the typed collections, so that `to`, `buffers` and `named_parameters` find them.
         self.ropes = nn.ModuleList()
         self.blocks = nn.ModuleList(self._stack)
         self.final_norm = Norm(spec.final_norm, spec.hidden_size, dtype=dtype, device=device)
-        self.lm_head = None
+        self.lm_head = PlainLinear(self.embedding_VM)
         if not spec.is_tied:
-            self.lm_head = Linear(spec.hidden_size, spec.vocab_size, has_bias=False, dtype=dtype, device=device)
+            self.lm_head = weights.linear(spec.hidden_size, spec.vocab_size, has_bias=False)
 
     def reach(self, num_positions: int) -> None:
         """Make the rotary tables for positions below this, unless they are there. `turns` has them from then on.
@@ -106,25 +102,17 @@ class Decoder(nn.Module):
         self.ropes = nn.ModuleList(self._ropes.values())
         self.num_positions = num_positions
 
-    def lay_out(self) -> None:
-        """Order the loaded weights in memory as this device computes with them."""
-        for module in self.modules():
-            if isinstance(module, Linear):
-                module.lay_out()
-        if self.lm_head is None:
-            self.embedding_VM.data = laid_out(self.embedding_VM.data)
-
     @property
     def sinks(self) -> tuple[torch.Tensor | None, ...]:
         """The sink logits of each layer that has them: whoever attends needs these."""
         return tuple(block.attention.sinks_H for block in self._stack)
 
     @property
-    def turns(self) -> tuple[QKTransform, ...]:
+    def transforms(self) -> tuple[QKTransform, ...]:
         """What each layer's queries and keys go through before they meet, at positions within `reach`."""
         assert self.num_positions, "no table of positions: call `reach` first"
         ropes = [None if spec is None else self._ropes[spec] for spec in (b.spec.attention.rope for b in self._stack)]
-        return tuple(block.attention.turn(rope) for block, rope in zip(self._stack, ropes, strict=True))
+        return tuple(block.attention.transform(rope) for block, rope in zip(self._stack, ropes, strict=True))
 
     def embed(self, ids_T: torch.Tensor) -> torch.Tensor:
         return embed(ids_T, self.embedding_VM, self.embed_scale)
@@ -150,15 +138,14 @@ class Decoder(nn.Module):
 
     def head(self, h_NM: torch.Tensor, out_NV: torch.Tensor | None = None) -> torch.Tensor:
         """Logits of rows that came out of `layers`, in `out_NV` if it is given."""
-        weight_VM = self.embedding_VM if self.lm_head is None else self.lm_head.weight
         logits_NV = out_NV
         if logits_NV is None:
-            shape = (h_NM.shape[0], weight_VM.shape[0])
+            shape = (h_NM.shape[0], self.spec.vocab_size)
             logits_NV = torch.empty(shape, dtype=self.logits_dtype, device=h_NM.device)
         if logits_NV.dtype is h_NM.dtype:
-            torch.mm(h_NM, weight_VM.t(), out=logits_NV)
+            self.lm_head(h_NM, logits_NV)
         else:
-            logits_NV.copy_(torch.mm(h_NM, weight_VM.t()))
+            logits_NV.copy_(self.lm_head(h_NM))
         if self.spec.logit_scale != 1.0:
             logits_NV.mul_(self.spec.logit_scale)
         if self.spec.final_softcap is not None:

@@ -45,7 +45,7 @@ class DenseContext:
         # In powers of two, so that a sequence that grows token by token does not make a table for every one.
         longest = max(sequence.num_tokens + new for sequence, new in zip(sequences, num_new, strict=True))
         decoder.reach(min(decoder.spec.max_context_tokens, 1 << longest.bit_length()))
-        self._sinks, self._turns = decoder.sinks, decoder.turns
+        self._sinks, self._transforms = decoder.sinks, decoder.transforms
         self._sequences, self._num_new = tuple(sequences), list(num_new)
         starts = [sequence.num_tokens for sequence in sequences]
         positions = [torch.arange(start, start + new) for start, new in zip(starts, num_new, strict=True)]
@@ -56,7 +56,7 @@ class DenseContext:
 
     def attend(self, layer_index: int, qkv_TX: torch.Tensor) -> torch.Tensor:
         spec, sinks_H = self._specs[layer_index], self._sinks[layer_index]
-        q_THD, k_TKD, v_TKE = turned_qkv(qkv_TX, spec, self._turns[layer_index], self.positions_T)
+        q_THD, k_TKD, v_TKE = turned_qkv(qkv_TX, spec, self._transforms[layer_index], self.positions_T)
         outputs = []
         packed = (torch.split(x, self._num_new) for x in (q_THD, k_TKD, v_TKE, self.positions_T))
         for sequence, q_QHD, k_QKD, v_QKE, positions_Q in zip(self._sequences, *packed, strict=True):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from playhead.layers.spec import NormKind, QKNorm
+from playhead.layers.spec import NormKind, QKNorm, StoredAs
 from playhead.models.config import ConfigReader
 from playhead.models.spec import Placement
 
@@ -35,7 +35,8 @@ class Family:
     `defaults` are the values the family's authors assume for keys a config leaves out; `required` are options the
     decoder has one answer to. `aliases` are second names of keys; where a config has both, the alias wins. `text_key`
     names the part of the config that describes the decoder. The decoder's tensors start with one of `weight_prefixes`,
-    and its head has one of `head_names`; tensors under `ignored_prefixes` belong to other parts.
+    and its head has one of `head_names`; tensors under `ignored_prefixes` belong to other parts. `names` are the parts
+    of a layer that the family's checkpoints call otherwise than `NAMES` in checkpoint/pieces.py does.
     """
 
     model_type: str
@@ -52,6 +53,9 @@ class Family:
     weight_prefixes: tuple[str, ...] = ("model.",)
     head_names: tuple[str, ...] = ("lm_head.weight",)
     ignored_prefixes: tuple[str, ...] = ()
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    quant_methods: Mapping[str, StoredAs] = field(default_factory=dict)
+    """What `quantization_config.quant_method` may be, and how linear maps are then stored. Others are refused."""
 
     norm: NormKind = NormKind.RMS
     norm_eps_key: str = "rms_norm_eps"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from playhead.layers.spec import AttentionSpec, MlpSpec, MoeSpec, NormSpec
+from playhead.layers.spec import AttentionSpec, MlpSpec, MoeSpec, NormSpec, StoredAs
 
 
 class Placement(Enum):
@@ -21,6 +21,14 @@ class Placement(Enum):
     POST = "post"
     SANDWICH = "sandwich"
     PARALLEL = "parallel"
+
+    @property
+    def norms(self) -> tuple[str, ...]:
+        """A layer's norms, in the order they run."""
+        pre, post = (self is not Placement.POST), (self in (Placement.POST, Placement.SANDWICH))
+        second = pre and self is not Placement.PARALLEL
+        found = {"pre_attention_norm": pre, "post_attention_norm": post, "pre_mlp_norm": second, "post_mlp_norm": post}
+        return tuple(name for name, exists in found.items() if exists)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,3 +56,4 @@ class ModelSpec:
     is_tied: bool = False
     logit_scale: float = 1.0
     final_softcap: float | None = None
+    stored_as: StoredAs = StoredAs.PLAIN

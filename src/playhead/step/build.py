@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from playhead.attention.base import AttentionBackend, LayerAttention
-from playhead.attention.reference import ReferenceBackend
+from playhead.attention.cpu import CpuBackend
 from playhead.attention.triton import TritonBackend
 from playhead.graph.backends.base import Backend
 from playhead.graph.backends.cuda import CudaBackend
 from playhead.graph.backends.tape import TapeBackend
 from playhead.graph.breakable import BreakableCapture
-from playhead.graph.breaks import BridgePool
+from playhead.graph.bridges import BridgePool
 from playhead.graph.capture import Capture
 from playhead.graph.full import FullCapture
 from playhead.graph.piecewise import PiecewiseCapture, compiler_for
@@ -19,12 +19,13 @@ from playhead.graph.registry import CudaGraphBufferRegistry
 from playhead.graph.runner import GraphRunner, StepSpec
 from playhead.graph.shapes import Dispatcher, Mode, bucket_sizes
 from playhead.graph.sharing import InputBufferPool
+from playhead.kernels.binders import cpu_binders
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.plan import plan_kv
 from playhead.kv.swa_pool import create_kv_pool
 from playhead.models.decoder import Decoder
 from playhead.sampling_params import SamplingKind
-from playhead.step.forward import Forward
+from playhead.step.forward import Forward, ModelStep, kv_geometry, layer_attentions
 from playhead.step.inputs import (
     OVER_TOKENS,
     SAMPLING,
@@ -33,7 +34,6 @@ from playhead.step.inputs import (
     build_prefill_registry,
     one_null_request,
 )
-from playhead.step.model_step import ModelStep, kv_geometry, layer_attentions
 from playhead.step.publish import DevicePageTable
 from playhead.step.sampling import SamplerRows
 from playhead.step.worker import Worker, WorkerConfig, WorkerParts
@@ -78,11 +78,11 @@ def build_worker(decoder: Decoder, config: WorkerConfig) -> Worker:
 
 
 def attention_backend(page_table_RP: torch.Tensor, layers: tuple[LayerAttention, ...]) -> AttentionBackend:
-    """The kernels on a GPU, their reference elsewhere."""
+    """Our kernels on a GPU, numpy elsewhere."""
     if page_table_RP.device.type == "cuda":
         max_running = page_table_RP.shape[0] - 1  # row 0 is the sink's
-        return TritonBackend(page_table_RP=page_table_RP, layers=layers, max_bs=max_running)
-    return ReferenceBackend(page_table_RP=page_table_RP)
+        return TritonBackend(page_table_RP, layers, max_bs=max_running)
+    return CpuBackend(page_table_RP, layers)
 
 
 class Runners:
@@ -90,7 +90,7 @@ class Runners:
 
     def __init__(self, config: WorkerConfig, forward: Forward, device: torch.device) -> None:
         self._config, self._forward, self._device = config, forward, device
-        self._graphs: Backend = CudaBackend(device) if device.type == "cuda" else TapeBackend()
+        self._graphs: Backend = CudaBackend(device) if device.type == "cuda" else TapeBackend(cpu_binders())
         self.pool = InputBufferPool()  # decode and prefill never run at once
 
     def decode(self, kind: SamplingKind, registry: CudaGraphBufferRegistry) -> GraphRunner:

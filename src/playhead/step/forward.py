@@ -1,30 +1,236 @@
-"""One forward, from token ids to sampled tokens: the model's steps with sampling behind them, and what the next reads.
+"""One forward, from token ids to sampled tokens: a decoder over paged KV, as steps a runner can capture.
 
-A decode graph samples and advances: it leaves its slots as the next step's inputs, so a batch that just goes on needs
-nothing from the host. A step over tokens samples after its replay, for each request's last token.
+A forward begins with the pool's translation, which serves all layers. Attention is the one break: it norms and turns
+queries and keys, writes this step's keys and values, and attends (`ModelStep`). Sampling follows (`Forward`). A decode
+graph samples and advances: it leaves its slots as the next step's inputs, so a batch that just goes on needs nothing
+from the host. A step over tokens samples after its replay, for each request's last token.
 
-Shapes: N requests of a step, T tokens, M hidden, V vocabulary, R rows of running requests, P pages per row.
+Shapes: T tokens, M hidden, X = all heads of q, k and v, Y = all heads of the output, H heads, E head dim of v, N
+requests of a step, V vocabulary, R rows of running requests, P pages per row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, NamedTuple
+from weakref import WeakMethod
 
 import torch
 
-from playhead.attention.base import Phase
-from playhead.graph.breaks import Scope
-from playhead.graph.capture import Inputs
-from playhead.graph.runner import OwnedMemory, StepSpec
+from playhead.attention.base import ROWS_SLOT, AttentionBackend, AttentionPlan, LayerAttention, Phase
+from playhead.graph.breaks import BreakOp, RunBreak, Scope, Tensors, TensorSpec
+from playhead.graph.capture import Inputs, StepFn
+from playhead.graph.runner import OwnedMemory, RunAxis, StepSpec
 from playhead.graph.slots import Batch, FillContext
-from playhead.kernels.advance import advance, newest_ids
+from playhead.kernels.rope import qk_rope_write
+from playhead.kernels.tokens import advance, newest_ids
+from playhead.kv.geometry import KVDtype, KVGeometry, LayerKV
+from playhead.kv.pool import ForwardTokens, MHAKVPool
+from playhead.kv.swa_pool import SWAKVPool
+from playhead.layers.attention import split_heads
+from playhead.layers.spec import AttentionSpec
+from playhead.models.decoder import Decoder
+from playhead.models.spec import ModelSpec
 from playhead.sampling_params import SamplingKind
-from playhead.step.model_step import ModelStep
 from playhead.step.sampling import SampledTokens, SamplerRows, sample
 
+KVPool = MHAKVPool | SWAKVPool
 Placeholder = Callable[[FillContext], Batch]
+
+LOCS_SLOT = "out_cache_loc"
+POSITIONS_SLOT = "positions"
+TOKEN_ROWS_SLOT = "token_rows"
+
+
+def kv_geometry(spec: ModelSpec, *, page_size: int, dtype: torch.dtype) -> KVGeometry:
+    """What the model's own layer list says about its KV."""
+    kv_dtype = KVDtype(str(dtype).removeprefix("torch."))
+    layers = [
+        LayerKV(
+            window=layer.attention.window,
+            num_kv_heads=layer.attention.num_kv_heads,
+            k_head_dim=layer.attention.k_head_dim,
+            v_head_dim=layer.attention.v_head_dim,
+            dtype=kv_dtype,
+        )
+        for layer in spec.layers
+    ]
+    return KVGeometry.of(layers, page_size)
+
+
+def layer_attentions(decoder: Decoder, pool: KVPool) -> tuple[LayerAttention, ...]:
+    """Every layer's attention with the memory its keys and values live in."""
+    layers = []
+    for index, layer in enumerate(decoder.spec.layers):
+        k_pages, v_pages = pool.get_kv_buffer(index)
+        spec = layer.attention
+        layers.append(
+            LayerAttention(
+                num_heads=spec.num_heads,
+                num_kv_heads=spec.num_kv_heads,
+                k_head_dim=spec.k_head_dim,
+                v_head_dim=spec.v_head_dim,
+                scale=spec.scale,
+                k_cache_NSKD=k_pages,
+                v_cache_NSKE=v_pages,
+                kv_group=pool.layers_mapping[index][1],
+                window=spec.window,
+                softcap=spec.softcap,
+                sinks_H=decoder.sinks[index],
+            )
+        )
+    return tuple(layers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GroupPlan:
+    """What one forward's layers of one KV group read: the backend's plan, and where the new tokens go."""
+
+    attention: AttentionPlan
+    new_locs_T: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModelPlan:
+    """What one forward's attention reads: a plan per KV group, and where the new tokens stand. All at fixed addresses.
+
+    A window group's tables and locations are the pool's workspaces. The forward fills them before its first layer, so
+    the plan may be made before that.
+    """
+
+    groups: tuple[GroupPlan, ...]
+    positions_T: torch.Tensor
+    num_tokens: int
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        by_group = ((*group.attention.tensors(), group.new_locs_T) for group in self.groups)
+        return (self.positions_T, *chain.from_iterable(by_group))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ScopedContext:
+    """The decoder's view of one forward. Each layer has its own spec, break op and tensors that the attention backend
+    prepared for it; all layers share `scope`.
+    """
+
+    scope: Scope
+    specs: tuple[AttentionSpec, ...]
+    breaks: tuple[BreakOp, ...]
+    prepared: tuple[Tensors, ...]
+
+    def room(self, layer_index: int, h_TM: torch.Tensor) -> torch.Tensor:
+        spec = TensorSpec(shape=(h_TM.shape[0], self.specs[layer_index].qkv_size), dtype=h_TM.dtype)
+        return self.scope.bridge(self.breaks[layer_index], 0, spec, h_TM)
+
+    def attend(self, layer_index: int, qkv_TX: torch.Tensor) -> torch.Tensor:
+        prepared = self.prepared[layer_index]
+        (out_TY,) = self.scope.call(self.breaks[layer_index], qkv_TX, *prepared, site=layer_index)
+        return out_TY
+
+
+class ModelStep:
+    """One decoder, its KV pool and an attention backend. The seams `embed`, `layers`, `head` are the decoder's own."""
+
+    def __init__(
+        self, decoder: Decoder, pool: KVPool, layers: tuple[LayerAttention, ...], backend: AttentionBackend
+    ) -> None:
+        self.decoder, self.pool, self.layers, self.backend = decoder, pool, layers, backend
+        self._specs, self._transforms = tuple(layer.attention for layer in decoder.spec.layers), decoder.transforms
+        # The packed projection does not say how wide attention's output is, so every width has a break of its own.
+        widths = dict.fromkeys(spec.output_size for spec in self._specs)
+        # A strong reference to the method would be a cycle, and all KV memory would wait for the garbage collector.
+        run = weak_run(WeakMethod(self._attend))
+        breaks = {width: attention_break(run, width) for width in widths}
+        self._breaks = tuple(breaks[spec.output_size] for spec in self._specs)
+
+    @property
+    def owned(self) -> tuple[OwnedMemory, ...]:
+        """All memory a forward may touch besides its slots."""
+        weights = (*self.decoder.parameters(), *self.decoder.buffers())
+        kv = tuple(cache for layer in self.layers for cache in (layer.k_cache_NSKD, layer.v_cache_NSKE))
+        return (
+            OwnedMemory(name="weights", tensors=weights),
+            OwnedMemory(name="kv", tensors=kv, writable=True, sink_rows=1),
+            OwnedMemory(name="window mapping", tensors=self.pool.device_mappings),
+            OwnedMemory(name="window locations", tensors=self.pool.workspaces, writable=True),
+            *self.backend.owned(),
+        )
+
+    def hidden(self, inputs: Inputs, scope: Scope, phase: Phase) -> torch.Tensor:
+        """Embedding and layer stack: h_TM, as `head` wants it. Begins with the translation, for all layers."""
+        forward = self.pool.begin_forward(self.tokens(inputs, phase), is_launched=True)
+        prepared: tuple[Tensors, ...] = ((),) * len(self.layers)
+        if phase is Phase.DECODE:
+            prepared = self.backend.prepare(self.layers, forward, inputs)
+        context = ScopedContext(scope=scope, specs=self._specs, breaks=self._breaks, prepared=prepared)
+        return self.decoder.layers(self.decoder.embed(inputs["input_ids"]), context)
+
+    def tokens(self, inputs: Inputs, phase: Phase) -> ForwardTokens:
+        """A forward's tokens, from slots that have a row per token: captured segments may read no others."""
+        return ForwardTokens(
+            page_table_RP=self.backend.page_table_RP,
+            full_locs_T=inputs[LOCS_SLOT],
+            rows_T=inputs[ROWS_SLOT if phase is Phase.DECODE else TOKEN_ROWS_SLOT],
+            positions_T=inputs[POSITIONS_SLOT],
+        )
+
+    def spec(self, axis: RunAxis, fn: StepFn, placeholder: Placeholder, *, has_breaks: bool = False) -> StepSpec:
+        """A step over requests or over tokens, built around `hidden`, as a runner captures it.
+
+        With `has_breaks` attention runs live, over this step's tokens alone; else it is a part of the graph.
+        """
+
+        def plan(batch: Batch, ctx: FillContext, inputs: Inputs) -> ModelPlan:
+            attention = self.backend.plan(inputs, is_live=has_breaks)
+            num_tokens = ctx.raw_num_tokens if has_breaks else ctx.padded_num_tokens
+            forward = self.pool.forward_locs(attention.page_table_RP, inputs[LOCS_SLOT][:num_tokens])
+            groups = tuple(
+                GroupPlan(attention=replace(attention, page_table_RP=locs.table_RP), new_locs_T=locs.new_locs_T)
+                for locs in forward.groups
+            )
+            return ModelPlan(groups=groups, positions_T=inputs[POSITIONS_SLOT][:num_tokens], num_tokens=num_tokens)
+
+        return StepSpec(
+            name="decode" if axis == "bs" else "prefill",
+            axis=axis,
+            fn=fn,
+            plan=plan,
+            placeholder=placeholder,
+            owned=self.owned,
+        )
+
+    def _attend(self, plan: ModelPlan, inputs: Tensors, outputs: Tensors, layer_index: int) -> None:
+        """Turn queries and keys, keep the new keys and values, attend. Rows after the step's tokens are left alone."""
+        (qkv_TX, *rest), n = inputs, plan.num_tokens
+        spec, layer, prepared = self._specs[layer_index], self.layers[layer_index], tuple(rest)
+        group, transform = plan.groups[layer.kv_group], self._transforms[layer_index]
+        q_THD, k_TKD, v_TKE = split_heads(qkv_TX[:n], spec)
+        target = self.backend.write_target(layer, group.new_locs_T, prepared)
+        qk_rope_write(q_THD, k_TKD, v_TKE, *transform.tensors, plan.positions_T, *target, *transform.numbers)
+        out_THE = outputs[0][:n].view(n, spec.num_heads, spec.v_head_dim)
+        self.backend.attend(group.attention, layer, q_THD, out_THE, prepared)
+
+
+def weak_run(method: WeakMethod[RunBreak]) -> RunBreak:
+    """The method's call, without holding the object whose method it is."""
+
+    def run(live: Any, inputs: Tensors, outputs: Tensors, site: int) -> None:
+        bound = method()
+        assert bound is not None, "a step runs while its model is there"
+        bound(live, inputs, outputs, site)
+
+    return run
+
+
+def attention_break(run: RunBreak, width: int) -> BreakOp:
+    """Attention from one packed projection to out_TY, Y being `width`."""
+
+    def outputs(inputs: Tensors) -> list[TensorSpec]:
+        return [TensorSpec(shape=(inputs[0].shape[0], width), dtype=inputs[0].dtype)]
+
+    return BreakOp(f"playhead_step::attention_{width}", run=run, outputs=outputs)
 
 
 class StepOutput(NamedTuple):

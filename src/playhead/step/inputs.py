@@ -172,8 +172,8 @@ OVER_TOKENS = (
 
 SAMPLING = (
     *(
-        StepInput(slot=host_vector(name, "bs", dtype_of(effect.off), pad_value=effect.off), make=sampler_numbers(name))
-        for name, effect in NUMBERS.items()
+        StepInput(slot=host_vector(name, "bs", dtype_of(one.off), pad_value=one.off), make=sampler_numbers(name))
+        for name, one in NUMBERS.items()
     ),
     StepInput(slot=host_vector("num_generated", "bs", torch.int64), make=num_generated, advances=True),
 )

@@ -22,13 +22,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from playhead.errors import RequestError
+from playhead.errors import INT64_MAX, RequestError
 from playhead.graph.capture import Inputs
 from playhead.graph.runner import OwnedMemory
-from playhead.kernels.choose import choose_scratch, choose_tokens
+from playhead.kernels.tokens import choose_scratch, choose_tokens
 from playhead.sampling_params import (
     GREEDY_BELOW,
-    INT64_MAX,
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
     MAX_STOP_TOKEN_IDS,
@@ -45,7 +44,7 @@ MAX_BIAS_ENTRIES = MAX_LOGIT_BIAS + MAX_STOP_TOKEN_IDS + MAX_EOS_IDS
 WEIGHT_SCALE = 2.0**42
 ID_BITS = 32
 
-NUMBERS = {name: row.effect for name, row in PARAMETERS.items() if row.effect.number is not None}
+NUMBERS = {name: one for name, one in PARAMETERS.items() if one.number is not None}
 """The parameters of which a sampler reads one number per request."""
 
 
@@ -245,8 +244,8 @@ class SamplerRows:
     def __init__(self, *, max_running: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size, self._device, self._num_rows = vocab_size, device, 1 + max_running
         self.numbers: dict[str, npt.NDArray[Any]] = {
-            name: np.full(self._num_rows, effect.off, dtype=str(dtype_of(effect.off)).removeprefix("torch."))
-            for name, effect in NUMBERS.items()
+            name: np.full(self._num_rows, one.off, dtype=str(dtype_of(one.off)).removeprefix("torch."))
+            for name, one in NUMBERS.items()
         }
         self._kinds = np.zeros(self._num_rows, dtype=np.int8)
         self._parts_RX, self._arrivals_R = choose_scratch(max_running, vocab_size, device)
@@ -258,10 +257,10 @@ class SamplerRows:
 
         Everything the request has generated so far has been read by then.
         """
-        values = vars(request.params)
-        for name, effect in NUMBERS.items():
-            assert effect.number is not None, "NUMBERS has these alone"
-            self.numbers[name][row] = effect.number(values[name])
+        values = request.params.values()
+        for name, one in NUMBERS.items():
+            assert one.number is not None, "NUMBERS has these alone"
+            self.numbers[name][row] = one.number(values[name])
         kind = self._kinds[row] = kind_of(request)
         # A step that looks at the tables looks at every row's bias and counts every row's tokens: what a former request
         # left must go, whether it was written for it or counted beside somebody else.
@@ -350,8 +349,8 @@ def kind_of(request: Request) -> SamplingKind:
 
 def has_penalties(request: Request) -> bool:
     """Whether a number of the request changes with the tokens it has had."""
-    values = vars(request.params)
-    return any(e.kind is SamplingKind.EVERYTHING and e.is_on(values[name]) for name, e in NUMBERS.items())
+    values = request.params.values()
+    return any(one.kind is SamplingKind.EVERYTHING and one.is_on(values[name]) for name, one in NUMBERS.items())
 
 
 def bias_entries(request: Request) -> list[tuple[int, float, int]]:

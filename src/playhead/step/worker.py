@@ -24,10 +24,9 @@ from playhead.kv.plan import KVLimits
 from playhead.sampling_params import SamplingKind
 from playhead.schedule.request import Chunk
 from playhead.schedule.rows import DecodeSlots, DeviceRows
-from playhead.step.forward import Forward, StepOutput
+from playhead.step.forward import Forward, KVPool, StepOutput
 from playhead.step.inflight import Collected, InFlight, start_stopwatch
 from playhead.step.inputs import StepInput, StepRequests, batch_of
-from playhead.step.model_step import KVPool
 from playhead.step.publish import DevicePageTable, Publisher
 from playhead.types import Step
 

@@ -217,8 +217,8 @@ def stale_break_output() -> list[str]:
 
     def reads_late(inputs: Inputs, scope: Scope) -> torch.Tensor:
         h_TM = rig.model.embed_VM[inputs["input_ids"]]
-        (first_TM,) = scope.call(op, h_TM, h_TM, h_TM, site="0")
-        (second_TM,) = scope.call(op, first_TM, first_TM, first_TM, site="1")
+        (first_TM,) = scope.call(op, h_TM, h_TM, h_TM, site=0)
+        (second_TM,) = scope.call(op, first_TM, first_TM, first_TM, site=1)
         return first_TM + second_TM
 
     ctx = rig.runner.placeholder_context(8)

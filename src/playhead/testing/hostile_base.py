@@ -16,7 +16,7 @@ from tokenizers.models import BPE
 from playhead.models.build import family_named, spec_from_config
 from playhead.models.checkpoint.gguf_model import LAYER_NAMES, NAMES
 from playhead.models.checkpoint.pieces import pieces_of
-from playhead.models.text.token_bytes import byte_level_table
+from playhead.models.text.detokenize import byte_level_table
 
 CONFIG: Mapping[str, object] = {
     "model_type": "gemma3_text",

@@ -97,10 +97,10 @@ def staged_tail_never_reset() -> Patch:
 
 
 def any_declaration_taken() -> Patch:
-    def nothing(self: GraphSlot) -> None:
-        return None
+    def nothing(self: GraphSlot) -> tuple[()]:
+        return ()
 
-    return swapped(GraphSlot, "_check_axis_and_policy", nothing)
+    return swapped(GraphSlot, "_broken_rules", nothing)
 
 
 def padding_after_copies() -> Patch:
@@ -199,10 +199,10 @@ def device_index_tail_stale() -> Patch:
 
 
 def any_index_taken() -> Patch:
-    def nothing(self: GraphSlot, index: IndexSpace) -> None:
-        return None
+    def nothing(self: GraphSlot, index: IndexSpace) -> tuple[()]:
+        return ()
 
-    return swapped(GraphSlot, "_check_index", nothing)
+    return swapped(GraphSlot, "_broken_rules_of_indices", nothing)
 
 
 # S3: translation belongs to the pool.
@@ -233,7 +233,7 @@ def minus_one_is_the_sink() -> Patch:
 
 
 def plain_pool_translates() -> Patch:
-    def copied(self: MHAKVPool, full_locs: torch.Tensor, window: int = 0) -> torch.Tensor:
+    def copied(self: MHAKVPool, full_locs: torch.Tensor, window_group: int = 0) -> torch.Tensor:
         return full_locs.clone()
 
     return swapped(MHAKVPool, "translate_loc_from_full_to_swa", copied)

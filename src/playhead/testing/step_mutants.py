@@ -8,15 +8,19 @@ from typing import Any, NoReturn
 
 import torch
 
+from playhead.attention.base import ROWS_SLOT, LayerAttention
+from playhead.attention.cpu import CpuBackend
 from playhead.errors import GraphError
+from playhead.graph.breaks import Tensors
+from playhead.graph.capture import Inputs
 from playhead.graph.shapes import Mode
-from playhead.kernels import rope
-from playhead.kernels.advance import advance
-from playhead.kernels.norm import Floats
+from playhead.kernels.cpu import rope
+from playhead.kernels.cpu.arrays import Array
+from playhead.kernels.tokens import advance
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.mapping import Int32Array
 from playhead.kv.plan import KVLimits
-from playhead.kv.pool import DeviceWrite
+from playhead.kv.pool import DeviceWrite, ForwardLocs
 from playhead.sampling_params import SamplingKind
 from playhead.schedule.request import Chunk
 from playhead.schedule.rows import DeviceRows
@@ -85,11 +89,24 @@ def offered_before_it_runs() -> AbstractContextManager[None]:
 def padding_in_the_sink() -> AbstractContextManager[None]:
     """Tokens that are nobody's leave whatever memory held in the sink, where a padded row of decode reads."""
 
-    def everywhere(locs: Floats, *caches_rows: tuple[Floats, Floats]) -> None:
+    def everywhere(locs: Array, *caches_rows: tuple[Array, Array]) -> None:
         for cache, rows in caches_rows:
             cache[locs // cache.shape[1], locs % cache.shape[1]] = rows
 
     return swapped(rope, "write_rows", everywhere)
+
+
+def keys_of_the_warm_up() -> AbstractContextManager[None]:
+    """Keys are looked up by the first forward of each size: a graph's replays attend to where they lay then."""
+    prepare = CpuBackend.prepare
+    found: dict[int, tuple[Tensors, ...]] = {}
+
+    def once(
+        self: CpuBackend, layers: tuple[LayerAttention, ...], locs: ForwardLocs, inputs: Inputs
+    ) -> tuple[Tensors, ...]:
+        return found.setdefault(len(inputs[ROWS_SLOT]), prepare(self, layers, locs, inputs))
+
+    return swapped(CpuBackend, "prepare", once)
 
 
 def goes_on_over_anything() -> AbstractContextManager[None]:
@@ -228,6 +245,12 @@ STEP_MUTANTS: tuple[Mutant, ...] = (
         name="read past length",
         source="lengths that count one more",
         apply=read_past_length,
+        killed_by=("token by token",),
+    ),
+    Mutant(
+        name="keys looked up by the warm-up",
+        source="a value of one step kept for the next",
+        apply=keys_of_the_warm_up,
         killed_by=("token by token",),
     ),
     Mutant(

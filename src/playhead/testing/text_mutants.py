@@ -16,17 +16,17 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, pre_tokenizers
 from tokenizers.models import BPE, Unigram
 
-import playhead.llm
+import playhead.models.load
 from playhead.errors import ChatTemplateError, CheckpointError, PlayheadError, RequestError, UnsupportedModelError
 from playhead.llm import LLM
 from playhead.models.checkpoint import bounded_json, gguf_file, safetensors_file
 from playhead.models.checkpoint.gguf_file import GgufFile
 from playhead.models.checkup import Checkup
-from playhead.models.text import chat, library, token_bytes, tokenizer
+from playhead.models.text import chat, detokenize, library, tokenizer
 from playhead.models.text.chat import ChatTemplate
-from playhead.models.text.detokenize import IncrementalDetokenizer
+from playhead.models.text.decoder_rules import DecoderRules, decoder_rules
+from playhead.models.text.detokenize import IncrementalDetokenizer, TokenBytes
 from playhead.models.text.template_worker import TemplateLimits, TemplateWorker
-from playhead.models.text.token_bytes import TokenBytes
 from playhead.models.text.tokenizer import SpecialTokens, Tokenizer
 from playhead.sampling_params import SamplingParams
 from playhead.testing import hostile_base as base
@@ -64,13 +64,13 @@ def answers_begin_a_text() -> AbstractContextManager[None]:
 
 
 def decoders_taken_by_name() -> AbstractContextManager[None]:
-    rules_of = token_bytes.decoder_rules
+    rules_of = decoder_rules
 
-    def by_name(decoder: Mapping[str, Any]) -> token_bytes.DecoderRules:
+    def by_name(decoder: Mapping[str, Any]) -> DecoderRules:
         parts = decoder.get("decoders", [decoder])
         return rules_of({"type": "Sequence", "decoders": [{**part, "stop": 0} for part in parts]})
 
-    return swapped(token_bytes, "decoder_rules", by_name)
+    return swapped(detokenize, "decoder_rules", by_name)
 
 
 def generation_config_ignored() -> AbstractContextManager[None]:
@@ -84,7 +84,7 @@ def end_ids_unchecked() -> AbstractContextManager[None]:
     def unchecked(eos_ids: frozenset[int], vocab_size: int, where: str) -> None:
         return None
 
-    return swapped(playhead.llm, "check_end_ids", unchecked)
+    return swapped(playhead.models.load, "check_end_ids", unchecked)
 
 
 def prompts_unbounded() -> AbstractContextManager[None]:
@@ -103,6 +103,13 @@ def numbers_unbounded() -> AbstractContextManager[None]:
 
 def tensors_uncounted() -> AbstractContextManager[None]:
     return swapped(safetensors_file, "MAX_TENSORS", 1 << 40)
+
+
+def names_repeated() -> AbstractContextManager[None]:
+    def last_wins(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        return dict(pairs)
+
+    return swapped(bounded_json, "_unique", last_wins)
 
 
 def arrays_uncounted() -> AbstractContextManager[None]:
@@ -239,7 +246,7 @@ def files_are_counted_first() -> list[str]:
     def header(text: bytes) -> None:
         path = Path(directory) / "x.safetensors"
         path.write_bytes(struct.pack("<Q", len(text)) + text)
-        safetensors_file.SafetensorsFile(path, safetensors_file.Staging())
+        safetensors_file.SafetensorsFile(path)
 
     def array() -> None:
         head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + base.text("k") + struct.pack("<IIQ", 9, 0, (1 << 21) + 1)
@@ -249,8 +256,10 @@ def files_are_counted_first() -> list[str]:
     entry = b'"t%d": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}'
     many = b"{" + b", ".join(entry % i for i in range((1 << 15) + 2)) + b"}"
     number = b'{"a": {"dtype": "F32", "shape": [0], "data_offsets": [0, ' + b"1" * 200 + b"]}}"
+    twice = b"{" + b", ".join([entry % 1] * 2) + b"}"
     with tempfile.TemporaryDirectory() as directory:
         found = refusals(CheckpointError, lambda: header(many), "a file of 32,770 tensors")
+        found += refusals(CheckpointError, lambda: header(twice), "a name that appears twice")
         found += refusals(CheckpointError, array, "an array of two million items")
         try:
             header(number)
@@ -310,6 +319,7 @@ TEXT_MUTANTS: tuple[Mutant, ...] = (
     known("prompts of any length encoded", "found here: 2.2 GB for 10 MB", prompts_unbounded, "long prompts"),
     known("numbers of any length", "found here", numbers_unbounded, FILES),
     known("tensors uncounted", "found here: 140,000 take 2 s", tensors_uncounted, FILES),
+    known("a name twice in a header", "two readers would see two files", names_repeated, FILES),
     known("arrays uncounted", "found here: sparse files", arrays_uncounted, FILES),
     known("a template's memory unlimited", "'%999999999d'", memory_unlimited, TEMPLATES),
     known("a template's time unlimited", "nested loops", time_unlimited, TEMPLATES),

@@ -102,14 +102,14 @@ class ToyModel:
         h_TM = h_TM + torch.sin(inputs["positions"].to(h_TM.dtype)).unsqueeze(1)
         for i, layer in enumerate(self.layers):
             q_TM, k_TM, v_TM = (h_TM @ layer["qkv"]).chunk(3, dim=-1)
-            (a_TM,) = scope.call(self.attention, q_TM, k_TM, v_TM, site=str(i))
+            (a_TM,) = scope.call(self.attention, q_TM, k_TM, v_TM, site=i)
             h_TM = h_TM + a_TM
             h_TM = h_TM + torch.relu(h_TM @ layer["up"])
         return h_TM
 
-    def _attend(self, plan: ToyPlan, inputs: Tensors, outputs: Tensors, site: str) -> None:
+    def _attend(self, plan: ToyPlan, inputs: Tensors, outputs: Tensors, site: int) -> None:
         """Write this step's keys, then attend. Rows of the output after the step's tokens are left alone."""
-        layer, n = int(site), plan.num_tokens
+        layer, n = site, plan.num_tokens
         q_TM, k_TM, v_TM = (tensor[:n] for tensor in inputs)
         k_cache, v_cache = self.k_cache[layer], self.v_cache[layer]
         k_cache[plan.locs_T[:n]] = k_TM

@@ -12,13 +12,13 @@ import torch
 from playhead.attention.base import Phase
 from playhead.graph.breaks import BreakOp, Scope, Tensors, TensorSpec
 from playhead.graph.capture import Inputs
-from playhead.kernels import rope
-from playhead.kernels.norm import Floats
+from playhead.kernels.cpu import rope
+from playhead.kernels.cpu.arrays import Array
 from playhead.kv.hybrid import FULL
 from playhead.kv.mapping import WindowMapping
 from playhead.kv.pool import ForwardLocs, ForwardTokens
 from playhead.kv.swa_pool import SWAKVPool
-from playhead.step.model_step import ModelPlan, ModelStep
+from playhead.step.forward import ModelPlan, ModelStep
 from playhead.testing.mutant import Mutant, swapped
 
 
@@ -62,7 +62,7 @@ class TranslatingScope:
     def __init__(self, scope: Scope, translate: Callable[[], object]) -> None:
         self._scope, self._translate = scope, translate
 
-    def call(self, op: BreakOp, *inputs: torch.Tensor, site: str) -> Tensors:
+    def call(self, op: BreakOp, *inputs: torch.Tensor, site: int) -> Tensors:
         self._translate()
         return self._scope.call(op, *inputs, site=site)
 
@@ -87,13 +87,13 @@ def look_up_in_attention() -> AbstractContextManager[None]:
     """Attention looks its new locations up in the mapping, layer by layer, where no op log of a graph shows it."""
     attend = ModelStep._attend
 
-    def alone(self: ModelStep, plan: ModelPlan, inputs: Tensors, outputs: Tensors, site: str) -> None:
+    def alone(self: ModelStep, plan: ModelPlan, inputs: Tensors, outputs: Tensors, layer_index: int) -> None:
         full, *windows = plan.groups
         looked_up = [
             replace(group, new_locs_T=mapping_L[full.new_locs_T.long()])
             for group, mapping_L in zip(windows, self.pool.device_mappings, strict=True)
         ]
-        attend(self, replace(plan, groups=(full, *looked_up)), inputs, outputs, site)
+        attend(self, replace(plan, groups=(full, *looked_up)), inputs, outputs, layer_index)
 
     return swapped(ModelStep, "_attend", alone)
 
@@ -121,7 +121,7 @@ def full_locations_in_windows() -> AbstractContextManager[None]:
 def minus_one_wraps() -> AbstractContextManager[None]:
     """A location of -1 is written at the end of the last page."""
 
-    def unclamped(locs: Floats, *caches_rows: tuple[Floats, Floats]) -> None:
+    def unclamped(locs: Array, *caches_rows: tuple[Array, Array]) -> None:
         live = np.flatnonzero(locs)
         for cache, rows in caches_rows:
             cache[locs[live] // cache.shape[1], locs[live] % cache.shape[1]] = rows[live]

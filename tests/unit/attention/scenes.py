@@ -145,7 +145,7 @@ def make_plan(spec: SceneSpec, table: torch.Tensor, device) -> AttentionPlan:
         plan,
         query_starts_B=per_request(starts, PAST_EVERY_TOKEN),
         query_lens_B=per_request(spec.query_lens, 0),
-        spans={},
+        notes={},
     )
 
 

@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from playhead.attention.base import PAST_EVERY_TOKEN, Phase, attend, plan_from_slots
+from playhead.attention.base import PAST_EVERY_TOKEN, Phase
 from playhead.attention.reference import ReferenceBackend
 from playhead.errors import ConfigError
 from playhead.graph.registry import CudaGraphBufferRegistry
 from playhead.graph.slots import FillContext
 from playhead.step.inputs import QUERIES, InputFeatures, build_prefill_registry
 from tests.unit.attention.scenes import SceneSpec, dense_attention, make_scene
+
+BACKEND = ReferenceBackend(torch.zeros(5, 3, dtype=torch.int32))
 
 
 def registry_of(phase: Phase) -> CudaGraphBufferRegistry:
@@ -32,7 +34,7 @@ def filled(registry: CudaGraphBufferRegistry, ctx: FillContext, **values: list[i
 def test_a_padded_request_is_row_0_with_one_key():
     ctx = FillContext(raw_bs=2, padded_bs=4, raw_num_tokens=2, padded_num_tokens=4)
     inputs = filled(registry_of(Phase.DECODE), ctx, req_pool_indices=[3, 1], seq_lens=[9, 2])
-    plan = plan_from_slots(torch.zeros(5, 3, dtype=torch.int32), inputs)
+    plan = BACKEND.plan(inputs)
     assert plan.rows_B.tolist() == [3, 1, 0, 0]
     assert plan.seq_lens_B.tolist() == [9, 2, 1, 1]
     assert plan.phase is Phase.DECODE
@@ -41,16 +43,16 @@ def test_a_padded_request_is_row_0_with_one_key():
 def test_a_padded_request_of_an_extend_step_owns_no_token():
     ctx = FillContext(raw_bs=1, padded_bs=2, raw_num_tokens=5, padded_num_tokens=8)
     values = {"req_pool_indices": [2], "seq_lens": [7], "query_starts": [0], "query_lens": [5]}
-    plan = plan_from_slots(torch.zeros(5, 3, dtype=torch.int32), filled(registry_of(Phase.EXTEND), ctx, **values))
+    plan = BACKEND.plan(filled(registry_of(Phase.EXTEND), ctx, **values))
     assert plan.phase is Phase.EXTEND
     assert [starts.tolist() for starts in plan.tensors()[3:]] == [[0, PAST_EVERY_TOKEN], [5, 0]]
 
 
 def test_plans_of_one_size_have_the_same_addresses():
     """A full graph has them baked in."""
-    registry, table = registry_of(Phase.DECODE), torch.zeros(5, 3, dtype=torch.int32)
+    registry = registry_of(Phase.DECODE)
     ctx = FillContext(raw_bs=1, padded_bs=2, raw_num_tokens=1, padded_num_tokens=2)
-    first, second = (plan_from_slots(table, registry.extract_buffer(ctx)) for _ in range(2))
+    first, second = (BACKEND.plan(registry.extract_buffer(ctx)) for _ in range(2))
     assert [t.data_ptr() for t in first.tensors()] == [t.data_ptr() for t in second.tensors()]
 
 
@@ -58,7 +60,7 @@ def test_plans_of_one_size_have_the_same_addresses():
 def test_attend_takes_the_phase_from_the_plan(query_lens):
     scene = make_scene(SceneSpec(seq_lens=(4, 3), query_lens=query_lens), seed=0)
     out = scene.new_out()
-    attend(ReferenceBackend(page_table_RP=scene.plan.page_table_RP), scene.plan, scene.layer, scene.q, out)
+    ReferenceBackend(scene.plan.page_table_RP).attend(scene.plan, scene.layer, scene.q, out)
     torch.testing.assert_close(out.double(), dense_attention(scene), atol=1e-5, rtol=1e-5)
 
 

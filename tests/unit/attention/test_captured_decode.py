@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from playhead.attention.base import AttentionBackend, LayerAttention, attend
+from playhead.attention.base import AttentionBackend, LayerAttention
 from playhead.attention.reference import ReferenceBackend
 from playhead.attention.triton import TritonBackend
 from playhead.graph import (
@@ -50,9 +50,9 @@ class DecodeRig:
             window=WINDOW,
         )
         self.backend: AttentionBackend = (
-            ReferenceBackend(page_table_RP=self.table)
+            ReferenceBackend(self.table)
             if backend_name == "reference"
-            else TritonBackend(page_table_RP=self.table, layers=[self.layer], max_bs=BUCKET)
+            else TritonBackend(self.table, [self.layer], max_bs=BUCKET)
         )
         self.qkv = torch.randn(VOCABULARY, (NUM_HEADS + 2) * HEAD_DIM, generator=rng)
         self.registry = build_decode_registry(max_bs=BUCKET, device="cpu")
@@ -64,7 +64,7 @@ class DecodeRig:
             name="decode",
             axis="bs",
             fn=self.step_fn(f"playhead_test::attend_{backend_name}"),
-            plan=self.backend.plan,
+            plan=lambda batch, ctx, inputs: self.backend.plan(inputs),
             placeholder=self.registry.null_batch,
             owned=(*self.backend.owned(), *memory),
         )
@@ -80,7 +80,7 @@ class DecodeRig:
     def step_fn(self, name: str) -> StepFn:
         attention = BreakOp(
             name,
-            run=lambda plan, q, out, site: attend(self.backend, plan, self.layer, q[0], out[0]),
+            run=lambda plan, q, out, site: self.backend.attend(plan, self.layer, q[0], out[0]),
             outputs=lambda q: [TensorSpec(shape=tuple(q[0].shape), dtype=q[0].dtype)],
         )
 
@@ -92,7 +92,7 @@ class DecodeRig:
             q = q.contiguous()
             as_they_are = (None, None, None, inputs["positions"])
             qk_rope_write(q, k, v, *as_they_are, *self.caches, inputs["out_cache_loc"], 0.0, False, False)
-            return scope.call(attention, q, site="layer 0")[0]
+            return scope.call(attention, q, site=0)[0]
 
         return step
 

@@ -18,7 +18,7 @@ from tests.unit.attention.strategies import scene_specs
 def test_decode_agrees_with_dense_attention(spec, seed):
     scene = make_scene(spec, seed)
     out = scene.new_out()
-    ReferenceBackend(page_table_RP=scene.plan.page_table_RP).decode(scene.plan, scene.layer, scene.q, out)
+    ReferenceBackend(scene.plan.page_table_RP).decode(scene.plan, scene.layer, scene.q, out)
     torch.testing.assert_close(out[: scene.num_live].double(), dense_attention(scene), atol=1e-5, rtol=1e-5)
 
 
@@ -27,7 +27,7 @@ def test_decode_agrees_with_dense_attention(spec, seed):
 def test_extend_agrees_with_dense_attention(spec, seed):
     scene = make_scene(spec, seed)
     out = scene.new_out()
-    ReferenceBackend(page_table_RP=scene.plan.page_table_RP).extend(scene.plan, scene.layer, scene.q, out)
+    ReferenceBackend(scene.plan.page_table_RP).extend(scene.plan, scene.layer, scene.q, out)
     torch.testing.assert_close(out[: scene.num_live].double(), dense_attention(scene), atol=1e-5, rtol=1e-5)
     assert out[scene.num_live :].isnan().all(), "rows of no request are left alone"
 
@@ -37,7 +37,7 @@ def test_decode_on_a_tape_follows_lengths_that_change():
     spec = SceneSpec(seq_lens=(21, 6), window=5, has_own_pool=True, has_sinks=True)
     scene = make_scene(spec, seed=3)
     wanted = dense_attention(scene)
-    backend = ReferenceBackend(page_table_RP=scene.plan.page_table_RP)
+    backend = ReferenceBackend(scene.plan.page_table_RP)
     out, lengths = scene.new_out(), scene.plan.seq_lens_B.clone()
     scene.plan.seq_lens_B.fill_(1)
     recording, _ = record(TapeBackend(), lambda: backend.decode(scene.plan, scene.layer, scene.q, out))

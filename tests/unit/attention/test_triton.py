@@ -17,9 +17,7 @@ EXTEND = SceneSpec(seq_lens=(21, 6), query_lens=(4, 6), num_null=1, group_size=2
 
 
 def backend_for(scene: Scene) -> TritonBackend:
-    return TritonBackend(
-        page_table_RP=scene.plan.page_table_RP, layers=[scene.layer], max_bs=scene.plan.rows_B.shape[0]
-    )
+    return TritonBackend(scene.plan.page_table_RP, [scene.layer], max_bs=scene.plan.rows_B.shape[0])
 
 
 @pytest.mark.parametrize("spec", [DECODE, EXTEND], ids=["decode", "extend"])
@@ -48,7 +46,7 @@ def test_decode_is_one_op_of_a_recording_that_declares_what_it_writes():
 def test_scratch_holds_every_batch_size_up_to_the_largest():
     layer = make_scene(SceneSpec(seq_lens=(4,), num_kv_heads=2, group_size=4), seed=0).layer
     table = torch.zeros(300, 2048, dtype=torch.int32)
-    backend = TritonBackend(page_table_RP=table, layers=[layer], max_bs=256)
+    backend = TritonBackend(table, [layer], max_bs=256)
     scratch = next(owned for owned in backend.owned() if owned.writable)
     parts, tops_sums, arrivals = scratch.tensors
     shape = decode_shape(layer, table)

@@ -11,7 +11,7 @@ from playhead.cli.main import app
 from playhead.cli.workload import WorkloadSpec, random_workload, run_workload, spread
 from playhead.llm import LLM
 
-SPEC = WorkloadSpec(num_prompts=5, input_len=12, output_len=6, range_ratio=0.5, seed=3)
+SPEC = WorkloadSpec(num_prompts=5, input_len=12, output_len=6, random_range_ratio=0.5, seed=3)
 
 
 def test_a_seed_gives_its_prompts_and_a_variant_their_lengths():
@@ -23,7 +23,7 @@ def test_a_seed_gives_its_prompts_and_a_variant_their_lengths():
 
 
 def test_lengths_stay_in_their_range():
-    spec = WorkloadSpec(num_prompts=300, input_len=10, output_len=1, range_ratio=0.5)
+    spec = WorkloadSpec(num_prompts=300, input_len=10, output_len=1, random_range_ratio=0.5)
     workload = random_workload(spec, 50)
     assert {len(prompt) for prompt in workload.prompts} == set(range(5, 16))
     assert {one.max_tokens for one in workload.params} == {1}
@@ -33,7 +33,7 @@ def test_lengths_stay_in_their_range():
 def test_every_token_of_every_prompt_is_timed():
     finished = []
     with LLM("embedded", max_num_seqs=2, max_model_len=64) as llm:
-        workload = random_workload(SPEC, llm.description.spec.vocab_size)
+        workload = random_workload(SPEC, llm.engine.reader.vocab_size)
         run = run_workload(llm, workload, finished.append)
         again = run_workload(llm, workload, finished.append)
     assert [len(times) - 1 for times in run.token_times_s] == [one.max_tokens for one in workload.params]

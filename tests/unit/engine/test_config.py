@@ -8,22 +8,51 @@ from pathlib import Path
 import pytest
 import torch
 
-from playhead.engine.config import SIZES, EngineConfig, resolve_device, resolve_dtype
+from playhead.engine.config import ENGINE_SETTINGS, EngineConfig, config_from, resolve_device, resolve_dtype
 from playhead.errors import ConfigError
 from playhead.models.build import spec_from_config
 from playhead.models.load import ModelDescription
 
+SIZES = [declared for declared in ENGINE_SETTINGS if declared.kind is int]
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.mark.parametrize(
     "value", [0, -1, True, 1.0, float("nan"), "16", [16], 10**5000], ids=lambda value: str(type(value))
 )
-@pytest.mark.parametrize("name", SIZES)
-def test_a_size_that_cannot_be_is_refused_with_its_range(name, value):
-    least, most = SIZES[name]
-    with pytest.raises(ConfigError, match=f"{name}: found .*; wanted a whole number from {least} to {most}"):
-        EngineConfig(**{name: value})
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: size.name)
+def test_a_size_that_cannot_be_is_refused_with_its_range(size, value):
+    least, most = size.setting.low, size.setting.high
+    with pytest.raises(ConfigError, match=f"{size.name}: found .*; wanted an integer from {least} to {most}"):
+        EngineConfig(**{size.name: value})
+
+
+@pytest.mark.parametrize(
+    ("keywords", "wanted"),
+    [
+        ({"max_model_len": 64}, EngineConfig(max_model_len=64)),
+        ({"context_length": 64}, EngineConfig(max_model_len=64)),
+        ({"max_running_requests": 3, "block_size": 8}, EngineConfig(max_num_seqs=3, page_size=8)),
+        ({"enforce_eager": True}, EngineConfig(graph_mode="eager")),
+        ({"enforce_eager": False}, EngineConfig()),
+        ({"disable_radix_cache": True}, EngineConfig(enable_prefix_caching=False)),
+    ],
+)
+def test_keywords_have_the_spellings_of_the_flags(keywords, wanted):
+    assert config_from(None, keywords) == wanted
+
+
+@pytest.mark.parametrize(
+    ("keywords", "says"),
+    [
+        ({"max_model_len": 64, "context_length": 32}, "max_model_len: found it twice"),
+        ({"enforce_eager": 1}, "enforce_eager: found 1; wanted True or False"),
+        ({"context_lenght": 64}, "Did you mean context_length"),
+    ],
+)
+def test_keywords_that_say_nothing_clear_are_refused(keywords, says):
+    with pytest.raises(ConfigError, match=says):
+        config_from(None, keywords)
 
 
 @pytest.mark.parametrize("value", [1, 0, "yes", None])

@@ -119,7 +119,7 @@ def trainable() -> GraphRunner:
     step = StepSpec(
         name="trainable",
         axis="tokens",
-        fn=lambda inputs, scope: scope.call(op, inputs["x"].unsqueeze(1) * weight, site="0")[0] * weight,
+        fn=lambda inputs, scope: scope.call(op, inputs["x"].unsqueeze(1) * weight, site=0)[0] * weight,
         plan=lambda batch, ctx, inputs: None,
         placeholder=registry.null_batch,
     )

@@ -23,7 +23,7 @@ def two_breaks(op: BreakOp, weight: torch.Tensor):
     def fn(inputs, scope):
         h = inputs["x"]
         for i in range(2):
-            (a,) = scope.call(op, h @ weight, h, site=str(i))
+            (a,) = scope.call(op, h @ weight, h, site=i)
             h = h + torch.relu(a)
         return h
 
@@ -71,7 +71,7 @@ def test_segments_are_one_more_than_breaks():
         TapeBackend(), two_breaks(live_add(), torch.randn(4, 4)), {"x": torch.randn(8, 4)}, 1.0
     )
     assert len(step.recordings) == 3
-    assert [bound.site for bound in step.breaks] == ["0", "1"]
+    assert [bound.site for bound in step.breaks] == [0, 1]
 
 
 def test_an_input_computed_into_its_bridge_is_not_copied():
@@ -80,7 +80,7 @@ def test_an_input_computed_into_its_bridge_is_not_copied():
     def fn(inputs, scope):
         h = inputs["x"]
         product = torch.mm(h, weight, out=scope.bridge(op, 0, TensorSpec.like(h), h))
-        return scope.call(op, product, h, site="0")[0] + 1
+        return scope.call(op, product, h, site=0)[0] + 1
 
     step = BreakableCapture(BridgePool(max_rows=8, device="cpu")).capture(TapeBackend(), fn, {"x": x}, 1.0)
     assert step.recordings[0].log.count("aten::copy_") == 1  # the other input
@@ -99,7 +99,7 @@ def test_a_split_program_has_pieces_between_breaks_and_weights_as_inputs():
     weight = torch.randn(4, 4)
     program = split_at_breaks(two_breaks(live_add(), weight), {"x": torch.randn(8, 4)}, as_traced)
     assert len(program.pieces) == 3
-    assert [site.site for site in program.breaks.values()] == ["0", "1"]
+    assert [site.site for site in program.breaks.values()] == [0, 1]
     for rows in (2, 7, 8):
         x = torch.randn(rows, 4)
         expected = two_breaks(live_add(), weight)({"x": x}, InlineScope(3.0))
@@ -124,7 +124,7 @@ def test_rows_are_cut_to_a_prime(rows, cut):
 
 def test_a_traced_break_never_runs_by_itself():
     with pytest.raises(CaptureError, match="a traced break was run"):
-        live_add().traced([torch.ones(2), torch.ones(2)], "0")
+        live_add().traced([torch.ones(2), torch.ones(2)], 0)
 
 
 def test_no_size_crosses_a_break():
@@ -135,7 +135,7 @@ def test_no_size_crosses_a_break():
         h = inputs["x"]
         rows = h.shape[0] * 2
         for i in range(2):
-            (a,) = scope.call(op, h @ weight, h, site=str(i))
+            (a,) = scope.call(op, h @ weight, h, site=i)
             h = (torch.cat([a, a]).view(rows, 4) * rows)[: h.shape[0]]
         return h
 

@@ -35,28 +35,28 @@ def scale(name: str = "playhead_test::scale") -> BreakOp:
 
 
 def keeps_the_output(op, inputs, scope):
-    (first,) = scope.call(op, inputs["x"] + 1, site="0")
-    (second,) = scope.call(op, first + 2, site="1")
+    (first,) = scope.call(op, inputs["x"] + 1, site=0)
+    (second,) = scope.call(op, first + 2, site=1)
     return first + second
 
 
 def keeps_a_view(op, inputs, scope):
-    (first,) = scope.call(op, inputs["x"] + 1, site="0")
+    (first,) = scope.call(op, inputs["x"] + 1, site=0)
     half = first.view(-1, 2, 2)[:, 0]
-    (second,) = scope.call(op, first + 2, site="1")
+    (second,) = scope.call(op, first + 2, site=1)
     return second[:, :2] + half
 
 
 def returns_the_output(op, inputs, scope):
-    (first,) = scope.call(op, inputs["x"] + 1, site="0")
-    (second,) = scope.call(op, first + 2, site="1")
+    (first,) = scope.call(op, inputs["x"] + 1, site=0)
+    (second,) = scope.call(op, first + 2, site=1)
     return first, second + 0
 
 
 def hands_it_to_a_later_break(op, inputs, scope):
-    (first,) = scope.call(op, inputs["x"] + 1, site="0")
-    (second,) = scope.call(op, first + 2, site="1")
-    return scope.call(op, first, site="2")[0] + second
+    (first,) = scope.call(op, inputs["x"] + 1, site=0)
+    (second,) = scope.call(op, first + 2, site=1)
+    return scope.call(op, first, site=2)[0] + second
 
 
 STALE = [keeps_the_output, keeps_a_view, returns_the_output, hands_it_to_a_later_break]
@@ -65,7 +65,7 @@ STALE = [keeps_the_output, keeps_a_view, returns_the_output, hands_it_to_a_later
 @pytest.mark.parametrize("fn", STALE)
 def test_an_output_read_after_the_next_call_is_refused_and_names_the_break(capture, fn):
     op, x = scale(), torch.randn(8, 4)
-    with pytest.raises(CaptureError, match=r"playhead_test::scale.*site '0'.*Copy it"):
+    with pytest.raises(CaptureError, match=r"playhead_test::scale.*site 0.*Copy it"):
         capture.capture(TapeBackend(), lambda inputs, scope: fn(op, inputs, scope), {"x": x}, 2.0)
 
 
@@ -83,8 +83,8 @@ def test_a_copy_made_in_time_is_right(capture):
     op, x = scale(), torch.randn(8, 4)
 
     def fn(inputs, scope):
-        first = scope.call(op, inputs["x"] + 1, site="0")[0].clone()
-        (second,) = scope.call(op, first + 2, site="1")
+        first = scope.call(op, inputs["x"] + 1, site=0)[0].clone()
+        (second,) = scope.call(op, first + 2, site=1)
         return first + second
 
     step = capture.capture(TapeBackend(), fn, {"x": x}, 2.0)
@@ -97,8 +97,8 @@ def test_two_breaks_have_their_own_bridges(capture):
     one, other, x = scale(), scale("playhead_test::other"), torch.randn(8, 4)
 
     def fn(inputs, scope):
-        (first,) = scope.call(one, inputs["x"] + 1, site="0")
-        (second,) = scope.call(other, first + 2, site="1")
+        (first,) = scope.call(one, inputs["x"] + 1, site=0)
+        (second,) = scope.call(other, first + 2, site=1)
         return first + second
 
     step = capture.capture(TapeBackend(), fn, {"x": x}, 2.0)
@@ -111,8 +111,8 @@ def test_two_breaks_of_one_name_share_bridges_and_are_refused(capture):
     one, other, x = scale(), scale(), torch.randn(8, 4)
 
     def fn(inputs, scope):
-        (first,) = scope.call(one, inputs["x"] + 1, site="0")
-        (second,) = scope.call(other, first + 2, site="1")
+        (first,) = scope.call(one, inputs["x"] + 1, site=0)
+        (second,) = scope.call(other, first + 2, site=1)
         return first + second
 
     with pytest.raises(CaptureError, match=r"playhead_test::scale"):
@@ -126,8 +126,8 @@ def test_an_input_bridge_read_after_the_next_call_is_refused():
     def fn(inputs, scope):
         room = scope.bridge(op, 0, TensorSpec.like(inputs["x"]), inputs["x"])
         torch.add(inputs["x"], 1, out=room)
-        (first,) = scope.call(op, room, site="0")
-        (second,) = scope.call(op, first + 2, site="1")
+        (first,) = scope.call(op, room, site=0)
+        (second,) = scope.call(op, first + 2, site=1)
         return second + room
 
     with pytest.raises(CaptureError, match=r"input 0 of the break"):

@@ -54,7 +54,7 @@ def runner(request) -> GraphRunner:
 
     def fn(inputs, scope):
         h = inputs["pp_proxy.hidden"] + inputs["ids"].unsqueeze(1)
-        return scope.call(op, h, site="0")[0] + inputs["pp_proxy.residual"]
+        return scope.call(op, h, site=0)[0] + inputs["pp_proxy.residual"]
 
     capture = toy_capture(request.param, max_rows=8, device=torch.device("cpu"))
     step = StepSpec(

@@ -39,7 +39,7 @@ def slot(**changes) -> GraphSlot:
         ({"copy_from_fb": False, "source_fn": lambda batch, ctx: None}, "one writer"),
         ({"staged": True, "device": torch.device("cpu")}, "staged with its own device"),
         ({"index": IndexSpace(name="locations", dtype=torch.int64)}, "One index space has one dtype"),
-        ({"index": LOCS, "padding_policy": PaddingPolicy.FOREACH_COPY, "tail_unread": "x"}, "anybody's memory"),
+        ({"index": LOCS, "padding_policy": PaddingPolicy.FOREACH_COPY, "tail_unread": "x"}, "a request's memory"),
         ({"index": LOCS, "padding_policy": PaddingPolicy.FILL_SENTINEL, "pad_value": 1}, "the sink"),
     ],
 )

@@ -103,19 +103,19 @@ def decode(num_heads, num_kv_heads, head_dim, page_size, window):
     q, out = meta(32, num_heads, head_dim), meta(32, num_heads, head_dim)
     return compiled(
         decode_triton.decode_kernel,
-        lambda: decode_triton.launch_decode(q, out, *caches, *tables, *scratch, 0.1, window, None, 8),
+        lambda: decode_triton.launch_decode(q, out, *caches, *tables, 0.1, window, None, *scratch, 8),
     )
 
 
 def extend(num_heads, num_kv_heads, head_dims, num_tokens, window, softcap):
     k_dim, v_dim = head_dims
     caches = [meta(64, 16, num_kv_heads, dim) for dim in head_dims]
-    tables = (indices(33, 512), *(indices(16) for _ in range(4)))
+    tables, queries = (indices(33, 512), indices(16), indices(16)), (indices(16), indices(16))
     sinks = meta(num_heads)
     q, out = meta(num_tokens, num_heads, k_dim), meta(num_tokens, num_heads, v_dim)
     return compiled(
         extend_triton.extend_kernel,
-        lambda: extend_triton.launch_extend(q, out, *caches, *tables, sinks, 0.1, window, softcap),
+        lambda: extend_triton.launch_extend(q, out, *caches, *tables, sinks, 0.1, window, softcap, *queries),
     )
 
 
@@ -169,15 +169,17 @@ KERNELS = {
     "choose draw fp32": lambda: choose(torch.float32, True),
     "rope, heads normed together": lambda: rope(32, 32, 128, together=True),
     "rms_norm": lambda: compiled(
-        norm_triton.rms_norm_kernel, lambda: norm_triton.launch_rms_norm(meta(8, 1152), meta(1152), 1e-6, True)
+        norm_triton.rms_norm_kernel, lambda: norm_triton.launch_rms_norm(meta(8, 1152), meta(1152), 1e-6, True, False)
     ),
     "add_rms_norm": lambda: compiled(
         norm_triton.add_norm_kernel,
-        lambda: norm_triton.launch_add_rms_norm(meta(8, 1152), meta(8, 1152), meta(1152), meta(1152), 1e-6, True),
+        lambda: norm_triton.launch_add_rms_norm(
+            meta(8, 1152), meta(8, 1152), meta(1152), meta(1152), 1e-6, True, False
+        ),
     ),
     "norm_add": lambda: compiled(
         norm_triton.add_norm_kernel,
-        lambda: norm_triton.launch_norm_add(meta(8, 4096), meta(8, 4096), meta(4096), 1e-6, False),
+        lambda: norm_triton.launch_norm_add(meta(8, 4096), meta(8, 4096), meta(4096), 1e-6, False, False),
     ),
     "layer_norm": lambda: compiled(
         norm_triton.rms_norm_kernel, lambda: norm_triton.launch_rms_norm(meta(8, 8192), meta(8192), 1e-5, False, True)

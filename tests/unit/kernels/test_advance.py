@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from playhead.kernels.advance import advance, advance_reference, newest_ids, newest_ids_reference
+from playhead.kernels.tokens import advance, newest_ids
 from playhead.kernels.triton.advance import launch_advance, launch_newest_ids
 
 PAGE_SIZE = 4
@@ -48,7 +48,7 @@ def test_the_kernel_agrees_with_its_reference(num_requests, num_live, run):
     found = step_inputs(num_requests, num_live, seed=num_requests)
     wanted = [tensor.clone() for tensor in found]
     run(*found, PAGE_SIZE)
-    advance_reference(*wanted, PAGE_SIZE)
+    advance.reference(*wanted, PAGE_SIZE)
     for i, (one, other) in enumerate(zip(found, wanted, strict=True)):
         skip = 1 if i == 8 else 0  # row 0 of the newest tokens is the sink's
         assert torch.equal(one[skip:], other[skip:]), i
@@ -74,6 +74,6 @@ def test_the_last_place_of_a_context_has_no_next_and_nothing_is_read_past_the_ta
         assert (positions.item(), lens.item(), locs.item()) == (11, 12, 31)
 
 
-@pytest.mark.parametrize("run", [newest_ids, newest_ids_reference, launch_newest_ids])
+@pytest.mark.parametrize("run", [newest_ids, newest_ids.reference, launch_newest_ids])
 def test_ids_below_zero_are_the_newest_tokens_of_rows(run):
     assert run(int32(4, -2, 0, -1), int32(50, 7, 9)).tolist() == [4, 9, 0, 7]

@@ -12,14 +12,13 @@ import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from playhead.kernels.choose import (
+from playhead.kernels.tokens import (
     GOLDEN,
     IDS_PER_BLOCK,
     NUM_PROGRAMS,
     blocks_per_part,
     choose_scratch,
     choose_tokens,
-    choose_tokens_reference,
     gumbel_noise,
     mixed_,
 )
@@ -29,7 +28,7 @@ from playhead.kernels.triton.choose import gumbel, launch_choose_tokens, mixed
 GREEDY_BELOW = 1e-5
 TWO_BLOCKS = IDS_PER_BLOCK + 70
 BOTH = pytest.mark.parametrize(
-    "choose", [choose_tokens, choose_tokens_reference, launch_choose_tokens], ids=["cpu", "reference", "kernel"]
+    "choose", [choose_tokens, choose_tokens.reference, launch_choose_tokens], ids=["cpu", "reference", "kernel"]
 )
 
 

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from playhead.kernels.decode import attend_last_queries
+from playhead.attention.base import decode_arguments
+from playhead.kernels.attention import decode
 from playhead.kernels.triton.decode import DecodeTiles, decode_tiles, launch_decode
 from tests.unit.attention.scenes import Scene, SceneSpec, make_scene
 from tests.unit.attention.strategies import scene_specs
@@ -17,8 +18,7 @@ SMALL = DecodeTiles(block_j=16, num_warps=4, num_stages=2)
 
 def reference(scene: Scene) -> torch.Tensor:
     out, layer, plan = scene.new_out(), scene.layer, scene.plan
-    memory = (layer.k_cache_NSKD, layer.v_cache_NSKE, plan.page_table_RP, plan.rows_B, plan.seq_lens_B)
-    attend_last_queries(scene.q, out, *memory, layer.sinks_H, layer.scale, layer.window, layer.softcap)
+    decode.reference(scene.q, out, *decode_arguments(plan, layer))
     return out[: scene.num_live]
 
 
@@ -29,11 +29,9 @@ def kernel(
     group_size: int | None = None,
 ) -> torch.Tensor:
     out, layer, plan = scene.new_out(), scene.layer, scene.plan
-    memory = (layer.k_cache_NSKD, layer.v_cache_NSKE, plan.page_table_RP, plan.rows_B, plan.seq_lens_B)
     scratch = scratch or new_scratch(scene, num_splits)
-    numbers = (layer.scale, layer.window, layer.softcap, num_splits)
-    more = (layer.sinks_H, *scratch, *numbers)
-    launch_decode(scene.q, out, *memory, *more, tiles=SMALL, group_size=group_size)
+    more = (*decode_arguments(plan, layer), *scratch, num_splits)
+    launch_decode(scene.q, out, *more, tiles=SMALL, group_size=group_size)
     assert not scratch[2].any(), "arrivals are left zeroed for the next launch"
     return out[: scene.num_live]
 

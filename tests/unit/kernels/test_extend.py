@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from playhead.attention.base import extend_arguments
-from playhead.attention.reference import ReferenceBackend
-from playhead.kernels.extend import extend_reference
+from playhead.kernels.attention import extend
 from playhead.kernels.triton import extend as extend_triton
 from playhead.kernels.triton.extend import ExtendTiles, extend_tiles, launch_extend, num_programs
 from tests.unit.attention.scenes import Scene, SceneSpec, make_scene
 from tests.unit.attention.strategies import scene_specs
-from tests.unit.kernels.test_decode_rows import in_whole_rows
 
 SMALL = ExtendTiles(block_m=16, block_j=16, num_warps=4, num_stages=2)
 
 
 def run(scene: Scene, function, **options) -> torch.Tensor:
     out, layer, plan = scene.new_out(), scene.layer, scene.plan
-    memory = (layer.k_cache_NSKD, layer.v_cache_NSKE, plan.page_table_RP, plan.rows_B, plan.seq_lens_B)
-    spans = (plan.query_starts_B, plan.query_lens_B)
-    numbers = (layer.scale, layer.window, layer.softcap)
-    function(scene.q, out, *memory, *spans, layer.sinks_H, *numbers, **options)
+    function(scene.q, out, *extend_arguments(plan, layer), **options)
     assert out[scene.num_live :].isnan().all(), "rows of no request are left alone"
     return out[: scene.num_live]
 
@@ -35,7 +28,7 @@ def run(scene: Scene, function, **options) -> torch.Tensor:
 def test_kernel_agrees_with_reference(spec, seed):
     scene = make_scene(spec, seed)
     torch.testing.assert_close(
-        run(scene, launch_extend, tiles=SMALL), run(scene, extend_reference), atol=1e-5, rtol=1e-5
+        run(scene, launch_extend, tiles=SMALL), run(scene, extend.reference), atol=1e-5, rtol=1e-5
     )
 
 
@@ -43,7 +36,7 @@ def test_a_window_inside_a_tile_masks_both_ends():
     """Fewer keys in the window than tokens in the tile: no block is seen whole by all of its queries."""
     scene = make_scene(SceneSpec(seq_lens=(50,), query_lens=(30,), window=3, has_own_pool=True), seed=8)
     torch.testing.assert_close(
-        run(scene, launch_extend, tiles=SMALL), run(scene, extend_reference), atol=1e-5, rtol=1e-5
+        run(scene, launch_extend, tiles=SMALL), run(scene, extend.reference), atol=1e-5, rtol=1e-5
     )
 
 
@@ -54,34 +47,8 @@ def test_many_requests_find_their_tiles():
     scene = make_scene(spec, seed=9)
     tiles = ExtendTiles(block_m=64, block_j=16, num_warps=4, num_stages=2)
     torch.testing.assert_close(
-        run(scene, launch_extend, tiles=tiles), run(scene, extend_reference), atol=1e-5, rtol=1e-5
+        run(scene, launch_extend, tiles=tiles), run(scene, extend.reference), atol=1e-5, rtol=1e-5
     )
-
-
-@settings(max_examples=60)
-@given(
-    spec=scene_specs(extend=True), dtype=st.sampled_from((torch.float32, torch.bfloat16)), seed=st.integers(0, 2**31)
-)
-def test_rows_give_what_the_reference_gives(spec, dtype, seed):
-    scene = in_whole_rows(make_scene(replace(spec, v_head_dim=spec.k_head_dim), seed))
-    assert scene.layer.as_rows() is not None
-    backend, q = ReferenceBackend(page_table_RP=scene.plan.page_table_RP), scene.q.to(dtype)
-    found, wanted = scene.new_out().to(dtype), scene.new_out().to(dtype)
-    backend.extend(scene.plan, scene.layer, q, found)
-    extend_reference(q, wanted, *extend_arguments(scene.plan, scene.layer))
-    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
-    torch.testing.assert_close(found, wanted, atol=tolerance, rtol=tolerance, equal_nan=True)
-
-
-def test_layers_of_a_group_share_what_the_first_one_found():
-    """Requests of 1 and of 2 queries are two batches; two layers of one group find them once."""
-    scene = in_whole_rows(make_scene(SceneSpec(seq_lens=(9, 5, 7), query_lens=(1, 2, 1)), seed=4))
-    backend, plan = ReferenceBackend(page_table_RP=scene.plan.page_table_RP), scene.plan
-    backend.extend(plan, scene.layer, scene.q, scene.new_out())
-    (spans,) = plan.spans.values()
-    assert [tuple(equal.token_bQ.shape) for equal in spans] == [(2, 1), (1, 2)]
-    backend.extend(plan, replace(scene.layer, scale=1.0), scene.q, scene.new_out())
-    assert plan.spans[scene.layer.group] is spans
 
 
 def test_programs_take_turns_where_there_are_more_tiles_than_programs(monkeypatch):
@@ -91,7 +58,7 @@ def test_programs_take_turns_where_there_are_more_tiles_than_programs(monkeypatc
     spec = SceneSpec(seq_lens=(*(1 + b % 3 for b in range(40)), 20), query_lens=(*(1,) * 40, 20), num_null=20)
     scene = make_scene(spec, seed=10)
     torch.testing.assert_close(
-        run(scene, launch_extend, tiles=SMALL), run(scene, extend_reference), atol=1e-5, rtol=1e-5
+        run(scene, launch_extend, tiles=SMALL), run(scene, extend.reference), atol=1e-5, rtol=1e-5
     )
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from playhead.kernels.rope import qk_rope_write, qk_rope_write_reference, rotated
+from playhead.kernels.rope import qk_rope_write, rotated
 from playhead.kernels.triton.rope import launch_qk_rope_write
 
 NUM_POSITIONS = 9
@@ -53,7 +53,7 @@ def test_kernel_agrees_with_reference(heads, dims, norm, interleaved, page_size,
     options = {"norm": norm, "interleaved": interleaved, "page_size": page_size}
     expected = random_call(heads, dims, seed, **options)
     found = random_call(heads, dims, seed, **options)
-    qk_rope_write_reference(*expected)
+    qk_rope_write.reference(*expected)
     launch_qk_rope_write(*found)
     for position in (0, 7, 8):  # q, and the two caches
         torch.testing.assert_close(found[position], expected[position])
@@ -78,7 +78,7 @@ def test_what_the_cpu_runs_agrees_with_reference(heads, dims, norm, interleaved,
         call[:3] = [part.view(heads.shape) for part, heads in zip(parts, call[:3], strict=True)]
         call[7:9] = [cache.to(dtype) for cache in call[7:9]]
     qk_rope_write(*calls[0])
-    qk_rope_write_reference(*calls[1])
+    qk_rope_write.reference(*calls[1])
     for position in (0, 1, 7, 8):
         torch.testing.assert_close(calls[0][position], calls[1][position])
 

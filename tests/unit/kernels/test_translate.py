@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from playhead.kernels.translate import max_pages_seen, translate, translate_reference
+from playhead.kernels.translate import max_pages_seen, translate
 from playhead.kernels.triton.translate import launch_translate
 
 UNTOUCHED = 7777
@@ -64,7 +64,7 @@ SPANS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 15)), min_size=1, 
     num_padding=st.integers(0, 3),
     seed=st.integers(0, 2**31),
 )
-@pytest.mark.parametrize("run", [translate, translate_reference, launch_translate])
+@pytest.mark.parametrize("run", [translate, translate.reference, launch_translate])
 def test_exactly_the_pages_that_queries_see_are_translated(run, spans, page_size, window, num_padding, seed):
     call = random_call(spans, page_size, window, num_padding=num_padding, seed=seed)
     wanted_locs, wanted_table = by_hand(call)
@@ -73,7 +73,7 @@ def test_exactly_the_pages_that_queries_see_are_translated(run, spans, page_size
     assert call[1].tolist() == wanted_table
 
 
-@pytest.mark.parametrize("run", [translate, translate_reference, launch_translate])
+@pytest.mark.parametrize("run", [translate, translate.reference, launch_translate])
 def test_pages_of_one_location_are_locations(run):
     """More tokens than a program takes, and a window of more pages than a program takes."""
     call = random_call([(0, 5), (11, 1), (2, 9)] * 5, page_size=1, window=100, num_padding=5, seed=3)

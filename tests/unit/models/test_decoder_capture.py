@@ -11,7 +11,8 @@ import torch
 from playhead.graph.backends.base import record
 from playhead.graph.backends.tape import TapeBackend
 from playhead.graph.breakable import BreakableCapture
-from playhead.graph.breaks import BreakOp, BridgePool, InlineScope, Scope, TensorSpec
+from playhead.graph.breaks import BreakOp, InlineScope, Scope, TensorSpec
+from playhead.graph.bridges import BridgePool
 from playhead.layers.attention import turned_qkv
 from playhead.layers.spec import AttentionSpec
 from playhead.models.build import spec_from_config
@@ -46,7 +47,7 @@ class PackedAttention:
 
     def run(self, inputs, outputs, layer_index):
         spec = self.decoder.spec.layers[layer_index].attention
-        turned = turned_qkv(inputs[0], spec, self.decoder.turns[layer_index], self.positions_T)
+        turned = turned_qkv(inputs[0], spec, self.decoder.transforms[layer_index], self.positions_T)
         together_TT = self.sequence_T[:, None] == self.sequence_T
         sees_TT = together_TT & visible(self.positions_T, self.positions_T, spec.window)
         out_THE = dense_attention(*turned, sees_TT, spec=spec, sinks_H=self.decoder.sinks[layer_index])
@@ -66,7 +67,7 @@ class ScopeContext:
         return self.scope.bridge(self.attention, 0, spec, h_TM)
 
     def attend(self, layer_index, qkv_TX):
-        return self.scope.call(self.attention, qkv_TX, site=str(layer_index))[0]
+        return self.scope.call(self.attention, qkv_TX, site=layer_index)[0]
 
 
 @pytest.fixture(params=CONFIGS, scope="module")
@@ -93,7 +94,7 @@ def attention_of(decoder):
     width = decoder.spec.layers[0].attention.output_size
     return BreakOp(
         "playhead_tests::packed_attention",
-        run=lambda live, inputs, outputs, site: live.run(inputs, outputs, int(site)),
+        run=lambda live, inputs, outputs, site: live.run(inputs, outputs, site),
         outputs=lambda inputs: [TensorSpec(shape=(inputs[0].shape[0], width), dtype=inputs[0].dtype)],
     )
 

@@ -17,7 +17,7 @@ from playhead.kv.plan import KVLimits
 from playhead.models.build import spec_from_config
 from playhead.models.checkpoint.dummy import dummy_decoder
 from playhead.step.build import build_worker
-from playhead.step.model_step import ModelStep
+from playhead.step.forward import ModelStep
 from playhead.step.worker import WorkerConfig
 from tests.unit.models.test_decoder_capture import SIZES
 
@@ -63,9 +63,7 @@ def recorded_ops(model_type: str) -> list[str]:
     layers = tuple(map(without_memory, worker.model.layers))
     inputs = {name: slot.to("meta") for name, slot in worker.decode.registry.extract_buffer(ctx).items()}
     table_RP = worker.page_table.table_RP.to("meta")
-    step = ModelStep(
-        decoder, worker.pool, layers, TritonBackend(page_table_RP=table_RP, layers=layers, max_bs=NUM_TOKENS)
-    )
+    step = ModelStep(decoder, worker.pool, layers, TritonBackend(table_RP, layers, max_bs=NUM_TOKENS))
 
     def decode_layers(inputs, scope):
         return step.hidden(inputs, scope, Phase.DECODE)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from playhead.graph import TapeBackend, record
-from playhead.kernels.choose import gumbel_noise
+from playhead.kernels.tokens import gumbel_noise
 from playhead.sampling_params import SamplingKind, SamplingParams
 from playhead.schedule.request import Request
 from playhead.step.sampling import NUMBERS, SampledTokens, filtered, kind_of, sample
@@ -431,10 +431,10 @@ def test_ids_that_must_not_end_a_request_yet_need_the_tables():
 def test_every_number_has_an_input_that_an_empty_row_turns_off():
     """A padded row is greedy and filters nothing, whatever parameters there will be."""
     empty = build_inputs([], num_rows=1, vocab_size=VOCAB)
-    off = {name: torch.tensor([effect.off]) for name, effect in NUMBERS.items()}
+    off = {name: torch.tensor([one.off]) for name, one in NUMBERS.items()}
     assert_same([empty.numbers[name] for name in off], off.values())
-    defaults = vars(SamplingParams(temperature=0))
-    assert [name for name, effect in NUMBERS.items() if effect.is_on(defaults[name])] == []
+    defaults = SamplingParams(temperature=0).values()
+    assert [name for name, one in NUMBERS.items() if one.is_on(defaults[name])] == []
 
 
 def test_the_cheap_path_neither_sorts_nor_hashes():

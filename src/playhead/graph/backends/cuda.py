@@ -89,7 +89,7 @@ class CudaBackend:
         try:
             with torch.cuda.stream(self.stream), torch.no_grad():
                 work()
-        finally:  # whoever goes on after an error must not overtake what was launched before it
+        finally:  # work launched after an error must not overtake what was launched before it
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
             torch.cuda.synchronize(self.device)
 

@@ -1,25 +1,30 @@
 """The CPU's graph: a list of ops over fixed memory.
 
 Replay issues the recorded ops again on the recorded tensors and writes each result into the tensor the recording
-made. Python of the model does not run, views alias, addresses are fixed: an input that nobody refreshed shows here
+made. Python of the model does not run, views alias, addresses are fixed: an input that was not refreshed shows here
 exactly as it does in a CUDA graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 
-from playhead.bound_ops import bound
 from playhead.graph.backends.base import Recording
 from playhead.graph.backends.out_variants import bind_outputs, out_variant
 from playhead.graph.oplog import UNINITIALISED, Call, Op, OpLog, OpObserver, tensors_in
 from playhead.graph.outputs import Outputs
+
+# For ops that write into their arguments and return nothing: `bind(*args, **kwargs)` gives a function that repeats the
+# call without torch, on the values its memory has by then.
+Binders = Mapping[Op, Callable[..., Callable[[], None]]]
+NO_BINDERS: Binders = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +37,11 @@ class TapeStep:
     copies: tuple[torch.Tensor | None, ...]
 
     @classmethod
-    def of(cls, call: Call) -> TapeStep:
+    def of(cls, call: Call, binders: Binders) -> TapeStep:
         """The cheapest way to redo a call: without torch if it can be bound, else straight into the recorded memory."""
-        work = bound(call.func, call.args, call.kwargs)
-        if work is not None:
-            return cls(func=work, args=(), kwargs={}, copies=())
+        bind = binders.get(call.func)
+        if bind is not None:
+            return cls(func=bind(*call.args, **call.kwargs), args=(), kwargs={}, copies=())
         variant = out_variant(call.func) if any(tensor is not None for tensor in call.fresh) else None
         outputs = bind_outputs(variant[1], call.fresh) if variant is not None else None
         if variant is not None and outputs is not None:
@@ -48,10 +53,11 @@ class TapeStep:
 class TapeRecording:
     """Ops in order, with the memory they made."""
 
-    def __init__(self, observer: OpObserver) -> None:
+    def __init__(self, observer: OpObserver, binders: Binders) -> None:
         self.observer = observer
         self.log: OpLog = observer.log
-        self._steps = tuple(TapeStep.of(call) for call in observer.calls if not call.name.startswith(UNINITIALISED))
+        redone = (call for call in observer.calls if not call.name.startswith(UNINITIALISED))
+        self._steps = tuple(TapeStep.of(call, binders) for call in redone)
         made = {t.untyped_storage().data_ptr(): t for call in observer.calls for t in call.fresh if t is not None}
         self._memory = tuple(made.values())
 
@@ -75,23 +81,29 @@ class TapeRecording:
 
 
 class OpenTape:
-    def __init__(self, observer: OpObserver) -> None:
-        self._observer = observer
+    def __init__(self, observer: OpObserver, binders: Binders) -> None:
+        self._observer, self._binders = observer, binders
         self._stack = ExitStack()
         self._stack.enter_context(observer.watching())
 
     def close(self) -> TapeRecording:
         self._stack.close()
-        return TapeRecording(self._observer)
+        return TapeRecording(self._observer, self._binders)
 
     def abandon(self) -> None:
         self._stack.close()
 
 
 class TapeBackend:
-    """Records on the CPU. Each recording keeps all its intermediate memory."""
+    """Records on the CPU. Each recording keeps all its intermediate memory.
+
+    `binders` say which ops a replay repeats without torch. Without them replays do the same work, and take longer.
+    """
 
     name = "tape"
+
+    def __init__(self, binders: Binders = NO_BINDERS) -> None:
+        self._binders = binders
 
     def warm_up(self, work: Callable[[], Outputs]) -> None:
         with torch.no_grad():
@@ -101,4 +113,4 @@ class TapeBackend:
         observer = OpObserver(keep_calls=True)
         if isinstance(after, TapeRecording):
             observer.adopt(after.observer)
-        return OpenTape(observer)
+        return OpenTape(observer, self._binders)

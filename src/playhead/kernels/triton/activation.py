@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""Triton kernel of `activation.py`: one program per block of columns of one row.
+"""Triton kernel of `gated_activation`: one program per block of columns of one row.
 
 Shapes: T tokens, I intermediate width, J = 2 * I.
 """
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from playhead.errors import ConfigError
-from playhead.kernels.activation import ACTIVATIONS
+from playhead.kernels.elementwise import ACTIVATIONS
 
 BLOCK = 1024  # eight elements for each of 128 threads
 

@@ -1,10 +1,12 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""Triton kernels of `advance.py`: one lane per token or request.
+"""Triton kernels of `advance` and `newest_ids`: one lane per token or request.
 
 Shapes: B requests, T tokens, R rows of running requests, P pages per row.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
@@ -50,34 +52,10 @@ def launch_newest_ids(ids_T: torch.Tensor, newest_R: torch.Tensor) -> torch.Tens
     return out_T
 
 
-def launch_advance(
-    tokens_B: torch.Tensor,
-    input_ids_B: torch.Tensor,
-    positions_B: torch.Tensor,
-    seq_lens_B: torch.Tensor,
-    out_cache_loc_B: torch.Tensor,
-    num_generated_B: torch.Tensor,
-    rows_B: torch.Tensor,
-    num_live: torch.Tensor,
-    newest_R: torch.Tensor,
-    page_table_RP: torch.Tensor,
-    page_size: int,
-) -> None:
+def launch_advance(*call: Any) -> None:
+    *tensors, page_size = call
+    rows_B, page_table_RP = tensors[6], tensors[9]
     num_requests = rows_B.shape[0]
     advance_kernel[(triton.cdiv(num_requests, BLOCK),)](
-        tokens_B,
-        input_ids_B,
-        positions_B,
-        seq_lens_B,
-        out_cache_loc_B,
-        num_generated_B,
-        rows_B,
-        num_live,
-        newest_R,
-        page_table_RP,
-        page_table_RP.stride(0),
-        page_table_RP.shape[1],
-        num_requests,
-        PAGE_SIZE=page_size,
-        BLOCK=BLOCK,
+        *tensors, page_table_RP.stride(0), page_table_RP.shape[1], num_requests, PAGE_SIZE=page_size, BLOCK=BLOCK
     )

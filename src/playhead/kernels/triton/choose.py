@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""Triton kernel of `choose.py`: a row's ids are cut into parts, one program each; the last to finish takes the best.
+"""Triton kernel of `choose_tokens`: a row's ids are cut into parts, a program each; the last to finish takes the best.
 
 A program keeps the best score and its id in every lane. At its end a score and its id become one 64-bit integer that
 orders as they do, so the best of all parts is a maximum of integers: the same in any order and however the row was cut.
@@ -9,19 +9,20 @@ Shapes: J ids of a block, X parts of a row.
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 import triton
 import triton.language as tl
 
-from playhead.kernels import choose
+from playhead.kernels import tokens
 from playhead.kernels.triton.arrivals import count_in
 
-GOLDEN = tl.constexpr(choose.GOLDEN % 2**64)
-MIX_1 = tl.constexpr(choose.MIX_1 % 2**64)
-MIX_2 = tl.constexpr(choose.MIX_2 % 2**64)
-UNIFORM_BITS = tl.constexpr(choose.UNIFORM_BITS)
-BELOW_ONE = tl.constexpr(choose.BELOW_ONE)
-UNIT = tl.constexpr(2.0**-choose.UNIFORM_BITS)
+GOLDEN = tl.constexpr(tokens.GOLDEN % 2**64)
+MIX_1 = tl.constexpr(tokens.MIX_1 % 2**64)
+MIX_2 = tl.constexpr(tokens.MIX_2 % 2**64)
+UNIFORM_BITS = tl.constexpr(tokens.UNIFORM_BITS)
+BELOW_ONE = tl.constexpr(tokens.BELOW_ONE)
+UNIT = tl.constexpr(2.0**-tokens.UNIFORM_BITS)
 
 NO_KEY = tl.constexpr(-(2**63))  # below the key of every score
 
@@ -112,36 +113,13 @@ def choose_kernel(
         tl.store(tokens + row, token_of(key))
 
 
-def launch_choose_tokens(
-    logits_NV: torch.Tensor,
-    temperature_N: torch.Tensor,
-    seeds_N: torch.Tensor,
-    positions_N: torch.Tensor,
-    tokens_N: torch.Tensor,
-    parts_RX: torch.Tensor,
-    arrivals_R: torch.Tensor,
-    greedy_below: float,
-    draws: bool,
-    num_blocks: int | None = None,
-) -> None:
+def launch_choose_tokens(*call: Any, num_blocks: int | None = None) -> None:
+    logits_NV, *rows, parts_RX, arrivals_R, greedy_below, draws = call
     num_rows, vocab_size = logits_NV.shape
-    max_parts = triton.cdiv(vocab_size, choose.IDS_PER_BLOCK)
-    num_blocks = num_blocks or choose.blocks_per_part(num_rows, vocab_size)
+    max_parts = triton.cdiv(vocab_size, tokens.IDS_PER_BLOCK)
+    num_blocks = num_blocks or tokens.blocks_per_part(num_rows, vocab_size)
     choose_kernel[(triton.cdiv(max_parts, num_blocks), num_rows)](
-        logits_NV,
-        temperature_N,
-        seeds_N,
-        positions_N,
-        tokens_N,
-        parts_RX,
-        arrivals_R,
-        logits_NV.stride(0),
-        parts_RX.stride(0),
-        greedy_below,
-        num_blocks,
-        VOCAB=vocab_size,
-        DRAWS=draws,
-        BLOCK_J=choose.IDS_PER_BLOCK,
-        BLOCK_X=triton.next_power_of_2(max_parts),
-        num_warps=choose.IDS_PER_BLOCK * logits_NV.element_size() // 512,
-    )
+        logits_NV, *rows, parts_RX, arrivals_R, logits_NV.stride(0), parts_RX.stride(0), greedy_below, num_blocks,
+        VOCAB=vocab_size, DRAWS=draws, BLOCK_J=tokens.IDS_PER_BLOCK, BLOCK_X=triton.next_power_of_2(max_parts),
+        num_warps=tokens.IDS_PER_BLOCK * logits_NV.element_size() // 512,
+    )  # fmt: skip

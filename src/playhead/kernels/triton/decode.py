@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""Triton kernel of `decode.py`: the keys a request can see are split over programs, and the last to finish merges.
+"""Triton kernel of `decode`: the keys a request can see are split over programs, and the last to finish merges.
 
 A program takes one request, one kv head and one split. All query heads of the kv head share each key it loads. Splits
 are cut from the keys in the window, not from the sequence, so a window layer costs the same at any context. Programs
@@ -16,8 +16,8 @@ E head dim of v, H query heads (those of a program when merging), X splits.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 
@@ -213,25 +213,9 @@ def decode_tiles(k_head_dim: int, v_head_dim: int) -> DecodeTiles:
     return DecodeTiles(block_j=block_j, num_warps=4, num_stages=3)
 
 
-def launch_decode(
-    q_BHD: torch.Tensor,
-    out_BHE: torch.Tensor,
-    k_cache_NSKD: torch.Tensor,
-    v_cache_NSKE: torch.Tensor,
-    page_table_RP: torch.Tensor,
-    rows_B: torch.Tensor,
-    seq_lens_B: torch.Tensor,
-    sinks_H: torch.Tensor | None,
-    parts: torch.Tensor,
-    part_tops_sums: torch.Tensor,
-    arrivals: torch.Tensor,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    num_splits: int,
-    tiles: DecodeTiles | None = None,
-    group_size: int | None = None,
-) -> None:
+def launch_decode(*call: Any, tiles: DecodeTiles | None = None, group_size: int | None = None) -> None:
+    *tensors, sinks_H, scale, window, softcap, parts, part_tops_sums, arrivals, num_splits = call
+    q_BHD, out_BHE, k_cache_NSKD, v_cache_NSKE, page_table_RP, _, _ = tensors
     num_requests, num_heads, head_dim = q_BHD.shape
     num_kv_heads, v_head_dim = v_cache_NSKE.shape[2:]
     group = num_heads // num_kv_heads
@@ -241,8 +225,7 @@ def launch_decode(
     block_h = min(triton.next_power_of_2(group), block_m)
     block_e = max(triton.next_power_of_2(v_head_dim), MIN_DOT_DEPTH)
     decode_kernel[(num_kv_heads * num_m_blocks, num_splits, num_requests)](
-        q_BHD, out_BHE, k_cache_NSKD, v_cache_NSKE, page_table_RP, rows_B, seq_lens_B, sinks_H,
-        parts, part_tops_sums, arrivals, scale, 0.0 if softcap is None else softcap,
+        *tensors, sinks_H, parts, part_tops_sums, arrivals, scale, 0.0 if softcap is None else softcap,
         num_splits, group_size or splits_per_group(num_splits, group * v_head_dim),
         *q_BHD.stride()[:2], *out_BHE.stride()[:2],
         *k_cache_NSKD.stride()[:3], *v_cache_NSKE.stride()[:3], page_table_RP.stride(0),

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""Triton kernels of `embedding.py`: one program per block of columns of one row.
+"""Triton kernels of `embed` and `softcap_`: one program per block of columns of one row.
 
 Shapes: T tokens, V vocabulary, D width.
 """

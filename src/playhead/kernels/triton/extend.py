@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""Triton kernel of `extend.py`: a program takes tiles of queries, each of one request, and walks the keys they can see.
+"""Triton kernel of `extend`: a program takes tiles of queries, each of one request, and walks the keys they can see.
 
 A tile holds a few tokens times all query heads of one kv head, so every key that is loaded serves all of them, and a
 request that only decodes wastes little. Tiles are dealt out by position in the step: which request a program works
@@ -13,10 +13,9 @@ E head dim of v.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any, NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 
@@ -172,8 +171,7 @@ def extend_kernel(
         tile -= tl.num_programs(0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExtendTiles:
+class ExtendTiles(NamedTuple):
     """How an extend program is cut: rows of queries, keys of a block, warps, and blocks of keys in flight."""
 
     block_m: int
@@ -188,22 +186,10 @@ class ExtendTiles:
 # for, and a half tile's four warps spill from 64 keys on. At 512 the result alone fills the registers of four warps.
 TILES: Mapping[int, tuple[ExtendTiles, ExtendTiles]] = MappingProxyType(
     {
-        64: (
-            ExtendTiles(block_m=128, block_j=128, num_warps=8, num_stages=2),
-            ExtendTiles(block_m=64, block_j=64, num_warps=4, num_stages=3),
-        ),
-        128: (
-            ExtendTiles(block_m=128, block_j=64, num_warps=8, num_stages=3),
-            ExtendTiles(block_m=64, block_j=64, num_warps=4, num_stages=3),
-        ),
-        256: (
-            ExtendTiles(block_m=128, block_j=64, num_warps=8, num_stages=2),
-            ExtendTiles(block_m=64, block_j=32, num_warps=4, num_stages=3),
-        ),
-        512: (
-            ExtendTiles(block_m=64, block_j=32, num_warps=8, num_stages=2),
-            ExtendTiles(block_m=64, block_j=32, num_warps=8, num_stages=2),
-        ),
+        64: (ExtendTiles(128, 128, 8, 2), ExtendTiles(64, 64, 4, 3)),
+        128: (ExtendTiles(128, 64, 8, 3), ExtendTiles(64, 64, 4, 3)),
+        256: (ExtendTiles(128, 64, 8, 2), ExtendTiles(64, 32, 4, 3)),
+        512: (ExtendTiles(64, 32, 8, 2), ExtendTiles(64, 32, 8, 2)),
     }
 )
 
@@ -216,7 +202,7 @@ def extend_tiles(width: int, itemsize: int, num_rows: int) -> ExtendTiles:
     whole, half = TILES[min(max(triton.next_power_of_2(width), 64), 512)]
     tiles = whole if num_rows >= whole.block_m * NUM_SMS else half
     # float32 is twice as wide and goes through the same shared memory.
-    return tiles if itemsize <= 2 else replace(tiles, block_j=16)
+    return tiles if itemsize <= 2 else tiles._replace(block_j=16)
 
 
 def num_programs(num_full_tiles: int, num_requests: int, num_kv_heads: int) -> int:
@@ -229,22 +215,9 @@ def num_programs(num_full_tiles: int, num_requests: int, num_kv_heads: int) -> i
     return min(num_full_tiles + num_requests, most_at_once)
 
 
-def launch_extend(
-    q_THD: torch.Tensor,
-    out_THE: torch.Tensor,
-    k_cache_NSKD: torch.Tensor,
-    v_cache_NSKE: torch.Tensor,
-    page_table_RP: torch.Tensor,
-    rows_B: torch.Tensor,
-    seq_lens_B: torch.Tensor,
-    query_starts_B: torch.Tensor,
-    query_lens_B: torch.Tensor,
-    sinks_H: torch.Tensor | None,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    tiles: ExtendTiles | None = None,
-) -> None:
+def launch_extend(*call: Any, tiles: ExtendTiles | None = None) -> None:
+    *tensors, sinks_H, scale, window, softcap, query_starts_B, query_lens_B = call
+    q_THD, out_THE, k_cache_NSKD, v_cache_NSKE, page_table_RP, rows_B, _ = tensors
     num_tokens, num_heads, head_dim = q_THD.shape
     num_kv_heads, v_head_dim = v_cache_NSKE.shape[2:]
     num_requests, group = rows_B.shape[0], num_heads // num_kv_heads
@@ -254,8 +227,7 @@ def launch_extend(
     block_m = max(tiles.block_m, triton.next_power_of_2(group))
     tokens_per_tile = block_m // group
     extend_kernel[(num_programs(num_tokens // tokens_per_tile, num_requests, num_kv_heads), num_kv_heads)](
-        q_THD, out_THE, k_cache_NSKD, v_cache_NSKE, page_table_RP, rows_B, seq_lens_B, query_starts_B, query_lens_B,
-        sinks_H, scale, 0.0 if softcap is None else softcap, num_requests,
+        *tensors, query_starts_B, query_lens_B, sinks_H, scale, 0.0 if softcap is None else softcap, num_requests,
         *q_THD.stride()[:2], *out_THE.stride()[:2],
         *k_cache_NSKD.stride()[:3], *v_cache_NSKE.stride()[:3], page_table_RP.stride(0),
         G=group, D=head_dim, E=v_head_dim, PAGE_SIZE=k_cache_NSKD.shape[1], WINDOW=window or 0,

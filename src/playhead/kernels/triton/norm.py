@@ -6,9 +6,12 @@ Shapes: T tokens, D width.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 
 @triton.jit
@@ -55,83 +58,36 @@ def add_norm_kernel(
         tl.store(out + row * WIDTH + col_D, y_D.to(out.dtype.element_ty), mask=live_D)
 
 
-def num_warps_for(block: int) -> int:
-    """Eight elements a thread: one 16-byte load of bf16. A row of 2048 takes 8 warps."""
-    return min(max(block // 256, 1), 16)
-
-
-def launch_rms_norm(
-    x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float, unit_offset: bool, centred: bool = False
-) -> torch.Tensor:
-    num_rows, width = x_TD.shape
-    out_TD = torch.empty((num_rows, width), dtype=x_TD.dtype, device=x_TD.device)
-    block = triton.next_power_of_2(width)
-    rms_norm_kernel[(num_rows,)](
-        x_TD,
-        weight_D,
-        out_TD,
-        x_TD.stride(0),
-        eps,
-        WIDTH=width,
-        UNIT_OFFSET=unit_offset,
-        CENTRED=centred,
-        BLOCK=block,
-        num_warps=num_warps_for(block),
-    )
-    return out_TD
-
-
-def launch_add_rms_norm(
-    x_TD: torch.Tensor,
-    residual_TD: torch.Tensor,
-    weight_D: torch.Tensor,
-    x_weight_D: torch.Tensor | None,
-    eps: float,
-    unit_offset: bool,
-    centred: bool = False,
-) -> torch.Tensor:
+def launch_rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float, unit_offset: bool, centred: bool) -> Tensor:
     out_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype, device=x_TD.device)
-    _launch_add(x_TD, residual_TD, weight_D, x_weight_D, out_TD, eps, unit_offset, centred)
+    rms_norm_kernel[(x_TD.shape[0],)](
+        x_TD, weight_D, out_TD, x_TD.stride(0), eps,
+        UNIT_OFFSET=unit_offset, CENTRED=centred, **whole_rows(x_TD),
+    )  # fmt: skip
     return out_TD
 
 
-def launch_norm_add(
-    x_TD: torch.Tensor,
-    residual_TD: torch.Tensor,
-    x_weight_D: torch.Tensor,
-    eps: float,
-    unit_offset: bool,
-    centred: bool = False,
-) -> None:
-    _launch_add(x_TD, residual_TD, None, x_weight_D, None, eps, unit_offset, centred)
+def launch_add_rms_norm(x_TD: Tensor, *rest: Any) -> Tensor:
+    out_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype, device=x_TD.device)
+    _launch_add(out_TD, x_TD, *rest)
+    return out_TD
 
 
-def _launch_add(
-    x_TD: torch.Tensor,
-    residual_TD: torch.Tensor,
-    weight_D: torch.Tensor | None,
-    x_weight_D: torch.Tensor | None,
-    out_TD: torch.Tensor | None,
-    eps: float,
-    unit_offset: bool,
-    centred: bool,
-) -> None:
-    num_rows, width = x_TD.shape
+def launch_norm_add(x_TD: Tensor, residual_TD: Tensor, x_weight_D: Tensor, *numbers: Any) -> None:
+    _launch_add(None, x_TD, residual_TD, None, x_weight_D, *numbers)
+
+
+def _launch_add(out_TD: Tensor | None, *call: Any) -> None:
+    x_TD, residual_TD, weight_D, x_weight_D, eps, unit_offset, centred = call
+    add_norm_kernel[(x_TD.shape[0],)](
+        x_TD, residual_TD, weight_D, x_weight_D, out_TD, x_TD.stride(0), residual_TD.stride(0), eps,
+        UNIT_OFFSET=unit_offset, CENTRED=centred,
+        NORM_X=x_weight_D is not None, NORM_SUM=out_TD is not None, **whole_rows(x_TD),
+    )  # fmt: skip
+
+
+def whole_rows(x_TD: Tensor) -> dict[str, int]:
+    """The size of a program that holds a row. Eight elements a thread, one 16-byte load of bf16: 2048 take 8 warps."""
+    width = x_TD.shape[1]
     block = triton.next_power_of_2(width)
-    add_norm_kernel[(num_rows,)](
-        x_TD,
-        residual_TD,
-        weight_D,
-        x_weight_D,
-        out_TD,
-        x_TD.stride(0),
-        residual_TD.stride(0),
-        eps,
-        WIDTH=width,
-        UNIT_OFFSET=unit_offset,
-        CENTRED=centred,
-        NORM_X=x_weight_D is not None,
-        NORM_SUM=out_TD is not None,
-        BLOCK=block,
-        num_warps=num_warps_for(block),
-    )
+    return {"WIDTH": width, "BLOCK": block, "num_warps": min(max(block // 256, 1), 16)}

@@ -10,7 +10,8 @@ P positions, F rotated pairs (2F <= D), R = 2F, N pages of the layer's pool, S l
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 import triton
 import triton.language as tl
 
@@ -120,21 +121,9 @@ def qk_rope_write_kernel(
         tl.store(v_target, v_KE.to(v_cache.dtype.element_ty), mask=mask & writes)
 
 
-def launch_qk_rope_write(
-    q_THD: torch.Tensor,
-    k_TKD: torch.Tensor,
-    v_TKE: torch.Tensor,
-    q_weight_W: torch.Tensor | None,
-    k_weight_W: torch.Tensor | None,
-    table_PR: torch.Tensor | None,
-    positions_T: torch.Tensor,
-    k_cache_NSKD: torch.Tensor,
-    v_cache_NSKE: torch.Tensor,
-    locs_T: torch.Tensor,
-    eps: float,
-    unit_offset: bool,
-    interleaved: bool,
-) -> None:
+def launch_qk_rope_write(*call: Any) -> None:
+    *tensors, eps, unit_offset, interleaved = call
+    q_THD, k_TKD, v_TKE, q_weight_W, _, table_PR, _, k_cache_NSKD, v_cache_NSKE, _ = tensors
     num_tokens, num_heads, head_dim = q_THD.shape
     num_kv_heads, v_head_dim = v_TKE.shape[1:]
     num_pairs = 0 if table_PR is None else table_PR.shape[1] // 2
@@ -147,9 +136,7 @@ def launch_qk_rope_write(
     # With neither norm nor rotation the queries stay as they are, and only the writing programs run.
     num_q_blocks = triton.cdiv(num_heads, block_heads) if has_norm or num_pairs else 0
     qk_rope_write_kernel[(num_tokens, num_q_blocks + 1)](
-        q_THD, k_TKD, v_TKE, q_weight_W, k_weight_W, table_PR, positions_T,
-        k_cache_NSKD, v_cache_NSKE, locs_T, eps,
-        *q_THD.stride()[:2], *k_TKD.stride()[:2], *v_TKE.stride()[:2],
+        *tensors, eps, *q_THD.stride()[:2], *k_TKD.stride()[:2], *v_TKE.stride()[:2],
         *k_cache_NSKD.stride()[:3], *v_cache_NSKE.stride()[:3],
         H=num_heads, K=num_kv_heads, D=head_dim, E=v_head_dim, F=num_pairs, STEP=2 if interleaved else 1,
         PAGE_SIZE=k_cache_NSKD.shape[1], NUM_Q_BLOCKS=num_q_blocks,

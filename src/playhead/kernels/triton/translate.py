@@ -10,7 +10,8 @@ row, L full locations.
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 import triton
 import triton.language as tl
 
@@ -46,22 +47,13 @@ def translate_kernel(
     tl.store(window_table + row_TC * window_table_stride + page_TC, window_loc_TC // PAGE_SIZE, mask=live_TC)
 
 
-def launch_translate(
-    window_locs_A: torch.Tensor,
-    window_table_RP: torch.Tensor,
-    mapping_L: torch.Tensor,
-    page_table_RP: torch.Tensor,
-    full_locs_T: torch.Tensor,
-    rows_T: torch.Tensor,
-    positions_T: torch.Tensor,
-    page_size: int,
-    window: int,
-) -> None:
+def launch_translate(*call: Any) -> None:
+    *tensors, page_size, window = call
+    _, window_table_RP, _, page_table_RP, full_locs_T, _, _ = tensors
     num_tokens = full_locs_T.shape[0]
     num_columns = min(max_pages_seen(window, page_size), page_table_RP.shape[1])
     block_pages = min(triton.next_power_of_2(num_columns), MAX_BLOCK_PAGES)
     translate_kernel[(triton.cdiv(num_tokens, BLOCK_TOKENS), triton.cdiv(num_columns, block_pages))](
-        window_locs_A, window_table_RP, mapping_L, page_table_RP, full_locs_T, rows_T, positions_T, num_tokens,
-        window_table_RP.stride(0), page_table_RP.stride(0),
+        *tensors, num_tokens, window_table_RP.stride(0), page_table_RP.stride(0),
         PAGE_SIZE=page_size, WINDOW=window, BLOCK_T=BLOCK_TOKENS, BLOCK_C=block_pages,
     )  # fmt: skip

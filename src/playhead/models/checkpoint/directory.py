@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from playhead.errors import CheckpointError, some_of
-from playhead.models.checkpoint.safetensors_file import SafetensorsFile, Staging
-from playhead.models.checkpoint.sources import TensorInfo
+from playhead.models.checkpoint.safetensors_file import SafetensorsFile
+from playhead.models.checkpoint.sources import Part, TensorInfo
 from playhead.models.config import read_json
 
 SINGLE_FILE = "model.safetensors"
@@ -22,9 +22,8 @@ class SafetensorsDirectory:
         self.label = directory.name
         self._shard_of: dict[str, SafetensorsFile] = {}
         self.tensors: dict[str, TensorInfo] = {}
-        staging = Staging()
         for file_name, indexed in _shards(directory).items():
-            shard = SafetensorsFile(directory / file_name, staging)
+            shard = SafetensorsFile(directory / file_name)
             self._check_index(file_name, indexed, shard)
             for name, info in shard.tensors.items():
                 if name in self.tensors:
@@ -43,11 +42,8 @@ class SafetensorsDirectory:
                 "Index and shards must come from the same checkpoint; download them again.",
             )
 
-    def read(self, name: str) -> torch.Tensor:
-        return self._shard_of[name].read(name)
-
-    def copy_to(self, name: str, target: torch.Tensor) -> None:
-        self._shard_of[name].copy_to(name, target)
+    def read(self, name: str, part: Part | None = None) -> torch.Tensor:
+        return self._shard_of[name].read(name, part)
 
 
 def _shards(directory: Path) -> dict[str, set[str] | None]:

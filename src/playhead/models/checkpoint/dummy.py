@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from playhead.layers.linear import WEIGHT_FORMATS
 from playhead.layers.spec import NormKind
 from playhead.models.decoder import Decoder
 from playhead.models.spec import ModelSpec
@@ -14,7 +15,8 @@ STD = 0.02
 
 def dummy_decoder(spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Decoder:
     """A decoder with the same weights for the same seed, dtype and kind of device, and finite logits."""
-    decoder = Decoder(spec, dtype=dtype, device=device)
+    weights = WEIGHT_FORMATS[spec.stored_as](dtype=dtype, device=device)
+    decoder = Decoder(spec, weights)
     generator = torch.Generator(device=device).manual_seed(seed)
     rms1p = spec.final_norm.kind is NormKind.RMS1P
     for name, parameter in decoder.named_parameters():
@@ -22,4 +24,5 @@ def dummy_decoder(spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, 
             parameter.fill_(0.0 if rms1p else 1.0)
         else:
             parameter.normal_(0.0, STD, generator=generator)
+    weights.finish_loading(decoder)
     return decoder

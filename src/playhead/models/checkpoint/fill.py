@@ -12,17 +12,16 @@ from dataclasses import dataclass, replace
 import torch
 
 from playhead.errors import CheckpointError, some_of
+from playhead.layers.linear import WEIGHT_FORMATS
 from playhead.models.build import family_named
 from playhead.models.checkpoint.mxfp4 import dequantise_mxfp4
-from playhead.models.checkpoint.pieces import Conversion, Piece, embedding_name, head_name, is_ignorable, pieces_of
+from playhead.models.checkpoint.pieces import Piece, embedding_name, head_name, is_ignorable, pieces_of
 from playhead.models.checkpoint.sources import TensorSource
 from playhead.models.decoder import Decoder
 from playhead.models.family import Family
 from playhead.models.spec import ModelSpec
 
 LOG = logging.getLogger(__name__)
-
-MXFP4 = (Conversion.MXFP4_GATE_UP, Conversion.MXFP4_DOWN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,16 +47,18 @@ def load_decoder(
     family = family_named(spec.family)
     spec = as_stored(spec, family, source)
     pieces = check_tensors(spec, source)
-    decoder = Decoder(spec, dtype=dtype, device=device)
+    weights = WEIGHT_FORMATS[spec.stored_as](dtype=dtype, device=device)
+    decoder = Decoder(spec, weights)
     parameters = dict(decoder.named_parameters())
     place = {name: i for i, name in enumerate(source.tensors)}
-    total_bytes = sum(source.tensors[name].num_bytes for piece in pieces for name, _ in piece.sources)
+    total_bytes = sum(_bytes_of(piece, source) for piece in pieces)
     num_bytes = 0
     for piece in sorted(pieces, key=lambda piece: place[piece.sources[0][0]]):
         _fill(_rows(parameters, piece), piece, source)
-        num_bytes += sum(source.tensors[name].num_bytes for name, _ in piece.sources)
+        num_bytes += _bytes_of(piece, source)
         if on_progress is not None:
             on_progress(LoadProgress(num_bytes=num_bytes, total_bytes=total_bytes))
+    weights.finish_loading(decoder)
     return decoder
 
 
@@ -93,9 +94,9 @@ def check_tensors(spec: ModelSpec, source: TensorSource) -> list[Piece]:
         info = found[name]
         if info.shape != shape:
             wrong.append(f"{name} is {list(info.shape)}, not {list(shape)}")
-        elif piece.conversion in MXFP4 and info.dtype != torch.uint8:
+        elif piece.is_mxfp4 and info.dtype != torch.uint8:
             wrong.append(f"{name} is {info.dtype}, not torch.uint8")
-        elif piece.conversion not in MXFP4 and (not info.dtype.is_floating_point or info.dtype.itemsize < 2):
+        elif not piece.is_mxfp4 and (not info.dtype.is_floating_point or info.dtype.itemsize < 2):
             wrong.append(f"{name} is {info.dtype}, not a float of 16 bits or more")
     kinds = {"missing": missing, "unexpected": unexpected, "of another shape or type": wrong}
     if problems := [f"{len(names)} {kind}: {some_of(names)}" for kind, names in kinds.items() if names]:
@@ -113,34 +114,30 @@ def _rows(parameters: Mapping[str, torch.Tensor], piece: Piece) -> torch.Tensor:
     return target if piece.rows is None else target.narrow(0, *piece.rows)
 
 
+def _bytes_of(piece: Piece, source: TensorSource) -> int:
+    """How much of the checkpoint a piece reads. Three pieces may share one fused tensor."""
+    num_bytes = sum(source.tensors[name].num_bytes for name, _ in piece.sources)
+    if piece.is_fused and piece.rows is not None:
+        return num_bytes * piece.rows[1] // piece.sources[0][1][0]
+    return num_bytes
+
+
 def _fill(target: torch.Tensor, piece: Piece, source: TensorSource) -> None:
-    names = [name for name, _ in piece.sources]
-    match piece.conversion:
-        case Conversion.NONE:
-            source.copy_to(names[0], target)
-        case Conversion.EXPERTS_GATE_UP_BIAS:
-            _copy_gate_up(target, source.read(names[0]))
-        case Conversion.EXPERTS_GATE_UP:
-            _copy_gate_up(target, source.read(names[0]).mT)
-        case Conversion.EXPERTS_DOWN:
-            target.copy_(source.read(names[0]).mT)
-        case Conversion.MXFP4_GATE_UP | Conversion.MXFP4_DOWN:
-            _fill_mxfp4(target, piece.conversion, *(source.read(name) for name in names))
-
-
-def _fill_mxfp4(target: torch.Tensor, conversion: Conversion, blocks: torch.Tensor, scales: torch.Tensor) -> None:
+    stored = [source.read(name, piece.part()) for name, _ in piece.sources]
+    if not piece.is_mxfp4:
+        _copy(target, stored[0].mT if piece.is_transposed else stored[0], piece)
+        return
     # One expert at a time: all of a layer's experts in float32 would be eight times what the file holds.
     for expert in range(len(target)):
-        on_device = blocks[expert].to(target.device), scales[expert].to(target.device)
-        matrix = dequantise_mxfp4(*on_device, target.dtype)
-        if conversion is Conversion.MXFP4_GATE_UP:
-            _copy_gate_up(target[expert][None], matrix[None])
-        else:
-            target[expert].copy_(matrix)
+        blocks, scales = (tensor[expert : expert + 1].to(target.device) for tensor in stored)
+        _copy(target[expert : expert + 1], dequantise_mxfp4(blocks, scales, target.dtype), piece)
 
 
-def _copy_gate_up(target_XI: torch.Tensor, interleaved_XI: torch.Tensor) -> None:
-    """Even rows are the gate's and go first; odd rows are up's. Further dims follow along."""
+def _copy(target_XI: torch.Tensor, values_XI: torch.Tensor, piece: Piece) -> None:
+    """Of interleaved rows the even ones are the gate's and go first; odd rows are up's. Further dims follow along."""
+    if not piece.is_interleaved:
+        target_XI.copy_(values_XI)
+        return
     size = target_XI.shape[1] // 2
-    target_XI[:, :size].copy_(interleaved_XI[:, 0::2])
-    target_XI[:, size:].copy_(interleaved_XI[:, 1::2])
+    target_XI[:, :size].copy_(values_XI[:, 0::2])
+    target_XI[:, size:].copy_(values_XI[:, 1::2])

@@ -14,7 +14,7 @@ import torch
 from playhead.errors import UnsupportedModelError
 from playhead.models.checkpoint.gguf_file import GgufFile
 from playhead.models.checkpoint.gguf_keys import check_keys, require
-from playhead.models.checkpoint.sources import TensorInfo
+from playhead.models.checkpoint.sources import Part, TensorInfo
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
@@ -120,13 +120,11 @@ class GgufWeights:
             for ours, theirs in self._theirs.items()
         }
 
-    def read(self, name: str) -> torch.Tensor:
+    def read(self, name: str, part: Part | None = None) -> torch.Tensor:
         tensor = self._file.read(self._theirs[name])
         heads = self._paired_heads.get(name.split(".")[-2])
-        return tensor if heads is None else neighbours_to_halves(tensor, heads)
-
-    def copy_to(self, name: str, target: torch.Tensor) -> None:
-        target.copy_(self.read(name))
+        whole = tensor if heads is None else neighbours_to_halves(tensor, heads)
+        return whole if part is None else whole[part.index]
 
 
 def hub_name(name: str) -> str:

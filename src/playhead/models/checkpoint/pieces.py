@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint make up which parameter of the decoder.
+"""Which tensors of a checkpoint make up which parameter of the decoder, as data.
 
 A parameter is filled by pieces: q, k and v are rows of one fused matrix, a quantised expert matrix is two tensors. The
 names are those of the hub's safetensors files; other formats translate theirs to these.
@@ -6,40 +6,100 @@ names are those of the hub's safetensors files; other formats translate theirs t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 
-from playhead.layers.spec import MoeSpec, QKNorm
+from playhead.layers.spec import MlpSpec, MoeSpec, QKNorm
+from playhead.models.checkpoint.sources import Part
 from playhead.models.family import Family
 from playhead.models.spec import LayerSpec, ModelSpec, Placement
 
 MXFP4_BLOCK = 32
 """Values that share one scale, stored two to a byte."""
 
+Names = Mapping[str, tuple[str, ...]]
+Sources = tuple[tuple[str, tuple[int, ...]], ...]
 
-class Conversion(Enum):
-    """What is done to a piece on its way in.
-
-    Experts are stored input-major with gate and up interleaved; here they are output-major, gate before up.
-    """
-
-    NONE = "none"
-    EXPERTS_GATE_UP = "experts_gate_up"
-    EXPERTS_GATE_UP_BIAS = "experts_gate_up_bias"
-    EXPERTS_DOWN = "experts_down"
-    MXFP4_GATE_UP = "mxfp4_gate_up"
-    MXFP4_DOWN = "mxfp4_down"
+# What checkpoints call the parts of a layer. A part with several names has the rows of the first tensor, then those of
+# the second. `Family.names` replaces entries; one name where there are several here means one tensor with all rows.
+NAMES: Names = {
+    "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attention.out": ("self_attn.o_proj",),
+    "attention.q_norm": ("self_attn.q_norm",),
+    "attention.k_norm": ("self_attn.k_norm",),
+    "mlp.gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "mlp.down": ("mlp.down_proj",),
+    "pre_attention_norm": ("input_layernorm",),
+    "post_attention_norm": ("post_attention_layernorm",),
+    "pre_mlp_norm": ("pre_feedforward_layernorm",),
+    "post_mlp_norm": ("post_feedforward_layernorm",),
+}
+# Where no norm follows attention, the one before the MLP has the name that says "after attention".
+NAMES_WITHOUT_POST_NORMS: Names = {"pre_mlp_norm": ("post_attention_layernorm",)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """`sources` are names and shapes in the checkpoint; `rows` of the target they fill, as (first, count), or all."""
+    """Some rows of one parameter, and where they come from.
+
+    `sources` are names and whole shapes in the checkpoint, two of them for MXFP4: blocks and scales. `rows` of the
+    target are filled, as (first, count); None means all. The source has the same rows and no others, unless it
+    `is_fused`: then it has the target's rows, all of them.
+
+    `split_axis` is the axis along which ranks may share the parameter: 0 for the outputs of qkv, gate and up, for the
+    vocabulary, for experts; 1 for the inputs of the projections back. None means that every rank has a copy.
+
+    gpt-oss stores experts input-major (`is_transposed`) with gate and up interleaved (`is_interleaved`); the decoder
+    has them output-major, gate before up.
+    """
 
     target: str
-    sources: tuple[tuple[str, tuple[int, ...]], ...]
+    sources: Sources
+    split_axis: int | None
     rows: tuple[int, int] | None = None
-    conversion: Conversion = Conversion.NONE
+    is_fused: bool = False
+    is_transposed: bool = False
+    is_interleaved: bool = False
+
+    @property
+    def is_mxfp4(self) -> bool:
+        return len(self.sources) == 2
+
+    def part(self, rank: int = 0, num_ranks: int = 1) -> Part | None:
+        """What one of several ranks reads of the sources; None means everything."""
+        if not self.is_fused and (self.split_axis is None or num_ranks == 1):
+            return None
+        axis = self.split_axis or 0
+        start, count = self.rows if self.is_fused and self.rows else (0, self.sources[0][1][axis])
+        assert count % num_ranks == 0, f"{self.target}: {count} cannot be shared by {num_ranks}"
+        count //= num_ranks
+        return Part(axis=axis, start=start + rank * count, stop=start + (rank + 1) * count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearMap:
+    """A linear map of a layer: the output counts of its parts, which lie one after the other."""
+
+    target: str
+    sizes: tuple[int, ...]
+    num_inputs: int
+    has_bias: bool
+    split_axis: int
+
+    def pieces(self, names: tuple[str, ...]) -> Iterator[Piece]:
+        is_fused = len(names) < len(self.sizes)
+        first_row = 0
+        for i, size in enumerate(self.sizes):
+            name, outputs = (names[0], sum(self.sizes)) if is_fused else (names[i], size)
+            shape, rows = (outputs, self.num_inputs), (first_row, size)
+            weight = _plain(f"{self.target}.weight", f"{name}.weight", shape, split_axis=self.split_axis)
+            yield replace(weight, rows=rows, is_fused=is_fused)
+            if self.has_bias:
+                # The bias of a map that is split by inputs is added once, to the sum over ranks.
+                axis = 0 if self.split_axis == 0 else None
+                bias = _plain(f"{self.target}.bias", f"{name}.bias", (outputs,), split_axis=axis)
+                yield replace(bias, rows=rows, is_fused=is_fused)
+            first_row += size
 
 
 def weight_prefix(family: Family, names: Collection[str]) -> str:
@@ -68,23 +128,17 @@ def pieces_of(spec: ModelSpec, family: Family, names: Collection[str]) -> list[P
         # A tied checkpoint may hold the one matrix under the head's name alone.
         embedding = next((name for name in family.head_names if name in names), embedding)
     pieces = [
-        Piece(target="embedding_VM", sources=((embedding, vocab_shape),)),
-        Piece(target="final_norm.weight", sources=((f"{prefix}norm.weight", (spec.hidden_size,)),)),
+        _plain("embedding_VM", embedding, vocab_shape, split_axis=0),
+        _plain("final_norm.weight", f"{prefix}norm.weight", (spec.hidden_size,), split_axis=None),
     ]
     if not spec.is_tied:
-        pieces.append(Piece(target="lm_head.weight", sources=((head_name(family, names), vocab_shape),)))
+        pieces.append(_plain("lm_head.weight", head_name(family, names), vocab_shape, split_axis=0))
+    called = {**NAMES, **(NAMES_WITHOUT_POST_NORMS if family.placement is Placement.PRE else {}), **family.names}
+    is_mxfp4 = any(name.endswith("gate_up_proj_blocks") for name in names)
     for i, layer in enumerate(spec.layers):
-        source, target = f"{prefix}layers.{i}", f"blocks.{i}"
-        pieces += _attention_pieces(layer, spec.hidden_size, source, target)
-        pieces += _norm_pieces(layer, spec.hidden_size, source, target)
-        if isinstance(layer.mlp, MoeSpec):
-            pieces += _expert_pieces(layer.mlp, spec.hidden_size, source, target, names)
-        else:
-            parts = {"gate_proj": layer.mlp.size, "up_proj": layer.mlp.size}
-            fused = f"{target}.mlp.gate_up"
-            pieces += _stacked(f"{source}.mlp", fused, parts, spec.hidden_size, has_bias=layer.mlp.has_bias)
-            down = {"down_proj": spec.hidden_size}
-            pieces += _stacked(f"{source}.mlp", f"{target}.mlp.down", down, layer.mlp.size, has_bias=layer.mlp.has_bias)
+        for piece in _layer_pieces(layer, spec.hidden_size, called, is_mxfp4=is_mxfp4):
+            sources = tuple((f"{prefix}layers.{i}.{name}", shape) for name, shape in piece.sources)
+            pieces.append(replace(piece, target=f"blocks.{i}.{piece.target}", sources=sources))
     return pieces
 
 
@@ -95,94 +149,56 @@ def is_ignorable(name: str, spec: ModelSpec, family: Family) -> bool:
     return is_other_part or is_tied_head or name.endswith("rotary_emb.inv_freq")
 
 
-def _stacked(source: str, target: str, parts: dict[str, int], num_inputs: int, *, has_bias: bool) -> Iterator[Piece]:
-    """One linear map whose rows are several tensors', in order."""
-    first_row = 0
-    for name, num_rows in parts.items():
-        rows = (first_row, num_rows)
-        weight = (f"{source}.{name}.weight", (num_rows, num_inputs))
-        yield Piece(target=f"{target}.weight", sources=(weight,), rows=rows)
-        if has_bias:
-            yield Piece(target=f"{target}.bias", sources=((f"{source}.{name}.bias", (num_rows,)),), rows=rows)
-        first_row += num_rows
-
-
-def _attention_pieces(layer: LayerSpec, hidden_size: int, source: str, target: str) -> Iterator[Piece]:
+def _layer_pieces(layer: LayerSpec, hidden_size: int, called: Names, *, is_mxfp4: bool) -> Iterator[Piece]:
+    """One layer's pieces, with the names they have inside the layer."""
+    for linear in _linear_maps(layer, hidden_size):
+        yield from linear.pieces(called[linear.target])
     attention = layer.attention
-    source, target = f"{source}.self_attn", f"{target}.attention"
-    parts = {"q_proj": attention.q_size, "k_proj": attention.k_size, "v_proj": attention.v_size}
-    yield from _stacked(source, f"{target}.qkv", parts, hidden_size, has_bias=attention.has_qkv_bias)
-    value_size = attention.num_heads * attention.v_head_dim
-    out = {"o_proj": hidden_size}
-    yield from _stacked(source, f"{target}.out", out, value_size, has_bias=attention.has_output_bias)
+    for norm in layer.placement.norms:
+        yield _plain(f"{norm}.weight", f"{called[norm][0]}.weight", (hidden_size,), split_axis=None)
     if attention.qk_norm is not QKNorm.NONE:
-        is_full = attention.qk_norm is QKNorm.FULL
-        for name, full_size in (("q_norm", attention.q_size), ("k_norm", attention.k_size)):
-            size = full_size if is_full else attention.k_head_dim
-            yield Piece(target=f"{target}.{name}.weight", sources=((f"{source}.{name}.weight", (size,)),))
+        for norm, full_size in (("attention.q_norm", attention.q_size), ("attention.k_norm", attention.k_size)):
+            size, axis = (full_size, 0) if attention.qk_norm is QKNorm.FULL else (attention.k_head_dim, None)
+            yield _plain(f"{norm}.weight", f"{called[norm][0]}.weight", (size,), split_axis=axis)
     if attention.has_sinks:
-        yield Piece(target=f"{target}.sinks_H", sources=((f"{source}.sinks", (attention.num_heads,)),))
+        yield _plain("attention.sinks_H", "self_attn.sinks", (attention.num_heads,), split_axis=0)
+    if isinstance(layer.mlp, MoeSpec):
+        yield from _expert_pieces(layer.mlp, hidden_size, is_mxfp4=is_mxfp4)
 
 
-def _norm_pieces(layer: LayerSpec, hidden_size: int, source: str, target: str) -> Iterator[Piece]:
-    # The hub's `post_attention_layernorm` stands before the MLP in old families and after attention in later ones.
-    names = {
-        Placement.PRE: {"pre_attention_norm": "input_layernorm", "pre_mlp_norm": "post_attention_layernorm"},
-        Placement.PARALLEL: {"pre_attention_norm": "input_layernorm"},
-        Placement.POST: {
-            "post_attention_norm": "post_attention_layernorm",
-            "post_mlp_norm": "post_feedforward_layernorm",
-        },
-        Placement.SANDWICH: {
-            "pre_attention_norm": "input_layernorm",
-            "post_attention_norm": "post_attention_layernorm",
-            "pre_mlp_norm": "pre_feedforward_layernorm",
-            "post_mlp_norm": "post_feedforward_layernorm",
-        },
-    }
-    for ours, theirs in names[layer.placement].items():
-        yield Piece(target=f"{target}.{ours}.weight", sources=((f"{source}.{theirs}.weight", (hidden_size,)),))
+def _linear_maps(layer: LayerSpec, hidden_size: int) -> Iterator[LinearMap]:
+    attention, mlp = layer.attention, layer.mlp
+    sizes, bias = (attention.q_size, attention.k_size, attention.v_size), attention.has_qkv_bias
+    yield LinearMap(target="attention.qkv", sizes=sizes, num_inputs=hidden_size, has_bias=bias, split_axis=0)
+    num_inputs, bias = attention.output_size, attention.has_output_bias
+    yield LinearMap(target="attention.out", sizes=(hidden_size,), num_inputs=num_inputs, has_bias=bias, split_axis=1)
+    if isinstance(mlp, MlpSpec):
+        halves, bias = (mlp.size, mlp.size), mlp.has_bias
+        yield LinearMap(target="mlp.gate_up", sizes=halves, num_inputs=hidden_size, has_bias=bias, split_axis=0)
+        yield LinearMap(target="mlp.down", sizes=(hidden_size,), num_inputs=mlp.size, has_bias=bias, split_axis=1)
 
 
-def _expert_pieces(moe: MoeSpec, hidden_size: int, source: str, target: str, names: Collection[str]) -> Iterator[Piece]:
-    num_experts, both = moe.num_experts, 2 * moe.size
-    source, target = f"{source}.mlp", f"{target}.mlp"
-    yield Piece(target=f"{target}.router_XM", sources=((f"{source}.router.weight", (num_experts, hidden_size)),))
-    yield Piece(target=f"{target}.router_bias_X", sources=((f"{source}.router.bias", (num_experts,)),))
-    gate_up, down = f"{source}.experts.gate_up_proj", f"{source}.experts.down_proj"
-    yield Piece(
-        target=f"{target}.gate_up_bias_XI",
-        sources=((f"{gate_up}_bias", (num_experts, both)),),
-        conversion=Conversion.EXPERTS_GATE_UP_BIAS,
-    )
-    yield Piece(target=f"{target}.down_bias_XM", sources=((f"{down}_bias", (num_experts, hidden_size)),))
-    if f"{gate_up}_blocks" in names:
-        yield Piece(
-            target=f"{target}.gate_up_XIM",
-            sources=_mxfp4_sources(gate_up, num_experts, both, hidden_size),
-            conversion=Conversion.MXFP4_GATE_UP,
-        )
-        yield Piece(
-            target=f"{target}.down_XMI",
-            sources=_mxfp4_sources(down, num_experts, hidden_size, moe.size),
-            conversion=Conversion.MXFP4_DOWN,
-        )
-    else:
-        yield Piece(
-            target=f"{target}.gate_up_XIM",
-            sources=((gate_up, (num_experts, hidden_size, both)),),
-            conversion=Conversion.EXPERTS_GATE_UP,
-        )
-        yield Piece(
-            target=f"{target}.down_XMI",
-            sources=((down, (num_experts, moe.size, hidden_size)),),
-            conversion=Conversion.EXPERTS_DOWN,
-        )
+def _expert_pieces(moe: MoeSpec, hidden_size: int, *, is_mxfp4: bool) -> Iterator[Piece]:
+    """Ranks share experts; the router, which decides among all of them, is everywhere."""
+    count, both = moe.num_experts, 2 * moe.size
+    gate_up, down = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
+
+    def matrix(target: str, name: str, num_outputs: int, num_inputs: int) -> Piece:
+        sources: Sources = ((name, (count, num_inputs, num_outputs)),)
+        if is_mxfp4:
+            blocks = (count, num_outputs, num_inputs // MXFP4_BLOCK, MXFP4_BLOCK // 2)
+            sources = (f"{name}_blocks", blocks), (f"{name}_scales", blocks[:3])
+        return Piece(target=target, sources=sources, split_axis=0, is_transposed=not is_mxfp4)
+
+    yield _plain("mlp.router_XM", "mlp.router.weight", (count, hidden_size), split_axis=None)
+    yield _plain("mlp.router_bias_X", "mlp.router.bias", (count,), split_axis=None)
+    yield replace(matrix("mlp.gate_up_XIM", gate_up, both, hidden_size), is_interleaved=True)
+    bias = _plain("mlp.gate_up_bias_XI", f"{gate_up}_bias", (count, both), split_axis=0)
+    yield replace(bias, is_interleaved=True)
+    yield matrix("mlp.down_XMI", down, hidden_size, moe.size)
+    yield _plain("mlp.down_bias_XM", f"{down}_bias", (count, hidden_size), split_axis=0)
 
 
-def _mxfp4_sources(
-    name: str, num_experts: int, num_outputs: int, num_inputs: int
-) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    num_blocks = num_inputs // MXFP4_BLOCK
-    blocks = (num_experts, num_outputs, num_blocks, MXFP4_BLOCK // 2)
-    return (f"{name}_blocks", blocks), (f"{name}_scales", blocks[:3])
+def _plain(target: str, name: str, shape: tuple[int, ...], *, split_axis: int | None) -> Piece:
+    """A parameter that is one tensor."""
+    return Piece(target=target, sources=((name, shape),), split_axis=split_axis)

@@ -18,6 +18,20 @@ class TensorInfo:
     num_bytes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A tensor's indices [start, stop) along one axis."""
+
+    axis: int
+    start: int
+    stop: int
+
+    @property
+    def index(self) -> tuple[slice, ...]:
+        """What to put in brackets after a tensor to have this part of it."""
+        return (*(slice(None),) * self.axis, slice(self.start, self.stop))
+
+
 class TensorSource(Protocol):
     """Named tensors. `tensors` is in the order that reads fastest."""
 
@@ -28,11 +42,8 @@ class TensorSource(Protocol):
     @property
     def tensors(self) -> Mapping[str, TensorInfo]: ...
 
-    def read(self, name: str) -> torch.Tensor:
-        """The tensor on the host, of the promised shape and dtype."""
-
-    def copy_to(self, name: str, target: torch.Tensor) -> None:
-        """The tensor into a contiguous target of its shape, on any device and of any dtype."""
+    def read(self, name: str, part: Part | None = None) -> torch.Tensor:
+        """The tensor or a part of it on the host, of the promised dtype. It may be the source's own memory."""
 
 
 class InMemoryTensors:
@@ -47,8 +58,5 @@ class InMemoryTensors:
             for name, t in tensors.items()
         }
 
-    def read(self, name: str) -> torch.Tensor:
-        return self._tensors[name]
-
-    def copy_to(self, name: str, target: torch.Tensor) -> None:
-        target.copy_(self._tensors[name])
+    def read(self, name: str, part: Part | None = None) -> torch.Tensor:
+        return self._tensors[name] if part is None else self._tensors[name][part.index]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from playhead.layers.spec import StoredAs
 from playhead.models.family import Family, full_every
 
 GPT_OSS = Family(
@@ -34,6 +35,8 @@ GPT_OSS = Family(
         "truncate": False,
         "original_max_position_embeddings": 4096,
     },
+    # Experts alone are quantised, and they are dequantised when read.
+    quant_methods={"mxfp4": StoredAs.PLAIN},
     has_sinks=True,
     has_experts=True,
     rope_theta=150_000.0,

@@ -1,18 +1,51 @@
-"""Text from tokens as they come, in whole characters."""
+"""Text from tokens as they come, in whole characters.
+
+Bytes are the only unit in which a token has a value of its own: a character can span several tokens.
+"""
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Collection, Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
 from itertools import islice
 
-from playhead.models.text.token_bytes import TokenBytes
+from tokenizers import Tokenizer as Backend
+
+from playhead.models.text.decoder_rules import decoder_rules, part_state
+
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 MAX_OPEN_BYTES = 3
 """Bytes of a character that may wait for its last one: UTF-8 has at most four."""
 
 MAX_OPEN_TOKENS = 16
 """How far back those bytes are looked for: some tokens between them may stand for nothing."""
+
+
+class TokenBytes:
+    """The bytes of one token at a time."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.rules = decoder_rules(part_state(backend.decoder))
+
+    def of(self, token_id: int, *, is_first: bool = False) -> bytes | None:
+        """The token's bytes where it stands inside a text or, with `is_first`, at its start; None for an unknown id."""
+        token, rules = self._backend.id_to_token(token_id), self.rules
+        if token is None:
+            return None
+        if rules.is_byte_level:
+            table = byte_level_table()
+            if all(char in table for char in token):
+                return bytes(table[char] for char in token)
+            return token.encode()  # an added token is spelled as it is
+        if rules.has_byte_fallback and (match := BYTE_TOKEN.fullmatch(token)):
+            return bytes([int(match.group(1), 16)])
+        for old, new, new_at_start in rules.replacements:
+            token = token.replace(old, new_at_start if is_first else new)
+        return token.encode()
 
 
 class IncrementalDetokenizer:
@@ -66,3 +99,16 @@ class IncrementalDetokenizer:
     def finish(self) -> str:
         """What is left of a character whose end never came: one U+FFFD, or nothing."""
         return self._decoder.decode(b"", final=True)
+
+
+@cache
+def byte_level_table() -> Mapping[str, int]:
+    """Which byte a character of a byte-level token stands for.
+
+    Printable characters of Latin-1 stand for themselves; the other 68 bytes are moved up from 256 in order, so that no
+    token contains a space or a control character.
+    """
+    itself = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    moved = [byte for byte in range(256) if byte not in set(itself)]
+    table = {chr(byte): byte for byte in itself}
+    return table | {chr(256 + i): byte for i, byte in enumerate(moved)}

@@ -52,7 +52,7 @@ def default_sampling(table: dict[str, object]) -> SamplingParams:
     if does_sample is not None and not isinstance(does_sample, bool):
         raise _bad("do_sample", shown(does_sample), "true or false")
     if does_sample is False:
-        changes_greedy = [name for name in known if PARAMETERS[name].effect.kind is SamplingKind.EVERYTHING]
+        changes_greedy = [name for name in known if PARAMETERS[name].kind is SamplingKind.EVERYTHING]
         fields = {"temperature": 0.0} | {name: table[name] for name in changes_greedy}
     try:
         if max_new_tokens is not None:

@@ -12,10 +12,10 @@ from tokenizers.models import BPE, Unigram
 
 from playhead.errors import CheckpointError, RequestError, shown
 from playhead.models.config import read_json
-from playhead.models.text.detokenize import IncrementalDetokenizer
+from playhead.models.text.decoder_rules import part_state
+from playhead.models.text.detokenize import IncrementalDetokenizer, TokenBytes
 from playhead.models.text.generation_config import end_ids
 from playhead.models.text.library import library_failures
-from playhead.models.text.token_bytes import TokenBytes, part_state
 
 MAX_TOKENIZER_BYTES = 64 << 20
 """Twice the largest there is; the library needs up to ten times that to read it."""

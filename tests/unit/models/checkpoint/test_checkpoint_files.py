@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from playhead.errors import CheckpointError, UnsupportedModelError
 from playhead.models.build import spec_from_config
+from playhead.models.checkpoint.directory import SafetensorsDirectory
 from playhead.models.checkpoint.fill import load_decoder
-from playhead.models.checkpoint.safetensors_file import SafetensorsFile, Staging
-from playhead.models.checkpoint.sources import InMemoryTensors
+from playhead.models.checkpoint.safetensors_file import SafetensorsFile
+from playhead.models.checkpoint.sources import InMemoryTensors, Part
 from playhead.models.load import describe_model, load_weights
+from tests.counting import LiveTensors
 from tests.unit.models.tiny import CONFIG, random_tensors, write_checkpoint
 
 CPU = torch.device("cpu")
@@ -37,15 +39,33 @@ def test_fused_parameters_are_the_files_tensors_in_order(tmp_path, num_shards):
     assert torch.equal(parameters["blocks.1.mlp.gate_up.weight"], gate_up)
 
 
-@pytest.mark.parametrize("part_bytes", [8, 24, 1 << 20])
-def test_a_tensor_that_changes_dtype_arrives_whole_whatever_the_size_of_its_parts(tmp_path, monkeypatch, part_bytes):
-    monkeypatch.setattr("playhead.models.checkpoint.safetensors_file.PART_BYTES", part_bytes)
+def test_a_tensor_that_changes_dtype_arrives_whole(tmp_path):
     tensors = random_tensors(CONFIG)
     description = describe_model(str(write_checkpoint(tmp_path, CONFIG, tensors, 2)))
     decoder = load_weights(description, dtype=torch.float64, device=CPU)
     assert torch.equal(decoder.embedding_VM, tensors["model.embed_tokens.weight"].double())
     down = "model.layers.1.mlp.down_proj.weight"
     assert torch.equal(dict(decoder.named_parameters())["blocks.1.mlp.down.weight"], tensors[down].double())
+
+
+@pytest.mark.parametrize("part", [Part(axis=0, start=3, stop=7), Part(axis=1, start=0, stop=2)], ids=str)
+def test_a_part_of_a_tensor_is_read_from_every_source(tmp_path, part):
+    tensors = random_tensors(CONFIG)
+    name = "model.layers.1.mlp.down_proj.weight"
+    directory = SafetensorsDirectory(write_checkpoint(tmp_path, CONFIG, tensors, 2))
+    wanted = tensors[name].narrow(part.axis, part.start, part.stop - part.start)
+    for source in (directory, InMemoryTensors(tensors)):
+        assert torch.equal(source.read(name, part), wanted)
+
+
+def test_a_part_of_a_file_is_a_view_of_it(tmp_path):
+    """A rank that holds half of a matrix must not read the other half."""
+    source = SafetensorsDirectory(write_checkpoint(tmp_path, CONFIG, random_tensors(CONFIG)))
+    name = "model.layers.1.mlp.down_proj.weight"
+    with LiveTensors() as live:
+        part = source.read(name, Part(axis=0, start=0, stop=8))
+    assert part.shape == (8, 24)
+    assert live.peak_bytes == 0
 
 
 def test_every_parameter_is_written(monkeypatch):
@@ -67,7 +87,7 @@ def test_progress_counts_every_byte_once(tmp_path):
 def test_a_tied_head_in_the_file_is_ignored(tmp_path):
     tensors = random_tensors(CONFIG)
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
-    assert load(write_checkpoint(tmp_path, CONFIG, tensors)).lm_head is None
+    assert load(write_checkpoint(tmp_path, CONFIG, tensors)).spec.is_tied
 
 
 def test_a_head_that_differs_from_a_tied_embedding_is_used(tmp_path, caplog):
@@ -83,7 +103,7 @@ def test_a_tied_checkpoint_may_hold_its_one_matrix_as_the_head(tmp_path):
     tensors = random_tensors(CONFIG)
     tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
     decoder = load(write_checkpoint(tmp_path, CONFIG, tensors))
-    assert decoder.lm_head is None
+    assert decoder.lm_head.weight is decoder.embedding_VM
     assert torch.equal(decoder.embedding_VM, tensors["lm_head.weight"])
 
 
@@ -208,41 +228,42 @@ def entry(shape, start, stop, dtype="F32"):
 @pytest.mark.parametrize(
     ("header", "data", "found"),
     [
-        ({"a": entry([2], 0, 8), "b": entry([2], 4, 12)}, bytes(12), "overlaps"),
-        ({"a": entry([2], 0, 8), "b": entry([2], 12, 20)}, bytes(20), "hole"),
-        ({"a": entry([2], 0, 8)}, bytes(4), "4 bytes of data"),
-        ({"a": entry([2], 0, 8)}, bytes(12), "12 bytes of data"),
-        ({"a": entry([3], 0, 8)}, bytes(8), "8 bytes for shape"),
-        ({"a": entry([2**63, 2**63], 0, 0)}, b"", "0 bytes for shape"),
-        ({"a": entry([-1, -2], 0, 8)}, bytes(8), "shape"),
-        ({"a": entry([True, 2], 0, 8)}, bytes(8), "shape"),
-        ({"a": entry([1] * 2000, 0, 4)}, bytes(4), "shape"),
-        ({"a": entry([2], 0, 8, "F99")}, bytes(8), "dtype"),
-        ({"a": {"dtype": "F32"}}, b"", "described"),
-        ({"a": 3}, b"", "described"),
-        (b'{"a": 1, "a": 2}', b"", "twice"),
-        (b"[]", b"", "list"),
+        ({"a": entry([2], 0, 8), "b": entry([2], 4, 12)}, bytes(12), "invalid offset for tensor `b`"),
+        ({"a": entry([2], 0, 8), "b": entry([2], 12, 20)}, bytes(20), "invalid offset for tensor `b`"),
+        ({"a": entry([2], 0, 8)}, bytes(4), "file not fully covered"),
+        ({"a": entry([2], 0, 8)}, bytes(12), "file not fully covered"),
+        ({"a": entry([3], 0, 8)}, bytes(8), "invalid shape"),
+        ({"a": entry([2**63, 2**63], 0, 0)}, b"", "overflow"),
+        ({"a": entry([-1, -2], 0, 8)}, bytes(8), "expected usize"),
+        ({"a": entry([True, 2], 0, 8)}, bytes(8), "expected usize"),
+        ({"a": entry([1] * 2000, 0, 4)}, bytes(4), "a shape of 2000 dims"),
+        ({"a": entry([2], 0, 8, "F99")}, bytes(8), "unknown variant `F99`"),
+        ({"a": entry([4], 0, 3, "F6_E2M3")}, bytes(3), "dtype 'F6_E2M3'"),
+        ({"a": {"dtype": "F32"}}, b"", "missing field `shape`"),
+        ({"a": 3}, b"", "expected struct TensorInfo"),
+        (b'{"a": %s, "a": %s}' % ((json.dumps(entry([1], 0, 4)).encode(),) * 2), bytes(4), "twice"),
+        (b"[]", b"", "invalid type: sequence"),
         ({"a" * 513: entry([2], 0, 8)}, bytes(8), "name of 513 characters"),
         ({"": entry([2], 0, 8)}, bytes(8), "name of 0 characters"),
         ({"a": entry([10**130], 0, 8)}, bytes(8), "131 digits"),
         (b'{"a": {"dtype": "F32", "shape": [1' + b"0" * 10_000 + b"]}}", b"", "10001 digits"),
         (b'{"a": ' + b"[" * 80 + b"]" * 80 + b"}", b"", "nested deeper than 64"),
         (b'{"a": [' + b"[]," * (1 << 21) + b"[]]}", b"", "values"),
-        ({"__metadata__": {"format": 7}}, b"", "__metadata__"),
-        ({"__metadata__": [1]}, b"", "__metadata__"),
+        ({"__metadata__": {"format": 7}}, b"", "expected a string"),
+        ({"__metadata__": [1]}, b"", "expected a map"),
         (b"{" * 20_000, b"", "JSON"),
     ],
 )
 def test_a_hostile_header_is_refused(tmp_path, header, data, found):
     with pytest.raises(CheckpointError, match=found):
-        SafetensorsFile(write_raw(tmp_path / "x.safetensors", header, data), Staging())
+        SafetensorsFile(write_raw(tmp_path / "x.safetensors", header, data))
 
 
 def test_more_tensors_than_a_file_may_have_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("playhead.models.checkpoint.safetensors_file.MAX_TENSORS", 3)
     header = {str(i): entry([1], 4 * i, 4 * i + 4) for i in range(5)}
     with pytest.raises(CheckpointError, match="4 tensors or more; wanted at most 3"):
-        SafetensorsFile(write_raw(tmp_path / "x.safetensors", header, bytes(20)), Staging())
+        SafetensorsFile(write_raw(tmp_path / "x.safetensors", header, bytes(20)))
 
 
 @pytest.mark.parametrize("content", [b"", b"\x01", struct.pack("<Q", 2**63), struct.pack("<Q", 9) + b"{}"])
@@ -250,7 +271,7 @@ def test_a_header_length_outside_the_file_is_refused(tmp_path, content):
     path = tmp_path / "x.safetensors"
     path.write_bytes(content)
     with pytest.raises(CheckpointError):
-        SafetensorsFile(path, Staging())
+        SafetensorsFile(path)
 
 
 @settings(max_examples=60)
@@ -264,7 +285,7 @@ def test_a_damaged_file_is_refused_or_reads_within_bounds(tmp_path_factory, cut,
         data[place % len(data)] ^= bits
     path.write_bytes(bytes(data[: len(data) - cut % len(data)]))
     try:
-        file = SafetensorsFile(path, Staging())
+        file = SafetensorsFile(path)
     except CheckpointError:
         return
     for name, info in file.tensors.items():
@@ -274,7 +295,7 @@ def test_a_damaged_file_is_refused_or_reads_within_bounds(tmp_path_factory, cut,
 def test_a_file_that_shrinks_after_it_was_opened_is_noticed(tmp_path):
     write_checkpoint(tmp_path, CONFIG, {"a": torch.ones(4, 5)})
     path = tmp_path / "model.safetensors"
-    file = SafetensorsFile(path, Staging())
+    file = SafetensorsFile(path)
     path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(CheckpointError, match="ends inside"):
+    with pytest.raises(CheckpointError, match="had when it was opened"):
         file.read("a")

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import Regex, decoders
 
 from playhead.errors import UnsupportedModelError
-from playhead.models.text.detokenize import IncrementalDetokenizer
+from playhead.models.text.detokenize import IncrementalDetokenizer, TokenBytes
 from playhead.models.text.ids_only import IdsOnlyTokenizer
-from playhead.models.text.token_bytes import TokenBytes
 from tests.counting import executed_lines
 from tests.unit.models.text.vocabularies import byte_fallback, byte_level, metaspace
 

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from playhead.errors import CheckpointError, RequestError, UnsupportedModelError
+from playhead.models.text.detokenize import byte_level_table
 from playhead.models.text.gguf_vocab import tokenizer_from_gguf
-from playhead.models.text.token_bytes import byte_level_table
 from playhead.models.text.tokenizer import tokenizer_from_directory
 from tests.unit.models.text.vocabularies import byte_level, metaspace
 

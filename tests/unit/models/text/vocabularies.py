@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE, Unigram
 
-from playhead.models.text.token_bytes import byte_level_table
+from playhead.models.text.detokenize import byte_level_table
 
 
 def byte_level() -> Tokenizer:

@@ -1,23 +1,14 @@
-"""What each token stands for, in bytes.
-
-Text comes out of a model token by token, and a character can span several. Bytes are the only unit in which a token
-has a value of its own, so detokenisation works on them.
-"""
+"""What a tokenizer's decoder does to tokens, from its description. Refused where a token has no bytes of its own."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
-
-from tokenizers import Tokenizer as Backend
 
 from playhead.errors import UnsupportedModelError
 
-BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 SUPPORTED_DECODERS = (
     "ByteLevel",
     "Metaspace",
@@ -44,30 +35,6 @@ class DecoderRules:
     def depend_on_start(self) -> bool:
         """Whether a token at the start of a text has other bytes than further on."""
         return self.num_stripped > 0 or any(inside != at_start for _, inside, at_start in self.replacements)
-
-
-class TokenBytes:
-    """The bytes of one token at a time."""
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        self.rules = decoder_rules(part_state(backend.decoder))
-
-    def of(self, token_id: int, *, is_first: bool = False) -> bytes | None:
-        """The token's bytes where it stands inside a text or, with `is_first`, at its start; None for an unknown id."""
-        token, rules = self._backend.id_to_token(token_id), self.rules
-        if token is None:
-            return None
-        if rules.is_byte_level:
-            table = byte_level_table()
-            if all(char in table for char in token):
-                return bytes(table[char] for char in token)
-            return token.encode()  # an added token is spelled as it is
-        if rules.has_byte_fallback and (match := BYTE_TOKEN.fullmatch(token)):
-            return bytes([int(match.group(1), 16)])
-        for old, new, new_at_start in rules.replacements:
-            token = token.replace(old, new_at_start if is_first else new)
-        return token.encode()
 
 
 def part_state(part: Any) -> dict[str, Any]:
@@ -149,16 +116,3 @@ def _refused(part: Mapping[str, Any], place: str) -> UnsupportedModelError:
     shown = ", ".join(f"{key}={value!r:.40}" for key, value in part.items() if key != "type")
     found = f"{part.get('type', 'none')}({shown}) {place}".strip()
     return UnsupportedModelError("tokenizer decoder", found, SUPPORTED_DECODERS)
-
-
-@cache
-def byte_level_table() -> Mapping[str, int]:
-    """Which byte a character of a byte-level token stands for.
-
-    Printable characters of Latin-1 stand for themselves; the other 68 bytes are moved up from 256 in order, so that no
-    token contains a space or a control character.
-    """
-    itself = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    moved = [byte for byte in range(256) if byte not in set(itself)]
-    table = {chr(byte): byte for byte in itself}
-    return table | {chr(256 + i): byte for i, byte in enumerate(moved)}

@@ -1,0 +1,108 @@
+"""Attention over paged keys and values: one query per request (decode), or many, their own keys included (extend).
+
+Shapes: T tokens, B requests, H query heads, K kv heads, G = H / K, D head dim of q and k, E head dim of v, Q queries of
+one request, J keys looked at, R rows of the page table, P pages per row, N pages of the layer's pool, S locations per
+page, * any leading dims.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from playhead.kernels.op import op
+
+
+@op(mutates=("out_BHE", "parts", "part_tops_sums", "arrivals"), cuda="triton.decode:launch_decode")
+def decode(
+    q_BHD: Tensor, out_BHE: Tensor, k_cache_NSKD: Tensor, v_cache_NSKE: Tensor,
+    page_table_RP: Tensor, rows_B: Tensor, seq_lens_B: Tensor,
+    sinks_H: Tensor | None, scale: float, window: int | None, softcap: float | None,
+    parts: Tensor | None = None, part_tops_sums: Tensor | None = None, arrivals: Tensor | None = None,
+    num_splits: int = 1,
+) -> None:  # fmt: skip
+    """Writes `out_BHE`: each request's query against its last `window` keys (all of them where None), itself included.
+
+    `seq_lens_B` counts the keys with this step's. The page table is the layer's group's. Shapes depend on the table and
+    the window alone, never on a length, so a tape can record the reference.
+
+    The last four say how the kernel shares one request among programs, not what comes out: `parts` holds
+    B * H * num_splits results of E float32, `part_tops_sums` two more numbers for each, `arrivals` as many zeroed int32
+    as `splits.num_arrivals` says. The kernel leaves `arrivals` zeroed.
+    """
+    num_requests, num_heads, head_dim = q_BHD.shape
+    page_size, num_kv_heads = k_cache_NSKD.shape[1:3]
+    max_keys = page_table_RP.shape[1] * page_size
+    num_keys = max_keys if window is None else min(window, max_keys)
+
+    # A full layer looks at positions 0, 1, ...; a window layer at the last `window` ones, some of them before 0.
+    index_J = torch.arange(num_keys, dtype=torch.int32, device=q_BHD.device)
+    start_B = torch.zeros_like(seq_lens_B) if window is None else seq_lens_B - num_keys
+    key_BJ = start_B[:, None] + index_J
+    seen_BJ = (key_BJ >= 0) & (key_BJ < seq_lens_B[:, None])
+    key_BJ = torch.where(seen_BJ, key_BJ, 0)
+    table_BP = page_table_RP[rows_B.long()]
+    page_BJ, slot_BJ = table_BP.gather(1, (key_BJ // page_size).long()), key_BJ % page_size
+    # Rows nobody may see can hold anything, and 0 * NaN is NaN.
+    k_BJKD = torch.where(seen_BJ[..., None, None], k_cache_NSKD[page_BJ, slot_BJ], 0).float()
+    v_BJKE = torch.where(seen_BJ[..., None, None], v_cache_NSKE[page_BJ, slot_BJ], 0).float()
+
+    q_BKGD = q_BHD.reshape(num_requests, num_kv_heads, -1, head_dim).float()
+    score_BKGJ = torch.einsum("bkgd,bjkd->bkgj", q_BKGD, k_BJKD) * scale
+    sinks_KG = None if sinks_H is None else sinks_H.view(num_kv_heads, -1)
+    weight_BKGJ = attention_weights(score_BKGJ, seen_BJ[:, None, None], softcap, sinks_KG)
+    out_BHE.copy_(torch.einsum("bkgj,bjke->bkge", weight_BKGJ, v_BJKE).reshape(num_requests, num_heads, -1))
+
+
+@op(mutates=("out_THE",), cuda="triton.extend:launch_extend")
+def extend(
+    q_THD: Tensor, out_THE: Tensor, k_cache_NSKD: Tensor, v_cache_NSKE: Tensor,
+    page_table_RP: Tensor, rows_B: Tensor, seq_lens_B: Tensor,
+    sinks_H: Tensor | None, scale: float, window: int | None, softcap: float | None,
+    query_starts_B: Tensor, query_lens_B: Tensor,
+) -> None:  # fmt: skip
+    """Writes the rows of `out_THE` that belong to requests.
+
+    Request b's queries are rows [start, start + len) of q, and its last `len` keys are theirs: the query at position p
+    sees keys p - window + 1 to p (all up to p where the window is None). Keys before them were cached by earlier
+    steps. A request of length 1 decodes; one of length 0 does nothing.
+    """
+    page_size, num_kv_heads = k_cache_NSKD.shape[1:3]
+    num_heads, head_dim = q_THD.shape[1:]
+    spans = zip(rows_B.tolist(), seq_lens_B.tolist(), query_starts_B.tolist(), query_lens_B.tolist(), strict=True)
+    for row, seq_len, start, num_queries in spans:
+        if num_queries == 0:
+            continue
+        first_query = seq_len - num_queries
+        first_key = 0 if window is None else max(0, first_query - window + 1)
+        key_J = torch.arange(first_key, seq_len, device=q_THD.device)
+        query_Q1 = torch.arange(first_query, seq_len, device=q_THD.device)[:, None]
+        seen_QJ = (key_J <= query_Q1) if window is None else (key_J <= query_Q1) & (key_J > query_Q1 - window)
+        page_J, slot_J = page_table_RP[row, key_J // page_size], key_J % page_size
+        k_JKD, v_JKE = k_cache_NSKD[page_J, slot_J].float(), v_cache_NSKE[page_J, slot_J].float()
+
+        q_QKGD = q_THD[start : start + num_queries].reshape(num_queries, num_kv_heads, -1, head_dim).float()
+        score_KGQJ = torch.einsum("qkgd,jkd->kgqj", q_QKGD, k_JKD) * scale
+        sinks_KG1 = None if sinks_H is None else sinks_H.view(num_kv_heads, -1, 1)
+        weight_KGQJ = attention_weights(score_KGQJ, seen_QJ, softcap, sinks_KG1)
+        out_QKGE = torch.einsum("kgqj,jke->qkge", weight_KGQJ, v_JKE)
+        out_THE[start : start + num_queries] = out_QKGE.reshape(num_queries, num_heads, -1).to(out_THE.dtype)
+
+
+def attention_weights(score_J: Tensor, seen_J: Tensor, softcap: float | None, sinks: Tensor | None) -> Tensor:
+    """Weights of scaled scores [*, J] over the keys that are seen.
+
+    `sinks` [*] (leading dims broadcast) is a logit that takes weight and has no value, so weights may sum to less
+    than 1.
+    """
+    if softcap is not None:
+        score_J = softcap * torch.tanh(score_J / softcap)
+    return with_sinks(score_J.masked_fill(~seen_J, float("-inf")), sinks)
+
+
+def with_sinks(score_J: Tensor, sinks: Tensor | None) -> Tensor:
+    """Softmax of scores that are -inf where nothing is seen, with the sinks among them."""
+    if sinks is None:
+        return torch.softmax(score_J, dim=-1)
+    sink_1 = sinks.float()[..., None].expand(*score_J.shape[:-1], 1)
+    return torch.softmax(torch.cat((score_J, sink_1), dim=-1), dim=-1)[..., :-1]
