@@ -9,7 +9,8 @@ import torch
 import transformers
 
 from bench.measure import emit
-from playhead.llm import LLM, EngineConfig, resolve_model_name
+from playhead.engine.build import resolve_model_name
+from playhead.llm import LLM, EngineConfig
 from playhead.sampling_params import SamplingParams
 
 PROMPT_TOKENS = 32

@@ -18,7 +18,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from bench.measure import emit
-from playhead.engine.engine import RequestOptions
+from playhead.engine.front import RequestOptions
 from playhead.graph.runner import CaptureReport
 from playhead.llm import LLM
 from playhead.sampling_params import SamplingParams

@@ -12,9 +12,13 @@ class FinishReason(StrEnum):
     """Why a request ended; the first two are vLLM's words."""
 
     STOP = "stop"
+    """By a stop string, a stop token, or the model's own end token."""
     LENGTH = "length"
+    """`max_tokens` were generated, or the context is full."""
     ABORT = "abort"
+    """Its caller left or aborted it."""
     ERROR = "error"
+    """Its `RequestOutput.error` says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +57,9 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
-    """A request's answer so far; whole when `finished`.
+    """A request's output so far; whole when `finished`.
 
-    `error` is why it ended before its time, with `finish_reason` error; what it has until then is in `outputs`.
+    A request that failed has its `error`, the `finish_reason` error, and in `outputs` what it had until then.
     """
 
     request_id: str

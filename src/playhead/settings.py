@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from operator import attrgetter
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from playhead.errors import INT64_MAX, ConfigError, PlayheadError
 
@@ -42,8 +42,7 @@ class Switch:
     help: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Auto:
+class Auto(NamedTuple):
     """What a setting becomes on one kind of device when it was left at None, and why."""
 
     value: Any

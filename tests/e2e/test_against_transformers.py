@@ -6,7 +6,8 @@ import pytest
 import torch
 import transformers
 
-from playhead.llm import EngineConfig, resolve_model_name
+from playhead.engine.build import resolve_model_name
+from playhead.llm import EngineConfig
 from playhead.sampling_params import SamplingParams
 from tests.e2e.embedded import first_difference, is_tie, shared_llm, token_prompts, tokens_of
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from playhead.engine.engine import RequestOptions
+from playhead.engine.front import RequestOptions
 from playhead.graph.runner import GraphRunner
 from playhead.graph.shapes import Dispatcher, DispatchLimits, Mode
 from playhead.kv.ledger import Ledger

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from playhead.engine.async_engine import AsyncEngine
-from playhead.errors import MisuseError, PlayheadError
+from playhead.errors import MisuseError
 from playhead.llm import LLM
 from playhead.sampling_params import SamplingParams
 from playhead.testing.fault_runs import leftovers
@@ -159,13 +159,17 @@ def test_an_engine_that_somebody_kept_is_closed_with_its_llm():
         engine.step()
 
 
-def test_an_llm_that_is_lent_cannot_be_closed_under_its_async_engine(llm):
-    async def close() -> None:
-        async with AsyncEngine(llm):
-            with pytest.raises(PlayheadError, match="lent to an AsyncEngine"):
-                llm.close()
+@pytest.mark.parametrize("use", list(USES))
+def test_an_engine_that_serves_an_event_loop_refuses_everybody_else_even_when_idle(llm, wanted, use):
+    async def intrude() -> None:
+        async with AsyncEngine(llm.engine) as engine:
+            with pytest.raises(MisuseError, match="at work for an AsyncEngine"):
+                USES[use](llm)
+            outputs = [output async for output in engine.generate("The whale", PARAMS)]
+            assert outputs[-1].outputs[0].token_ids == wanted
 
-    asyncio.run(close())
+    asyncio.run(intrude())
+    assert llm.generate("The whale", PARAMS)[0].outputs[0].token_ids == wanted
 
 
 FORK = """

@@ -10,16 +10,16 @@ from rich.console import Console
 from playhead.cli.command import MODEL, command, engine, flags_of
 from playhead.cli.demo import audit_table
 from playhead.cli.loading import loaded
+from playhead.engine.build import EMBEDDED, resolve_model_name
 from playhead.engine.config import EngineConfig, kv_limits, resolve_device, resolve_dtype
 from playhead.engine.progress import capture_bar, spinner
 from playhead.errors import ConfigError
 from playhead.graph.report import Report
 from playhead.graph.shapes import Mode
-from playhead.llm import EMBEDDED, resolve_model_name
 from playhead.models.load import ModelDescription, describe_model
 from playhead.settings import Setting, declare
 from playhead.step.audit import audit_worker
-from playhead.step.model_step import kv_geometry
+from playhead.step.forward import kv_geometry
 
 MAX_SHOWN = 5
 MAX_CONTEXT_TOKENS = 4096
@@ -64,7 +64,7 @@ def audit_model(model: str, config: EngineConfig) -> list[Report]:
 def with_small_kv(description: ModelDescription, config: EngineConfig) -> EngineConfig:
     """Room for every request at the maximum context and no more: an audit compares the KV memory again and again.
 
-    A context that nobody asked for is a short one: graphs are the same at any length.
+    A context that was left open becomes a short one: graphs are the same at any length.
     """
     device, spec = resolve_device(config), description.spec
     dtype, limits = resolve_dtype(config, device, description), kv_limits(description, config, device)

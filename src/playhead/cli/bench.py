@@ -16,9 +16,10 @@ from playhead.cli.doctor import machine_rows, this_machine, version_rows
 from playhead.cli.help import OneScreenCommand
 from playhead.cli.loading import loaded
 from playhead.cli.workload import Run, WorkloadSpec, random_workload, refused, run_workload, spread
+from playhead.engine.build import EMBEDDED
 from playhead.engine.config import EngineConfig
 from playhead.engine.progress import prompt_bar
-from playhead.llm import EMBEDDED, LLM
+from playhead.llm import LLM
 from playhead.settings import Setting, check_settings, declare, settings_of
 
 LATENCY_PERCENTILES = (10, 25, 50, 75, 90, 99)
@@ -98,7 +99,7 @@ def measure_latency(console: Console, options: BenchOptions, workload: WorkloadS
 
 
 def one_pass(llm: LLM, spec: WorkloadSpec, what: str, *, variant: int = MEASURED) -> Run:
-    workload = random_workload(spec, llm.description.spec.vocab_size, variant=variant)
+    workload = random_workload(spec, llm.engine.reader.vocab_size, variant=variant)
     with prompt_bar(len(workload.prompts), what=what) as advance:
         return run_workload(llm, workload, advance)
 

@@ -20,8 +20,8 @@ from typing import Any, Generic, TypeVar
 
 import typer
 
+from playhead.engine.build import EMBEDDED
 from playhead.engine.config import ENGINE_SETTINGS, EngineConfig
-from playhead.llm import EMBEDDED
 from playhead.settings import Declared, Setting, Switch, settings_of
 
 ENGINE_PANEL = "Engine (vLLM's and SGLang's names both work)"

@@ -16,7 +16,7 @@ from playhead.testing.toy_runners import ToyRig, toy_rig
 
 
 def run_demo(console: Console, *, broken: bool = False) -> int:
-    """Run it. The exit status is 0 if the audit is clean and nobody's KV was touched."""
+    """Run it. The exit status is 0 if the audit is clean and no other request's KV was touched."""
     with STALE_LOC_TAIL.apply() if broken else nullcontext():
         rig = toy_rig("full", buckets=(1, 2, 4, 8), limits=DispatchLimits(max_padding_ratio=8))
         captured: list[CaptureReport] = []
@@ -49,7 +49,7 @@ def decode(rig: ToyRig, num_requests: int) -> StepResult:
 
 
 def show_shrinking_batch(console: Console, rig: ToyRig) -> bool:
-    """Four requests, then three: the fourth's memory goes to somebody else, and must not change."""
+    """Four requests, then three: the fourth's memory goes to another request, and must not change."""
     for _ in range(NUM_STAGES):
         decode(rig, 4)
     theirs = rig.model.k_cache[:, int(rig.model.table_RL[4, 0])]

@@ -10,7 +10,7 @@ INTERRUPTED = 130  # what a shell reports for a process that SIGINT ended
 def main() -> None:
     """Run the command line."""
     try:
-        # Here and not at the top: the import takes a second or two, and who interrupts it wants no traceback.
+        # Here and not at the top: the import takes a second or two, and an interrupt in it should leave no traceback.
         from playhead.cli.main import app
 
         app()

@@ -15,10 +15,11 @@ from rich.table import Table
 
 from playhead.cli.command import MODEL, command, engine, flags_of
 from playhead.cli.loading import fitted, loaded, sampling, sampling_of
+from playhead.engine.build import EMBEDDED
 from playhead.engine.config import EngineConfig
 from playhead.engine.progress import spinner
 from playhead.graph.shapes import Mode, Reason
-from playhead.llm import EMBEDDED, LLM
+from playhead.llm import LLM
 from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
 from playhead.settings import Setting, declare
@@ -154,7 +155,7 @@ def tokens_per_s(output: RequestOutput) -> float | None:
 def as_record(output: RequestOutput, modes: Mapping[str, int]) -> dict[str, object]:
     """The output with vLLM's names, and the figures."""
     record = asdict(output)
-    del record["metrics"]  # readings of a clock that nobody else has
+    del record["metrics"]  # readings of a clock that means nothing elsewhere
     return record | {
         "tokens_per_s": tokens_per_s(output),
         "time_to_first_token_s": time_to_first_token_s(output),

@@ -8,8 +8,9 @@ from typing import Any
 
 from playhead.cli.command import Flags, named
 from playhead.engine.config import EngineConfig
+from playhead.engine.front import Prompt
 from playhead.engine.progress import load_bar
-from playhead.llm import LLM, Prompt
+from playhead.llm import LLM
 from playhead.sampling_params import SamplingParams
 from playhead.settings import Setting, declare, settings_of
 
@@ -59,5 +60,5 @@ def sampling_of(llm: LLM, asked: Mapping[str, Any]) -> SamplingParams:
 
 def fitted(llm: LLM, prompt: Prompt, params: SamplingParams) -> SamplingParams:
     """The parameters with no more tokens than the context leaves: on a command line `--max-tokens` is a bound."""
-    room = llm.engine.check_request(prompt, replace(params, max_tokens=None)).max_new_tokens
+    room = llm.engine.reader.check(prompt, replace(params, max_tokens=None)).max_new_tokens
     return replace(params, max_tokens=min(params.max_tokens or room, room))

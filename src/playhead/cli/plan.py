@@ -9,17 +9,14 @@ from rich.console import Console
 from rich.table import Table
 
 from playhead.cli.command import MODEL, command, engine, flags_of
+from playhead.engine.build import resolve_model_name
 from playhead.engine.config import EngineConfig, resolve_dtype
-from playhead.engine.memory import fit_memory
+from playhead.engine.memory import fit_beside_weights
 from playhead.errors import ConfigError
 from playhead.kv.plan import KVPlan, plan_kv
-from playhead.layers.linear import WEIGHT_FORMATS
-from playhead.llm import resolve_model_name
-from playhead.models.decoder import Decoder
 from playhead.models.load import ModelDescription, describe_model
-from playhead.models.spec import ModelSpec
 from playhead.settings import Setting, declare, parse_size, show_size
-from playhead.step.model_step import kv_geometry
+from playhead.step.forward import kv_geometry
 
 USUAL_CONTEXTS = (8192, 32768)
 
@@ -67,35 +64,22 @@ def this_gpu_bytes() -> int:
     return torch.cuda.get_device_properties(0).total_memory
 
 
-def num_weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
-    """Bytes of all parameters, counted on a decoder that has no memory."""
-    decoder = Decoder(spec, WEIGHT_FORMATS[spec.stored_as](dtype=dtype, device=torch.device("meta")))
-    return sum(parameter.numel() * parameter.element_size() for parameter in decoder.parameters())
-
-
 def plan_memory(description: ModelDescription, config: EngineConfig, device_bytes: int) -> MemoryPlan:
     """The same sizes the engine would choose on a device of this size, or the `ConfigError` it would raise."""
     device = torch.device("cuda")
     dtype = resolve_dtype(config, device, description)
-    weight_bytes = num_weight_bytes(description.spec, dtype)
-    free = device_bytes - weight_bytes
-    if free <= 0:
-        raise ConfigError(
-            f"gpu-memory: found {device_bytes} bytes; wanted more than {weight_bytes}, the weights in {dtype}. "
-            f"Take a GPU with more than {show_size(weight_bytes)} or a smaller model."
-        )
-    memory = fit_memory(description, config, device, free)
+    memory = fit_beside_weights(description, config, device, device_bytes)
     geometry = kv_geometry(description.spec, page_size=config.page_size, dtype=dtype)
     return MemoryPlan(
         device_bytes=device_bytes,
-        weight_bytes=weight_bytes,
+        weight_bytes=memory.weight_bytes,
         kv=plan_kv(num_bytes=memory.kv_memory_bytes, geometry=geometry, limits=memory.limits),
         notes=memory.notes,
     )
 
 
 def memory_table(model: str, made: MemoryPlan) -> Table:
-    """Who takes what."""
+    """What weights, KV and the rest take of the device's memory."""
     table = Table("memory", "size", "share", "what", title=f"{model} on {show_size(made.device_bytes)}")
     kv = made.kv
     slabs = f"{kv.num_slabs:,} slabs of {show_size(kv.layout.slab_bytes)}"

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from playhead.engine.engine import RequestOptions
-from playhead.engine.stats import EngineStats
+from playhead.engine.front import RequestOptions
+from playhead.engine.timeline import EngineStats
 from playhead.errors import ConfigError, shown
 from playhead.llm import LLM
 from playhead.outputs import RequestOutput

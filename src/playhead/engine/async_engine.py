@@ -1,6 +1,6 @@
 """An engine for asyncio: every request is an `async for`, and one thread runs the steps.
 
-async with AsyncEngine(LLM("embedded")) as engine:
+async with AsyncEngine(build_engine("embedded")) as engine:
     async for output in engine.generate("The whale", SamplingParams(max_tokens=20)):
         print(output.outputs[0].text)
 
@@ -9,14 +9,14 @@ async with AsyncEngine(LLM("embedded")) as engine:
     consumer <- event <- call_soon_threadsafe <------ newest output of each request
 
 Nothing on the left ever waits for a step: the lock between the two is held for a few assignments. Outputs are
-cumulative, so a request has room for one unread output and a newer one takes its place: a consumer slower than the
-engine misses intermediate outputs, never text, and always gets the last one. Memory does not grow with its slowness.
+cumulative, so a request has room for one unread output and a newer one takes its place. A consumer slower than the
+engine misses intermediate outputs, never text, and always gets the last one; its unread outputs do not pile up.
 
 PlayheadError
 ├── EngineStopped   not started, closed, or dead; the request was not taken or will not be finished
 └── StepFailed      a step raised, and this request was in flight; the engine takes new ones
 
-What belongs to one request alone raises for its consumer alone: `RequestError` or `RequestFailed`.
+An error of one request raises for its own consumer alone: `RequestError` or `RequestFailed`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from types import TracebackType
 
 import torch
 
-from playhead.engine.engine import WAITING_PER_RUNNING, CheckedPrompt, Engine, RequestOptions
-from playhead.engine.stats import EngineStats
-from playhead.errors import EngineStopped, PlayheadError, RequestError, StepFailed, caused
-from playhead.llm import LLM, Prompt, checked_params, gathered, split_n
+from playhead.engine.engine import Engine
+from playhead.engine.front import CheckedPrompt, Prompt, RequestOptions, checked_params, joined, split_n
+from playhead.engine.timeline import EngineStats
+from playhead.errors import EngineStopped, MisuseError, PlayheadError, RequestError, StepFailed, caused
 from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
 
@@ -58,14 +58,14 @@ class Ticket:
 
     @property
     def is_done(self) -> bool:
-        """Whether the engine has let go of it."""
+        """Whether every sample has ended, or the request has failed."""
         ended = [name for name, output in self.latest.items() if output.finished]
         return self.error is not None or len(ended) == len(self.samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What the event loop wants of the thread: take a ticket's request or, with `is_abort`, let go of it."""
+    """An order of the event loop to the thread: queue a ticket's request or, with `is_abort`, abort it."""
 
     ticket: Ticket
     is_abort: bool = False
@@ -73,12 +73,12 @@ class Order:
 
 
 class AsyncEngine:
-    """Requests of one event loop on one engine. While it runs, the LLM it was made from generates nothing itself."""
+    """Requests of one event loop on one engine. Between `start` and `close` only its thread may use the engine."""
 
-    def __init__(self, llm: LLM) -> None:
-        self._llm = llm
-        # What the engine's queue holds, those that run included: so the engine itself never has to refuse one.
-        self.max_requests = WAITING_PER_RUNNING * llm.engine.worker.config.limits.max_running
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        # Running requests count too, so the engine's own queue is never full.
+        self.max_requests = engine.max_waiting
         self._numbers = itertools.count(1)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -100,10 +100,6 @@ class AsyncEngine:
         await self.close()
 
     @property
-    def _engine(self) -> Engine:
-        return self._llm.engine  # not kept: an LLM that is closed gives its memory back at once
-
-    @property
     def is_running(self) -> bool:
         """Whether requests are taken."""
         return self._is_open
@@ -111,23 +107,22 @@ class AsyncEngine:
     @property
     def stats(self) -> EngineStats:
         """The engine's counters at this moment."""
-        return self._llm.stats.copy()
+        return self.engine.stats.copy()
 
     async def start(self) -> None:
-        """Start the thread. Until it is closed the engine belongs to this event loop."""
-        if self._llm.is_lent or self._llm.is_busy:
-            raise PlayheadError(
-                "AsyncEngine: found the LLM at work; wanted it idle. Close its streams, or its other AsyncEngine."
-            )
-        self._llm.is_lent = True
+        """Start the thread. Until `close` the engine belongs to this event loop."""
+        self.engine.check_use()
+        if self.engine.has_work:
+            raise MisuseError("AsyncEngine: the engine is at work for other calls. Close their streams first.")
         self._loop = asyncio.get_running_loop()
         self._is_open, self._cause = True, None
         # A daemon: a program that forgets to close the engine can still end.
         self._thread = threading.Thread(target=self._serve, name="playhead engine", daemon=True)
+        self.engine.served_by = self._thread
         self._thread.start()
 
     async def close(self) -> None:
-        """Stop after the step under way. Whoever still waits gets `EngineStopped`; the LLM has its engine back."""
+        """Stop after the step under way. Consumers that still wait get `EngineStopped`; others may use the engine."""
         thread = self._thread
         if thread is None:
             return
@@ -136,7 +131,7 @@ class AsyncEngine:
             self._work.notify()
         await asyncio.to_thread(thread.join)
         if self._thread is thread:  # it may have been closed twice at once, and started again
-            self._thread, self._llm.is_lent = None, False
+            self._thread, self.engine.served_by = None, None
 
     async def generate(
         self,
@@ -148,8 +143,8 @@ class AsyncEngine:
     ) -> AsyncGenerator[RequestOutput, None]:
         """The output after every token, or after several if the consumer was slow; the last one is `finished`.
 
-        A request that cannot be served raises `RequestError` before it disturbs anybody. Leaving early, by `break`,
-        `aclose` or a cancelled task, aborts it. With n above 1 every output has all samples that have begun.
+        A request that cannot be served raises `RequestError` before it is queued. Leaving early, by `break`, `aclose`
+        or a cancelled task, aborts it. With n above 1 every output has all samples that have begun.
         """
         ticket = await self._checked(prompt, params, request_id, priority)
         self._take(ticket)
@@ -179,15 +174,15 @@ class AsyncEngine:
 
     async def _checked(self, prompt: Prompt, params: object, request_id: object, priority: int) -> Ticket:
         """The request, checked. The thread does not know of it yet."""
-        wanted = self._llm.get_default_sampling_params() if params is None else checked_params(params)
+        wanted = self.engine.reader.default_params if params is None else checked_params(params)
         name = f"a{next(self._numbers)}" if request_id is None else request_id
         if not isinstance(name, str):
             raise RequestError("request_id", f"a {type(name).__name__}", "a str", "Change it or leave it out.")
         options = RequestOptions(priority=priority)
         if isinstance(prompt, str) and len(prompt) > LONG_PROMPT_CHARS:
-            checked = await asyncio.to_thread(self._engine.check_request, prompt, wanted)
+            checked = await asyncio.to_thread(self.engine.reader.check, prompt, wanted)
         else:
-            checked = self._engine.check_request(prompt, wanted)
+            checked = self.engine.reader.check(prompt, wanted)
         # The engine's names end in the sample's number, so that no request can be named like another's sample.
         samples = {f"{name}.{i}": replace(checked, params=one) for i, one in enumerate(split_n(wanted))}
         return Ticket(request_id=name, options=options, samples=samples)
@@ -220,7 +215,7 @@ class AsyncEngine:
             samples = [ticket.latest.get(name) for name in ticket.samples]
             if ticket.error is not None:
                 raise ticket.error
-        return gathered(ticket.request_id, samples)
+        return joined(ticket.request_id, samples)
 
     def _wake(self) -> None:
         """Tell the consumers whose tickets changed."""
@@ -233,7 +228,7 @@ class AsyncEngine:
 
     def _serve(self) -> None:
         """Follow orders and run steps until closed, asleep while there are neither."""
-        device = self._engine.worker.device
+        device = self.engine.worker.device
         if device.type == "cuda":
             torch.cuda.set_device(device)  # each thread has a current device of its own
         cause: BaseException | None = None
@@ -241,17 +236,17 @@ class AsyncEngine:
             while (orders := self._next_orders()) is not None:
                 try:
                     self._turn(orders)
-                except BaseException as error:  # noqa: BLE001  whatever it is, those who wait must hear of it
-                    self._fail(error, orders)
-        except Exception as error:  # noqa: BLE001  the engine would not even let go of its requests
+                except BaseException as error:  # noqa: BLE001  consumers must hear of any error
+                    self._fail_begun(error, orders)
+        except Exception as error:  # noqa: BLE001  aborting the requests raised too
             cause = error
         finally:
-            self._end(cause)
+            self._stop(cause)
 
     def _next_orders(self) -> list[Order] | None:
-        """What to do before the next step, as soon as there is anything to do; None when it is over."""
+        """Wait until there is an order or a step to run; gives the orders, or None once closed."""
         with self._work:
-            self._work.wait_for(lambda: not self._is_open or self._orders or self._engine.has_work)
+            self._work.wait_for(lambda: not self._is_open or self._orders or self.engine.has_work)
             orders = list(self._orders)
             self._orders.clear()
             return orders if self._is_open else None
@@ -262,17 +257,17 @@ class AsyncEngine:
             if not order.is_abort:
                 self._submit(order.ticket)
             elif self._tickets.get(order.ticket.request_id) is order.ticket:  # its id may have a new owner
-                aborted = [self._engine.abort(name) for name in order.ticket.samples]
+                aborted = [self.engine.abort(name) for name in order.ticket.samples]
                 self._deliver([output for output in aborted if output is not None])
             self._settle([order])
-        if self._engine.has_work:
-            self._deliver(self._engine.step())
+        if self.engine.has_work:
+            self._deliver(self.engine.step())
 
     def _submit(self, ticket: Ticket) -> None:
-        """Queue a request's samples. What the engine has against one of them is this request's affair alone."""
+        """Queue a request's samples. If the engine refuses one of them, this request alone ends with the error."""
         try:
             for name, checked in ticket.samples.items():
-                self._engine.submit(name, checked, ticket.options)
+                self.engine.submit(name, checked, ticket.options)
         except PlayheadError as error:
             refusal = error
         else:
@@ -306,27 +301,27 @@ class AsyncEngine:
         if ticket.is_done:
             self._tickets.pop(ticket.request_id, None)
 
-    def _fail(self, error: BaseException, orders: Sequence[Order]) -> None:
-        """A turn raised: the requests in flight end, and the engine is there for those not begun.
+    def _fail_begun(self, error: BaseException, orders: Sequence[Order]) -> None:
+        """A turn raised: end the requests that had begun. Requests still in the orders are served next.
 
-        Those that had ended before it get what they have.
+        Requests that had ended before the error get their last output.
         """
-        self._deliver(self._engine.take_ready())
+        self._deliver(self.engine.take_ready())
         with self._work:
             not_begun = {order.ticket for order in self._orders if not order.is_abort}
             begun = [ticket for ticket in self._tickets.values() if ticket not in not_begun]
         self._give_up(begun, orders, lambda request_id: caused(StepFailed(f"request {request_id!r}"), error))
 
-    def _end(self, cause: BaseException | None) -> None:
-        """Nobody runs steps any more: say so to all who wait or ask for something."""
+    def _stop(self, cause: BaseException | None) -> None:
+        """The thread ends: tell every consumer, and every caller whose order was not followed."""
         with self._work:
             self._is_open, self._cause = False, cause
             orders, tickets = list(self._orders), list(self._tickets.values())
             self._orders.clear()
-        with suppress(Exception):  # a dead engine need not let go, and a closed event loop has nobody waiting
+        with suppress(Exception):  # a dead engine may not abort; a closed event loop has no consumers
             self._give_up(tickets, orders, lambda name: caused(EngineStopped(f"request {name!r}"), cause))
-            while self._engine.has_work:  # a step that was launched and not read
-                self._engine.step()
+            while self.engine.has_work:  # a step that was launched and not read
+                self.engine.step()
 
     def _give_up(
         self,
@@ -334,10 +329,10 @@ class AsyncEngine:
         orders: Sequence[Order],
         reason: Callable[[str], PlayheadError],
     ) -> None:
-        """Let go of these requests, then tell their consumers why, and whoever waits for an order that it is done."""
+        """Abort these requests, tell their consumers why, and tell the callers of these orders that they are done."""
         try:
             for name in [name for ticket in tickets for name in ticket.samples]:
-                self._engine.abort(name)
+                self.engine.abort(name)
         finally:
             with self._work:
                 for ticket in tickets:
@@ -357,6 +352,6 @@ class AsyncEngine:
 
 
 def settle(done: asyncio.Future[None]) -> None:
-    """The order was followed; whoever waited for it may have gone."""
+    """Tell the caller of an order that it was followed, unless the caller has gone."""
     if not done.done():
         done.set_result(None)

@@ -84,8 +84,8 @@ class EngineConfig:
             low=1,
             high=1 << 16,
             auto={
-                "cpu": Auto(value=16, why="a CPU is busy with a few requests"),
-                "cuda": Auto(value=256, why="a decode step reads all weights: so many share the reading almost free"),
+                "cpu": Auto(16, "a CPU is busy with a few requests"),
+                "cuda": Auto(256, "a decode step reads all weights: so many share the reading almost free"),
             },
         ),
     )
@@ -98,8 +98,8 @@ class EngineConfig:
             low=1,
             high=1 << 20,
             auto={
-                "cpu": Auto(value=512, why="with more, decoding requests would wait for seconds"),
-                "cuda": Auto(value=2048, why="fills the GPU, and decoding requests wait for one step at most"),
+                "cpu": Auto(512, "with more, decoding requests would wait for seconds"),
+                "cuda": Auto(2048, "fills the GPU, and decoding requests wait for one step at most"),
             },
         ),
     )
@@ -125,10 +125,8 @@ class EngineConfig:
             ),
             # On a GPU every break costs the host a launch. On a CPU there is nothing to launch.
             auto={
-                "cpu": Auto(
-                    value=Mode.BREAKABLE, why="prefill's attention runs live: it finds its keys once for all layers"
-                ),
-                "cuda": Auto(value=Mode.FULL, why="prefill too: attention finds its requests on the GPU"),
+                "cpu": Auto(Mode.BREAKABLE, "prefill's attention runs live: it finds its keys once for all layers"),
+                "cuda": Auto(Mode.FULL, "prefill too: attention finds its requests on the GPU"),
             },
         ),
     )
@@ -153,8 +151,8 @@ class EngineConfig:
                 Switch(flags=("--disable-overlap-schedule",), sets=False, help="read each step before the next"),
             ),
             auto={
-                "cpu": Auto(value=False, why="a launch is the step, so the host has nothing to do meanwhile"),
-                "cuda": Auto(value=True, why="the GPU works while the host plans"),
+                "cpu": Auto(False, "a launch is the step, so the host has nothing to do meanwhile"),
+                "cuda": Auto(True, "the GPU works while the host plans"),
             },
         ),
     )

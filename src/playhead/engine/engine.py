@@ -11,17 +11,21 @@ request with `RequestFailed`, and no other.
 
 from __future__ import annotations
 
+import gc
+import os
 import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from playhead.engine.exclusive import Exclusive
+from playhead.engine.config import EngineConfig, resolved
+from playhead.engine.front import CheckedPrompt, PromptReader, RequestOptions
 from playhead.engine.response import ResponseBuilder
-from playhead.engine.stats import EngineStats
-from playhead.engine.timeline import StepRecord, Timeline
-from playhead.errors import PagesLost, PlayheadError, RequestError, RequestFailed, caused, shown
+from playhead.engine.timeline import EngineStats, StepRecord, Timeline
+from playhead.errors import MisuseError, PagesLost, PlayheadError, RequestError, RequestFailed, caused
+from playhead.graph.runner import CaptureReport
 from playhead.kv.ledger import Findings, KVWatch, report
 from playhead.models.text.tokenizer import Tokenizer
 from playhead.outputs import FinishReason, Logprob, RequestOutput
@@ -32,35 +36,7 @@ from playhead.step.inflight import Collected, InFlight
 from playhead.step.sampling import SampledTokens, SamplerRow
 from playhead.step.worker import Worker
 
-WAITING_PER_RUNNING = 4  # a longer queue only makes everybody in it too late
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedPrompt:
-    """A prompt that fits the model: its ids, its text if it came as text, and how many tokens may follow it."""
-
-    text: str | None
-    ids: tuple[int, ...]
-    params: SamplingParams
-    max_new_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestOptions:
-    """How a request is to be treated. Lower `priority` goes first. Prompts of another `salt` share no cached prefix.
-
-    `streams` if its output is wanted after every token, and not at the end alone.
-    """
-
-    priority: int = 0
-    salt: str = ""
-    streams: bool = True
-
-    def __post_init__(self) -> None:
-        kinds = (("priority", self.priority, int, "an int"), ("salt", self.salt, str, "a str"))
-        for name, value, kind, wanted in kinds:
-            if type(value) is not kind:  # bool is no priority
-                raise RequestError(name, f"a {type(value).__name__}", wanted, "Change it or leave it out.")
+WAITING_PER_RUNNING = 4  # in a longer queue every request would come too late
 
 
 @dataclass(slots=True, kw_only=True, eq=False)  # mutable: reading may be interrupted, and goes on where it was
@@ -83,38 +59,108 @@ class Engine:
     memory is planned for so many steps in flight (`KVLimits.num_steps_in_flight`), and the plan decides.
     """
 
-    def __init__(self, worker: Worker, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        tokenizer: Tokenizer,
+        *,
+        config: EngineConfig | None = None,
+        default_params: SamplingParams | None = None,
+    ) -> None:
         self.worker, self.tokenizer = worker, tokenizer
+        self.config = resolved(config or EngineConfig(), worker.config, worker.model.decoder)
         limits = worker.config.limits
         self.overlap = limits.num_steps_in_flight > 1
-        self._exclusive = Exclusive()
+        self.max_waiting = WAITING_PER_RUNNING * limits.max_running
+        self.reader = PromptReader(
+            tokenizer=tokenizer,
+            vocab_size=worker.model.decoder.spec.vocab_size,
+            max_context=limits.max_context_tokens,
+            default_params=default_params or SamplingParams(),
+        )
         self._watch = KVWatch(worker.kv, every_steps=worker.config.audit_every_steps)
         self._scheduler = Scheduler(
-            worker.kv,
-            ScheduleLimits(chunk_tokens=limits.chunk_tokens, max_waiting=WAITING_PER_RUNNING * limits.max_running),
+            worker.kv, ScheduleLimits(chunk_tokens=limits.chunk_tokens, max_waiting=self.max_waiting)
         )
-        self._answers: dict[str, ResponseBuilder] = {}
+        self._responses: dict[str, ResponseBuilder] = {}
         self._in_flight: deque[LaunchedStep] = deque()
-        self._ready: list[RequestOutput] = []  # kept here, so that a step that fails loses nobody's last word
+        self._ready: list[RequestOutput] = []  # outputs wait here, so a failing step cannot lose them
         self._arrivals = 0
         self.stats = EngineStats()
         self.timeline = Timeline()
+        self.served_by: threading.Thread | None = None  # the only thread that may use the engine, busy or idle
+        self._is_closed = False
+        self._pid = os.getpid()
+        self._user: threading.Thread | None = None  # the thread whose requests run
+        self._inside = threading.Lock()
+        self._unfreeze: Callable[[], object] | None = None
 
     @property
     def has_work(self) -> bool:
         return self._scheduler.has_work or bool(self._in_flight) or bool(self._ready)
 
     def entered(self) -> threading.Lock:
-        """A lock to use the engine under, or `MisuseError`: for one thread at a time, until the engine is closed."""
-        return self._exclusive.entered(has_work=self.has_work)
+        """A lock to do one thing under, or `MisuseError`.
+
+        A lock and no context manager of our own: an interrupt between taking and holding it cannot leave it taken.
+        """
+        self.check_use()
+        self._user = threading.current_thread()
+        return self._inside
 
     def check_use(self) -> None:
-        """`MisuseError` if this thread may not use the engine now."""
-        self._exclusive.check(has_work=self.has_work)
+        """`MisuseError` if this thread may not use the engine now.
+
+        An engine has one user at a time: one thread of the process that made it, and not from within its own step. A
+        thread whose requests run keeps the engine until they are done.
+        """
+        thread, user = threading.current_thread(), self._user
+        if os.getpid() != self._pid:
+            raise MisuseError(
+                f"engine: used in process {os.getpid()}, but made in process {self._pid}. A forked child cannot use "
+                "its parent's engine: make one in the child, or start the child by 'spawn'."
+            )
+        if self._is_closed:
+            raise used_after_close()
+        if self.served_by is not None and thread is not self.served_by:
+            raise MisuseError(
+                "engine: at work for an AsyncEngine. Send requests there, or close the AsyncEngine first."
+            )
+        if self._inside.locked() and thread is user:
+            raise MisuseError(
+                "engine: called from within its own step, by a callback or a finalizer. Call it after the step has "
+                "returned."
+            )
+        if thread is not user and user is not None and user.is_alive() and (self.has_work or self._inside.locked()):
+            raise MisuseError(
+                f"engine: thread {thread.name!r} used it while thread {user.name!r} does. "
+                "Use playhead.engine.async_engine.AsyncEngine for many callers, or one LLM per thread."
+            )
 
     def close(self) -> None:
-        """Refuse every further use."""
-        self._exclusive.is_closed = True
+        """Refuse every further use. Memory is free when the last reference to the engine is gone."""
+        if self._is_closed:
+            return
+        self.check_use()
+        self._is_closed = True
+        self.reader.close()
+        if self._unfreeze is not None:
+            self._unfreeze()
+
+    def capture_graphs(self, progress: Callable[[CaptureReport], None] | None = None) -> None:
+        """Capture all sizes now; otherwise each is captured when it is first wanted.
+
+        Then tell Python's garbage collector to skip all objects there are, until this engine is closed or gone. A
+        captured engine has hundreds of thousands of objects that stay, and the collector would look through them in the
+        middle of a step, for 50 ms and more. The collector is the process's: if objects are frozen already, by
+        another engine say, nothing is frozen here.
+        """
+        with self.entered():
+            self.worker.capture_all(progress)
+        if not gc.get_freeze_count():
+            gc.collect()
+            gc.freeze()
+            self._unfreeze = weakref.finalize(self, gc.unfreeze)
 
     @property
     def can_take(self) -> bool:
@@ -129,31 +175,31 @@ class Engine:
         options: RequestOptions | None = None,
     ) -> None:
         """Queue a request, or `RequestError` with the limit it breaks; nothing else is disturbed."""
-        self.submit(request_id, self.check_request(prompt, params), options)
+        self.submit(request_id, self.reader.check(prompt, params), options)
 
     def submit(self, request_id: str, checked: CheckedPrompt, options: RequestOptions | None = None) -> None:
         """Queue a request whose prompt was checked already. If that raises, nothing of the request is left behind."""
         with self.entered():
-            if request_id in self._answers or any(output.request_id == request_id for output in self._ready):
+            if request_id in self._responses or any(output.request_id == request_id for output in self._ready):
                 raise RequestError(f"request {request_id!r}", "an id in use", "a new id", "Wait for the other to end.")
             try:
-                self._queue(self._answer(request_id, checked, options or RequestOptions()))
+                self._queue(self._response(request_id, checked, options or RequestOptions()))
             except PlayheadError:
                 raise
             except Exception as error:
                 raise RequestFailed(request_id) from error
 
-    def _queue(self, answer: ResponseBuilder) -> None:
+    def _queue(self, response: ResponseBuilder) -> None:
         try:
-            self._scheduler.add(answer.request)
-            self._answers[answer.request.id] = answer
+            self._scheduler.add(response.request)
+            self._responses[response.request.id] = response
         except BaseException:
-            self._answers.pop(answer.request.id, None)
-            self._scheduler.finish(answer.request, FinishReason.ABORT)
+            self._responses.pop(response.request.id, None)
+            self._scheduler.finish(response.request, FinishReason.ABORT)
             raise
 
-    def _answer(self, request_id: str, checked: CheckedPrompt, options: RequestOptions) -> ResponseBuilder:
-        """The request and its answer-to-be, with room in the sampler."""
+    def _response(self, request_id: str, checked: CheckedPrompt, options: RequestOptions) -> ResponseBuilder:
+        """The request and the builder of its response, with room in the sampler."""
         params = checked.params
         ending_ids = self._ending_ids(params)
         # Without a seed each request still has one of its own, so that a rerun of the program repeats itself.
@@ -181,40 +227,21 @@ class Engine:
             arrival_s=time.perf_counter(),
         )
 
-    def check_request(self, prompt: str | Sequence[int], params: SamplingParams) -> CheckedPrompt:
-        """The prompt as the engine takes it, or `RequestError`. Changes nothing."""
-        vocab_size, max_context = (
-            self.worker.model.decoder.spec.vocab_size,
-            self.worker.config.limits.max_context_tokens,
-        )
-        if isinstance(prompt, str):
-            ids = self.tokenizer.encode(prompt, add_special_tokens=True, max_context=max_context)
-        else:
-            ids = checked_ids(prompt)
-        if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
-            outside = next(token for token in ids if not 0 <= token < vocab_size)
-            raise RequestError(
-                "prompt", f"token id {shown(outside)}", f"ids in [0, {vocab_size})", "Check the tokenizer."
-            )
-        max_new_tokens = params.check_against(vocab_size, len(ids), max_context)
-        text = prompt if isinstance(prompt, str) else None
-        return CheckedPrompt(text=text, ids=tuple(ids), params=params, max_new_tokens=max_new_tokens)
-
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request wherever it is. None if it had ended already."""
         with self.entered():
             return self._abort(request_id)
 
     def _abort(self, request_id: str) -> RequestOutput | None:
-        answer = self._answers.get(request_id)
-        if answer is None:
+        response = self._responses.get(request_id)
+        if response is None:
             return None
         self._ready = [output for output in self._ready if output.request_id != request_id]
         try:
-            answer.finish()
+            response.complete_text()
         except Exception as error:  # noqa: BLE001  its text is its own affair
-            return self._fail(answer, error)
-        return self._end(answer, FinishReason.ABORT)
+            return self._fail(response, error)
+        return self._end(response, FinishReason.ABORT)
 
     def step(self) -> list[RequestOutput]:
         """Launch one step and read one; gives the requests that got a token, the finished ones for the last time.
@@ -245,12 +272,12 @@ class Engine:
         self._end_the_touched(self._watch.look(is_idle=not (self._scheduler.has_work or self._in_flight)))
 
     def _end_the_touched(self, findings: Findings) -> None:
-        """End the requests whose pages failed an audit: what they would be told next could be wrong."""
+        """End the requests whose pages failed an audit: their next tokens could be wrong."""
         self.stats.num_violations += len(findings.violations)
         for request_id, violation in findings.by_request.items():
-            answer = self._answers.get(request_id)
-            if answer is not None:
-                self._ready.append(self._end(answer, FinishReason.ERROR, PagesLost(request_id, violation)))
+            response = self._responses.get(request_id)
+            if response is not None:
+                self._ready.append(self._end(response, FinishReason.ERROR, PagesLost(request_id, violation)))
 
     def kv_report(self) -> str:
         """The account of KV pages as a table, and what was ever found wrong in it."""
@@ -275,21 +302,21 @@ class Engine:
             planned = self._scheduler.plan()
             broken: list[tuple[ResponseBuilder, Exception]] = []
             for chunk in planned:
-                answer = self._answers[chunk.request.id]
-                if answer.sampler_seq is not chunk.seq:
+                response = self._responses[chunk.request.id]
+                if response.sampler_seq is not chunk.seq:
                     try:
-                        self.worker.sampler.set(chunk.seq.row, sampler_row(answer))
+                        self.worker.sampler.set(chunk.seq.row, sampler_row(response))
                     except Exception as error:  # noqa: BLE001  whatever it is, it is this request's
-                        broken.append((answer, error))
+                        broken.append((response, error))
                     else:
-                        answer.sampler_seq = chunk.seq
+                        response.sampler_seq = chunk.seq
             if not broken:
                 return planned
             self._scheduler.take_back()
-            self._ready += [self._fail(answer, error) for answer, error in broken]
+            self._ready += [self._fail(response, error) for response, error in broken]
 
     def _take_back(self) -> None:
-        """Undo a step that was planned and does not run. Who was in it waits to be computed anew."""
+        """Undo a step that was planned and does not run. Its requests wait to be computed anew."""
         newest = self._in_flight[-1].planned if self._in_flight else None
         if newest is not None and newest is self._scheduler.open_plan:
             self._scheduler.close_plan()  # it runs, and the next call reads it
@@ -317,7 +344,7 @@ class Engine:
             self._in_flight.popleft()
 
     def _read(self, step: LaunchedStep) -> None:
-        """Wait for a step and give its tokens to those who are still there; go on where an interrupt came."""
+        """Wait for a step and give its tokens to its requests. A read that was interrupted goes on where it stopped."""
         read_s = time.perf_counter()
         if step.collected is None:
             step.collected = self.worker.collect(step.launched)
@@ -331,32 +358,32 @@ class Engine:
         self._record(step, collected.device_us, (read_s, collected_s, time.perf_counter()))
 
     def _commit(self, chunk: PlannedChunk, token: int, sampled: SampledTokens, row: int) -> None:
-        """One token of a step that was read. A request that has ended meanwhile has no use for it.
+        """Give one token of a step to its request. A token of a request that has ended meanwhile is dropped.
 
-        Every part knows whether it was done, so a call that was cut short is repeated. What raises while the request's
-        text is made ends that request alone.
+        Every part knows whether it was done, so a call that was cut short is repeated. An exception raised while the
+        request's text is made ends that request alone.
         """
         request = chunk.request
-        answer = self._answers.get(request.id)
-        if request.finish_reason is not None or answer is None:
+        response = self._responses.get(request.id)
+        if request.finish_reason is not None or response is None:
             self.stats.num_wasted_rows += 1
             return
         self.stats.num_generated_tokens += self._scheduler.commit(chunk, token)
         output = None
         try:
-            if answer.num_taken == chunk.num_generated:
-                answer.take(token, reported(sampled, row, request.params.logprobs))
-            if answer.ended_by is not None:
-                answer.finish()
-            elif answer.streams:
-                output = answer.output()
+            if response.num_taken == chunk.num_generated:
+                response.take(token, reported(sampled, row, request.params.logprobs))
+            if response.ended_by is not None:
+                response.complete_text()
+            elif response.streams:
+                output = response.output()
         except BaseException as error:
-            self._ready.append(self._fail(answer, error))
+            self._ready.append(self._fail(response, error))
             if not isinstance(error, Exception):
                 raise
             return
-        if answer.ended_by is not None:
-            self._ready.append(self._end(answer, answer.ended_by))
+        if response.ended_by is not None:
+            self._ready.append(self._end(response, response.ended_by))
         elif output is not None:
             self._ready.append(output)
 
@@ -364,31 +391,33 @@ class Engine:
         eos = () if params.ignore_eos else tuple(sorted(self.tokenizer.special.eos_ids))
         return (*eos, *params.stop_token_ids)
 
-    def _fail(self, answer: ResponseBuilder, error: BaseException) -> RequestOutput:
-        """End a request by what its own work raised."""
-        return self._end(answer, FinishReason.ERROR, caused(RequestFailed(answer.request.id), error))
+    def _fail(self, response: ResponseBuilder, error: BaseException) -> RequestOutput:
+        """End a request with the error that its own work raised."""
+        return self._end(response, FinishReason.ERROR, caused(RequestFailed(response.request.id), error))
 
-    def _end(self, answer: ResponseBuilder, reason: FinishReason, error: PlayheadError | None = None) -> RequestOutput:
-        """Let go of a request; gives its last output, which is ready for the next caller if letting go raises."""
-        answer.error = error
+    def _end(
+        self, response: ResponseBuilder, reason: FinishReason, error: PlayheadError | None = None
+    ) -> RequestOutput:
+        """Remove a request from the engine; gives its last output. If removing raises, the next call gives it."""
+        response.error = error
         try:
-            self._scheduler.finish(answer.request, reason)
+            self._scheduler.finish(response.request, reason)
         except BaseException:
-            answer.request.finish_reason, self._scheduler.in_doubt = reason, True
-            self._ready.append(self._last_output(answer))
+            response.request.finish_reason, self._scheduler.in_doubt = reason, True
+            self._ready.append(self._last_output(response))
             raise
-        return self._last_output(answer)
+        return self._last_output(response)
 
-    def _last_output(self, answer: ResponseBuilder) -> RequestOutput:
-        self._answers.pop(answer.request.id, None)
-        self.stats.num_cached_tokens += answer.request.num_cached_tokens
+    def _last_output(self, response: ResponseBuilder) -> RequestOutput:
+        self._responses.pop(response.request.id, None)
+        self.stats.num_cached_tokens += response.request.num_cached_tokens
         try:
-            output = answer.output()
-        except Exception as error:  # noqa: BLE001  even an answer that cannot be told must be ended
-            answer.error = caused(RequestFailed(answer.request.id), error)
-            answer.request.finish_reason = FinishReason.ERROR
-            output = answer.bare_output()
-        self.stats.num_failed_requests += answer.error is not None
+            output = response.output()
+        except Exception as error:  # noqa: BLE001  a request whose text cannot be made must end too
+            response.error = caused(RequestFailed(response.request.id), error)
+            response.request.finish_reason = FinishReason.ERROR
+            output = response.bare_output()
+        self.stats.num_failed_requests += response.error is not None
         return output
 
     def _record(self, step: LaunchedStep, device_us: float, read: tuple[float, float, float]) -> None:
@@ -419,25 +448,20 @@ class Engine:
         )
 
 
-def checked_ids(prompt: object) -> list[int]:
-    """Token ids as given, or `RequestError`: a bool, a float or a string among them is refused, not converted."""
-    is_text = isinstance(prompt, bytes | bytearray | str)
-    if isinstance(prompt, Sequence) and not is_text and set(map(type, prompt)) <= {int}:
-        return list(prompt)
-    found = f"a {type(prompt).__name__} of other things than ints"
-    raise RequestError("prompt", found, "text, or token ids", "Encode it first.")
+def used_after_close() -> MisuseError:
+    return MisuseError("engine: used after close(). Make a new one, or close it later.")
 
 
-def sampler_row(answer: ResponseBuilder) -> SamplerRow:
-    """What the sampler must know of a request that has just got its row: everything so far has been read."""
-    request = answer.request
+def sampler_row(response: ResponseBuilder) -> SamplerRow:
+    """The sampler's numbers of a request that has just got its row: all tokens so far have been read."""
+    request = response.request
     return SamplerRow(
         params=request.params,
-        seed=answer.seed,
+        seed=response.seed,
         num_generated=len(request.output),
         prompt_ids=request.prompt,
         output_ids=request.output,
-        ending_ids=answer.ending_ids,
+        ending_ids=response.ending_ids,
     )
 
 

@@ -14,8 +14,12 @@ from playhead.env import wants_strict_ledger
 from playhead.errors import ConfigError
 from playhead.kv.geometry import KVGeometry
 from playhead.kv.plan import KVLimits, least_bytes, longest_context, most_running, most_useful_bytes
+from playhead.layers.linear import WEIGHT_FORMATS
+from playhead.models.decoder import Decoder
 from playhead.models.load import ModelDescription
-from playhead.step.model_step import kv_geometry
+from playhead.models.spec import ModelSpec
+from playhead.settings import show_size
+from playhead.step.forward import kv_geometry
 from playhead.step.worker import WorkerConfig
 
 LOG = logging.getLogger(__name__)
@@ -23,7 +27,7 @@ LOG = logging.getLogger(__name__)
 KV_SHARE_OF_FREE = 0.8  # the rest of a GPU's free memory is for graphs, activations and the CUDA context
 CPU_KV_BYTES = 1 << 28  # enough for small models; a longer context takes more
 CPU_SHARE_OF_FREE = 0.5  # the machine has other things to do
-MIN_CONTEXT_TOKENS = 128  # a context that gave way further would serve nobody
+MIN_CONTEXT_TOKENS = 128  # a shorter context would be of no use
 
 MEMORY_FILES = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
 
@@ -32,14 +36,15 @@ MEMORY_FILES = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max"), Path("/
 class EngineMemory:
     """Sizes that fit, and a line about every one that is less than the model or the default would have it."""
 
+    weight_bytes: int = 0
     kv_memory_bytes: int
     limits: KVLimits
     notes: tuple[str, ...] = ()
 
 
 def worker_config(description: ModelDescription, config: EngineConfig, device: torch.device) -> WorkerConfig:
-    """Every size, with what was left open filled in. What gave way to memory is logged, a line each."""
-    memory = fit_memory(description, config, device, free_bytes(device))
+    """Every size of a worker. A size that was left open and had to give way to memory is logged."""
+    memory = fit_beside_weights(description, config, device, free_bytes(device))
     for note in memory.notes:
         LOG.warning("%s", note)
     mode = on_device(config, device).graph_mode
@@ -55,8 +60,31 @@ def worker_config(description: ModelDescription, config: EngineConfig, device: t
     )
 
 
+def fit_beside_weights(
+    description: ModelDescription, config: EngineConfig, device: torch.device, free: int
+) -> EngineMemory:
+    """The sizes of an engine that has `free` bytes for its weights and its KV. Nothing has been loaded yet."""
+    dtype = resolve_dtype(config, device, description)
+    weight_bytes = num_weight_bytes(description.spec, dtype)
+    if weight_bytes >= free:
+        raise ConfigError(
+            f"memory: {show_size(free)} are free, and the weights alone take {show_size(weight_bytes)} in {dtype}. "
+            "Take a larger device or a smaller model."
+        )
+    return replace(fit_memory(description, config, device, free - weight_bytes), weight_bytes=weight_bytes)
+
+
+def num_weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
+    """Bytes of all parameters, counted on a decoder that has no memory."""
+    decoder = Decoder(spec, WEIGHT_FORMATS[spec.stored_as](dtype=dtype, device=torch.device("meta")))
+    return sum(parameter.numel() * parameter.element_size() for parameter in decoder.parameters())
+
+
 def fit_memory(description: ModelDescription, config: EngineConfig, device: torch.device, free: int) -> EngineMemory:
-    """What an engine takes of `free` bytes. Settings that were left open give way; those asked for are refused."""
+    """The sizes of an engine that has `free` bytes beside its weights.
+
+    Settings that were left open give way; settings that were given and do not fit are refused.
+    """
     limits, dtype = kv_limits(description, config, device), resolve_dtype(config, device, description)
     geometry = kv_geometry(description.spec, page_size=config.page_size, dtype=dtype)
     kv_bytes = _kv_bytes(config, device, free, least_bytes(geometry, limits))
@@ -76,7 +104,7 @@ def fit_memory(description: ModelDescription, config: EngineConfig, device: torc
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory of the device that nobody has taken."""
+    """The device's memory that is not taken."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free

@@ -1,4 +1,4 @@
-"""What a waiting person sees: a spinner or a bar on stderr, nothing when nobody watches."""
+"""Spinners and bars on stderr for a person who waits. Where stderr is no terminal, nothing is shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the caller of a request has been told so far: its text, where it stops, what it reports. No torch."""
+"""A request's response while it grows: its text, where the text stops, its logprobs. No torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from playhead.schedule.request import Request
 
 @dataclass(slots=True, kw_only=True, eq=False)  # mutable: text and logprobs grow with the tokens
 class ResponseBuilder:
-    """One request's answer. `streams` if somebody wants it after every token; else it is put together at the end."""
+    """One request's response. With `streams` its text is read after every token, without only at the end."""
 
     request: Request
     prompt: str | None
@@ -38,7 +38,7 @@ class ResponseBuilder:
     """The memory whose row the sampler was told about."""
 
     def take(self, token: int, logprobs: tuple[Logprob, ...]) -> None:
-        """One more token, which the request has already; `ended_by` says whether it ends it."""
+        """One more token, which `request.output` has already; `ended_by` says whether it ends the request."""
         self.num_taken += 1
         self.ended_by = self._take(token, logprobs)
 
@@ -59,8 +59,8 @@ class ResponseBuilder:
                 return FinishReason.STOP
         return FinishReason.LENGTH if len(request.output) >= request.max_new_tokens else None
 
-    def finish(self) -> None:
-        """Whatever text is left. A second call changes nothing."""
+    def complete_text(self) -> None:
+        """Add the text of the tokens that were not read yet. A second call changes nothing."""
         if self.is_whole:
             return
         self.is_whole = True
@@ -83,12 +83,11 @@ class ResponseBuilder:
             self.text = self.text[:at]
 
     def output(self) -> RequestOutput:
-        """The answer as its caller sees it now."""
+        """The output as its caller sees it now."""
         request = self.request
-        finished = request.finish_reason is not None
         chosen = [entries[0].logprob for entries in self.logprobs]
         # Text that may turn out to be a stop string is not shown yet: shown text never shrinks.
-        held_back = 0 if finished else num_held_back(self.text, request.params.stop)
+        held_back = 0 if request.finish_reason is not None else num_held_back(self.text, request.params.stop)
         completion = CompletionOutput(
             index=0,
             text=self.text[: len(self.text) - held_back],
@@ -98,11 +97,18 @@ class ResponseBuilder:
             cumulative_logprob=sum(chosen) if request.params.logprobs is not None else None,
             logprobs=tuple(self.logprobs) if request.params.logprobs is not None else None,
         )
-        metrics = RequestMetrics(
-            arrival_s=self.arrival_s,
-            first_token_s=self.first_token_s,
-            finished_s=time.perf_counter() if finished else None,
+        return self._with_request(completion)
+
+    def bare_output(self) -> RequestOutput:
+        """The last output of a request whose text cannot be made: its tokens and the error."""
+        request = self.request
+        return self._with_request(
+            CompletionOutput(index=0, text="", token_ids=tuple(request.output), finish_reason=request.finish_reason)
         )
+
+    def _with_request(self, completion: CompletionOutput) -> RequestOutput:
+        request = self.request
+        finished = request.finish_reason is not None
         return RequestOutput(
             request_id=request.id,
             prompt=self.prompt,
@@ -110,23 +116,11 @@ class ResponseBuilder:
             outputs=(completion,),
             finished=finished,
             num_cached_tokens=request.num_cached_tokens,
-            metrics=metrics,
-            error=self.error,
-        )
-
-    def bare_output(self) -> RequestOutput:
-        """The end of an answer whose text cannot be told: its tokens and the error."""
-        request = self.request
-        completion = CompletionOutput(
-            index=0, text="", token_ids=tuple(request.output), finish_reason=request.finish_reason
-        )
-        return RequestOutput(
-            request_id=request.id,
-            prompt=self.prompt,
-            prompt_token_ids=request.prompt,
-            outputs=(completion,),
-            finished=True,
-            metrics=RequestMetrics(arrival_s=self.arrival_s, finished_s=time.perf_counter()),
+            metrics=RequestMetrics(
+                arrival_s=self.arrival_s,
+                first_token_s=self.first_token_s,
+                finished_s=time.perf_counter() if finished else None,
+            ),
             error=self.error,
         )
 

@@ -1,14 +1,47 @@
-"""What each step did, kept for the last few thousand steps, and as a trace that Perfetto and Chrome open. No torch."""
+"""What an engine has done: counters since its start, and the last few thousand steps one by one. No torch.
+
+`Timeline` writes those steps as a trace that Perfetto and Chrome open.
+"""
 
 from __future__ import annotations
 
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 MAX_STEPS = 4096  # an hour of steps of a second, or ten seconds of the fastest; older ones are forgotten
+
+
+@dataclass(slots=True, kw_only=True)  # mutable: counters
+class EngineStats:
+    """What the engine has done since it started. `modes` counts steps by how and why they ran.
+
+    A wasted row is one that was computed for a request which turned out to have ended. `num_failed_requests` ended with
+    an error of their own. `num_violations` is what the ledger found wrong in the account of KV pages: each is a bug.
+    """
+
+    num_steps: int = 0
+    num_prompt_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    num_wasted_rows: int = 0
+    num_failed_requests: int = 0
+    num_violations: int = 0
+    modes: dict[str, int] = field(default_factory=dict)
+
+    def copy(self) -> EngineStats:
+        """The counters as they are now."""
+        return replace(self, modes=dict(self.modes))
+
+    def since(self, before: EngineStats) -> EngineStats:
+        """What was counted after an earlier copy."""
+        then = asdict(before)
+        counts = {name: count - then[name] for name, count in asdict(self).items() if name != "modes"}
+        modes = {mode: count - before.modes.get(mode, 0) for mode, count in self.modes.items()}
+        return EngineStats(**counts, modes={mode: count for mode, count in modes.items() if count})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

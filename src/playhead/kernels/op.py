@@ -144,8 +144,10 @@ def _define(
 
 def _work(bind: Callable[..., Work | None], reference: Callable[..., Any], *args: Any) -> Work:
     """The bound work of one call; the reference's where numpy cannot do it."""
-    is_plain = all(arg.dtype in NUMPY_DTYPES for arg in args if isinstance(arg, torch.Tensor))
-    return (bind(*args) if is_plain else None) or partial(reference, *args)
+    for arg in args:
+        if isinstance(arg, torch.Tensor) and arg.dtype not in NUMPY_DTYPES:
+            return partial(reference, *args)
+    return bind(*args) or partial(reference, *args)
 
 
 def _run_bound(bind: Bind, *args: Any) -> None:

@@ -1,4 +1,4 @@
-"""What surrounds attention: one projection before it, what queries and keys go through, the output projection after it.
+"""What surrounds attention: the packed projection before it, norms and rotation of q and k, the output projection.
 
 Shapes: T tokens, M hidden, X = all heads of q, k and v, Y = all heads of the output, H heads, K kv heads, D head dim of
 q and k, E head dim of v, W = D or all heads' dims together, P positions, R rotary dim.
@@ -31,7 +31,7 @@ class QKTransform:
 
 
 class AttentionBlock(nn.Module):
-    """The two projections of one layer and what is between them, except attention itself: that is the caller's."""
+    """The two projections of one layer, its norms of queries and keys, and its sinks. The caller attends."""
 
     q_norm: Norm | None
     k_norm: Norm | None
@@ -77,7 +77,7 @@ def split_heads(qkv_TX: torch.Tensor, spec: AttentionSpec) -> tuple[torch.Tensor
 def turned_qkv(
     qkv_TX: torch.Tensor, spec: AttentionSpec, transform: QKTransform, positions_T: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same, queries and keys normed and rotated: for attention that keeps keys and values itself."""
+    """q, k and v as `split_heads` gives them, q and k normed and rotated: for attention that keeps k and v itself."""
     q_THD, k_TKD, v_TKE = split_heads(qkv_TX, spec)
     q_weight_W, k_weight_W, table_PR = transform.tensors
     rest = (table_PR, positions_T, *transform.numbers)

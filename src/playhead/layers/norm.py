@@ -30,11 +30,11 @@ def add_then_norm(
 ) -> torch.Tensor:
     """Adds a block's output to the residual in place and gives what the next block reads.
 
-    `x_norm` is what the output goes through first, `next_norm` what the next block has in front; it reads the sum
-    itself where that is None. One of them is always there.
+    `x_norm` norms the output before it is added. `next_norm` is the norm that precedes the next block; without it the
+    next block reads the sum itself. At least one of the two is given.
     """
     if next_norm is None:
-        assert x_norm is not None, "no placement has norms on neither side"
+        assert x_norm is not None, "every placement has a norm on one side"
         norm_add_(x_TM, residual_TM, x_norm.weight, *x_norm.numbers)
         return residual_TM
     if x_norm is not None and x_norm.spec != next_norm.spec:  # one kernel has one eps

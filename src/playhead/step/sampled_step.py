@@ -20,8 +20,8 @@ from playhead.graph.capture import Inputs
 from playhead.graph.runner import OwnedMemory, StepSpec
 from playhead.graph.slots import Batch, FillContext, GraphSlot, host_vector
 from playhead.kernels.tokens import advance, newest_ids
+from playhead.step.forward import ModelStep
 from playhead.step.inputs import ROWS
-from playhead.step.model_step import ModelStep
 from playhead.step.sampler_rows import GENERATED_SLOT, SamplerRows
 from playhead.step.sampling import VARIANTS, SampledTokens, SamplerNeeds, sample
 

@@ -24,7 +24,7 @@ from playhead.graph.backends.base import Backend
 from playhead.graph.backends.cuda import CudaBackend
 from playhead.graph.backends.tape import TapeBackend
 from playhead.graph.breakable import BreakableCapture
-from playhead.graph.breaks import BridgePool
+from playhead.graph.bridges import BridgePool
 from playhead.graph.capture import Capture, Inputs
 from playhead.graph.full import FullCapture
 from playhead.graph.piecewise import PiecewiseCapture, compiler_for
@@ -40,9 +40,9 @@ from playhead.kv.plan import KVLimits, plan_kv
 from playhead.kv.swa_pool import create_kv_pool
 from playhead.models.decoder import Decoder
 from playhead.schedule.chunk import Chunk
+from playhead.step.forward import TOKEN_ROWS_SLOT, ModelStep, kv_geometry, layer_attentions, token_slots
 from playhead.step.inflight import Collected, InFlight, start_stopwatch
 from playhead.step.inputs import ADVANCES, InputFeatures, build_decode_registry, build_prefill_registry
-from playhead.step.model_step import TOKEN_ROWS_SLOT, ModelStep, kv_geometry, layer_attentions, token_slots
 from playhead.step.page_table import DevicePageTable
 from playhead.step.publish import Publisher
 from playhead.step.sampled_step import (

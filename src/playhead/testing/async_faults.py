@@ -41,15 +41,15 @@ async def _ask_twice(
     llm: LLM, prompts: Sequence[str], params: SamplingParams, wanted: Mapping[str, tuple[int, ...]]
 ) -> list[str]:
     found: list[str] = []
-    async with AsyncEngine(llm) as engine:
+    async with AsyncEngine(llm.engine) as engine:
         for is_again in (False, True):
             asked = (_last(engine, prompt, params) for prompt in prompts)
             try:
-                answers = await asyncio.wait_for(asyncio.gather(*asked), PATIENCE_S)
+                responses = await asyncio.wait_for(asyncio.gather(*asked), PATIENCE_S)
             except TimeoutError:
                 return [*found, "somebody waits for ever"]
-            for prompt, answer in zip(prompts, answers, strict=True):
-                found += [f"{prompt!r}: {line}" for line in _wrong(answer, wanted[prompt], is_again=is_again)]
+            for prompt, response in zip(prompts, responses, strict=True):
+                found += [f"{prompt!r}: {line}" for line in _wrong(response, wanted[prompt], is_again=is_again)]
         if engine._tickets:
             found.append(f"tickets left: {sorted(engine._tickets)}")
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
@@ -67,11 +67,11 @@ async def _last(engine: AsyncEngine, prompt: str, params: SamplingParams) -> Req
     return output
 
 
-def _wrong(answer: RequestOutput | PlayheadError, wanted: tuple[int, ...], *, is_again: bool) -> list[str]:
-    if isinstance(answer, RequestOutput):
-        tokens = answer.outputs[0].token_ids
+def _wrong(response: RequestOutput | PlayheadError, wanted: tuple[int, ...], *, is_again: bool) -> list[str]:
+    if isinstance(response, RequestOutput):
+        tokens = response.outputs[0].token_ids
         return [] if tokens == wanted else [f"{tokens}; alone {wanted}"]
     if is_again:
-        return [f"{answer!r} although the fault is over"]
-    is_typed = isinstance(answer, StepFailed | RequestFailed) and answer.__cause__ is not None
-    return [] if is_typed else [f"{answer!r} without its cause"]
+        return [f"{response!r} although the fault is over"]
+    is_typed = isinstance(response, StepFailed | RequestFailed) and response.__cause__ is not None
+    return [] if is_typed else [f"{response!r} without its cause"]

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, suppress
 from weakref import WeakMethod
 
 from playhead.engine.engine import Engine
-from playhead.engine.exclusive import Exclusive
 from playhead.engine.response import ResponseBuilder
 from playhead.errors import MisuseError, PlayheadError
 from playhead.graph.breaks import RunBreak
@@ -22,7 +21,7 @@ from playhead.kv.prefix import PrefixCache
 from playhead.kv.rows import RowTables
 from playhead.outputs import Logprob, RequestOutput
 from playhead.schedule.scheduler import PlannedChunk, Scheduler
-from playhead.step import model_step
+from playhead.step import forward
 from playhead.step.publish import Publisher
 from playhead.testing.fault_runs import FaultPicker, check_outputs, leftovers, run_with_faults
 from playhead.testing.faults import injected
@@ -70,7 +69,7 @@ def token_committed_twice() -> AbstractContextManager[None]:
 def one_error_for_all() -> AbstractContextManager[None]:
     """What one request's text raises is the step's error."""
 
-    def raising(self: Engine, answer: ResponseBuilder, error: BaseException) -> RequestOutput:
+    def raising(self: Engine, response: ResponseBuilder, error: BaseException) -> RequestOutput:
         raise error
 
     return swapped(Engine, "_fail", raising)
@@ -111,10 +110,10 @@ def quarantined_prefix_kept() -> AbstractContextManager[None]:
 
 
 def anybody_may_enter() -> AbstractContextManager[None]:
-    def open_to_all(self: Exclusive, *, has_work: bool) -> None:
+    def open_to_all(self: Engine) -> None:
         return None
 
-    return swapped(Exclusive, "check", open_to_all)
+    return swapped(Engine, "check_use", open_to_all)
 
 
 def memory_waits_for_the_collector() -> AbstractContextManager[None]:
@@ -125,7 +124,7 @@ def memory_waits_for_the_collector() -> AbstractContextManager[None]:
         assert run is not None, "it was made a line before"
         return run
 
-    return swapped(model_step, "weak_run", strong)
+    return swapped(forward, "weak_run", strong)
 
 
 def faults_at(*sites: str) -> Callable[[Tokens], list[str]]:

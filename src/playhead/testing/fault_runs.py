@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from playhead.engine.engine import Engine, RequestOptions
+from playhead.engine.engine import Engine
+from playhead.engine.front import RequestOptions
 from playhead.errors import RequestFailed
 from playhead.kv.ledger import Ledger
 from playhead.outputs import RequestOutput

@@ -40,7 +40,7 @@ SITES: dict[str, tuple[Callable[..., Any], ...]] = {
     "commit": (HybridKVCache.commit, Engine._commit),
     "collect": (Worker.collect,),
     "read": (Engine._read,),
-    "detokenise": (ResponseBuilder.take, ResponseBuilder.finish, ResponseBuilder.output),
+    "detokenise": (ResponseBuilder.take, ResponseBuilder.complete_text, ResponseBuilder.output),
     "finish": (Scheduler.finish, HybridKVCache.finish, HybridKVCache.abort),
     "retire": (HybridKVCache.retire,),
 }

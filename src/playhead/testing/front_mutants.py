@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
-import playhead.engine.engine
+import playhead.engine.front
 from playhead.engine.async_engine import AsyncEngine, Order
 from playhead.errors import EngineStopped, PlayheadError, RequestError, StepFailed
 from playhead.kv.ledger import Ledger
@@ -41,14 +41,14 @@ def failed_step_kept_quiet() -> AbstractContextManager[None]:
     def quiet(self: AsyncEngine, error: Exception, orders: Sequence[Order]) -> None:
         return None
 
-    return swapped(AsyncEngine, "_fail", quiet)
+    return swapped(AsyncEngine, "_fail_begun", quiet)
 
 
 def closed_without_a_word() -> AbstractContextManager[None]:
     def silent(self: AsyncEngine, cause: BaseException | None) -> None:
         self._is_open = False
 
-    return swapped(AsyncEngine, "_end", silent)
+    return swapped(AsyncEngine, "_stop", silent)
 
 
 def every_output_calls_the_loop() -> AbstractContextManager[None]:
@@ -66,7 +66,7 @@ def values_printed_whole() -> AbstractContextManager[None]:
     def whole(value: object) -> str:
         return repr(value)
 
-    return swapped(playhead.engine.engine, "shown", whole)
+    return swapped(playhead.engine.front, "shown", whole)
 
 
 def streams_lost_at_close() -> AbstractContextManager[None]:
@@ -92,7 +92,7 @@ def leaving() -> list[str]:
     llm = small_llm()
 
     async def leave() -> list[str]:
-        async with AsyncEngine(llm) as engine:
+        async with AsyncEngine(llm.engine) as engine:
             stream = engine.generate([5, 6], ENDLESS, request_id="leaves")
             await anext(stream)
             await stream.aclose()
@@ -109,7 +109,7 @@ def failing() -> list[str]:
     llm = small_llm()
 
     async def fail() -> list[str]:
-        async with AsyncEngine(llm) as engine:
+        async with AsyncEngine(llm.engine) as engine:
             stream = engine.generate([5, 6], ENDLESS)
             await anext(stream)
             loop, tried_often, num_tries = asyncio.get_running_loop(), asyncio.Event(), itertools.count(1)
@@ -130,11 +130,11 @@ def failing() -> list[str]:
 
 
 def closing() -> list[str]:
-    """Whoever waits when the engine is closed is told, and the LLM has an idle engine back."""
+    """Whoever waits when the engine is closed is told, and the engine is idle again."""
     llm = small_llm()
 
     async def close() -> list[str]:
-        engine = AsyncEngine(llm)
+        engine = AsyncEngine(llm.engine)
         await engine.start()
         stream = engine.generate([5, 6], ENDLESS)
         await anext(stream)
@@ -171,7 +171,7 @@ def calls_on_a_busy_loop() -> list[str]:
     llm = small_llm()
 
     async def busy() -> list[str]:
-        async with AsyncEngine(llm) as engine:
+        async with AsyncEngine(llm.engine) as engine:
             finished, deliver, calls = threading.Event(), engine._deliver, list[object]()
 
             def watched(outputs: Sequence[RequestOutput]) -> None:

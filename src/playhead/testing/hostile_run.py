@@ -22,9 +22,10 @@ from pathlib import Path
 import torch
 
 from playhead.engine.config import EngineConfig
+from playhead.engine.front import Prompt
 from playhead.errors import ChatTemplateError, CheckpointError, PlayheadError, UnsupportedModelError
 from playhead.graph.shapes import Mode
-from playhead.llm import LLM, Prompt
+from playhead.llm import LLM
 from playhead.models.checkup import Checkup
 from playhead.sampling_params import SamplingParams
 from playhead.testing.hostile_base import Files, write_files

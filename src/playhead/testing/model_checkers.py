@@ -32,7 +32,7 @@ from playhead.models.config import RANGES
 from playhead.models.load import ModelDescription
 from playhead.models.text.detokenize import byte_level_table
 from playhead.models.text.gguf_vocab import tokenizer_from_gguf
-from playhead.step.model_step import kv_geometry
+from playhead.step.forward import kv_geometry
 from playhead.step.worker import Worker, WorkerConfig
 from playhead.testing.mutant import Checker
 

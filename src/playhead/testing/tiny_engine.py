@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from playhead.engine.engine import Engine, RequestOptions
+from playhead.engine.engine import Engine
+from playhead.engine.front import RequestOptions
 from playhead.kv.ledger import Ledger
 from playhead.kv.plan import KVLimits
 from playhead.llm import LLM

@@ -18,7 +18,7 @@ from playhead.kv.pool import ForwardTokens
 from playhead.kv.swa_pool import SWAKVPool
 from playhead.kv.violations import ViolationLog
 from playhead.schedule.chunk import Chunk
-from playhead.step import model_step
+from playhead.step import forward
 from playhead.step.worker import Worker
 from playhead.testing.kv_pools import one_request
 from playhead.testing.kv_rules import small_layer, small_plan
@@ -86,7 +86,7 @@ def mapping_gone_at_the_first_layer(worker: Worker) -> Iterator[None]:
         qk_rope_write(*args, **kwargs)
 
     try:
-        with swapped(model_step, "qk_rope_write", write):
+        with swapped(forward, "qk_rope_write", write):
             yield
     finally:
         for mapping, before in zip(worker.pool.device_mappings, saved, strict=True):

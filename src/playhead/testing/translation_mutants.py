@@ -18,7 +18,7 @@ from playhead.kv.hybrid import FULL
 from playhead.kv.mapping import WindowMapping
 from playhead.kv.pool import ForwardLocs, ForwardTokens
 from playhead.kv.swa_pool import SWAKVPool
-from playhead.step.model_step import ModelPlan, ModelStep
+from playhead.step.forward import ModelPlan, ModelStep
 from playhead.testing.mutant import Mutant, swapped
 
 

@@ -33,7 +33,7 @@ def test_lengths_stay_in_their_range():
 def test_every_token_of_every_prompt_is_timed():
     finished = []
     with LLM("embedded", max_num_seqs=2, max_model_len=64) as llm:
-        workload = random_workload(SPEC, llm.description.spec.vocab_size)
+        workload = random_workload(SPEC, llm.engine.reader.vocab_size)
         run = run_workload(llm, workload, finished.append)
         again = run_workload(llm, workload, finished.append)
     assert [len(times) - 1 for times in run.token_times_s] == [one.max_tokens for one in workload.params]

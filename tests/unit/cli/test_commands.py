@@ -22,12 +22,13 @@ from playhead.cli.doctor import Machine, default_rows, traps
 from playhead.cli.generate import GenerateOptions, how_it_ran, run_generate, show, tokens_per_s
 from playhead.cli.loading import asked_for, sampling_of
 from playhead.cli.main import app
-from playhead.cli.plan import num_weight_bytes
+from playhead.engine.build import resolve_model_name
 from playhead.engine.config import ENGINE_SETTINGS
+from playhead.engine.memory import num_weight_bytes
 from playhead.errors import ConfigError
 from playhead.graph.report import Check, Finding, Report
 from playhead.graph.shapes import Mode
-from playhead.llm import LLM, EngineConfig, resolve_model_name
+from playhead.llm import LLM, EngineConfig
 from playhead.models.load import describe_model
 from playhead.sampling_params import SamplingParams
 from playhead.settings import parse_size, show_size
@@ -128,7 +129,7 @@ def test_generate_stops_before_the_stop_text():
         (("generate", "x", "--dtype", "int3"), "dtype"),
         (("generate", "x", "--device", "cuda:99"), "device"),
         (("generate", "x", "--model", "no such model"), "no such model"),
-        (("plan", "embedded", "--gpu-memory", "5MB"), "gpu-memory"),
+        (("plan", "embedded", "--gpu-memory", "5MB"), "weights alone"),
         (("plan", "embedded", "--gpu-memory", "9.5MB", "--max-model-len", "1024"), "max_model_len"),
         (("audit", "--max-num-seqs", "0"), "max_num_seqs"),
         (("audit", "--enforce-eager"), "graph_mode"),

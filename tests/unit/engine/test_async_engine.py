@@ -12,7 +12,7 @@ from contextlib import suppress
 import pytest
 
 from playhead.engine.async_engine import AsyncEngine
-from playhead.errors import EngineStopped, PlayheadError, RequestError, StepFailed
+from playhead.errors import EngineStopped, MisuseError, RequestError, StepFailed
 from playhead.kv.ledger import Ledger
 from playhead.llm import LLM
 from playhead.outputs import FinishReason, RequestOutput
@@ -55,7 +55,7 @@ def test_concurrent_requests_get_the_tokens_of_generate(llm):
     wanted = [llm.generate([prompt], GREEDY)[0].outputs[0].token_ids for prompt in prompts]
 
     async def all_of_them():
-        async with AsyncEngine(llm) as engine:
+        async with AsyncEngine(llm.engine) as engine:
             assert engine.is_running
             found = await asyncio.gather(*(last(engine, prompt) for prompt in prompts))
             assert engine.stats.num_generated_tokens == llm.stats.num_generated_tokens
@@ -70,7 +70,7 @@ def test_concurrent_requests_get_the_tokens_of_generate(llm):
 
 def test_outputs_grow_and_the_last_one_is_finished(llm):
     async def outputs():
-        async with AsyncEngine(llm) as engine:
+        async with AsyncEngine(llm.engine) as engine:
             return [output async for output in engine.generate("The whale", GREEDY, request_id="mine")]
 
     found = asyncio.run(outputs())
@@ -86,7 +86,7 @@ def test_sixty_four_consumers_each_get_their_own(llm):
     wanted = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
 
     async def all_of_them():
-        async with AsyncEngine(llm) as engine:
+        async with AsyncEngine(llm.engine) as engine:
             free = asyncio.Semaphore(engine.max_requests)
 
             async def consumer(prompt):
@@ -104,7 +104,7 @@ def test_several_samples_come_together(llm):
     wanted = llm.generate("The whale", params)[0]
 
     async def outputs():
-        async with AsyncEngine(llm) as engine:
+        async with AsyncEngine(llm.engine) as engine:
             return [output async for output in engine.generate("The whale", params)]
 
     found = asyncio.run(outputs())
@@ -128,7 +128,7 @@ def test_a_consumer_that_leaves_frees_its_memory_and_disturbs_nobody(llm, leave)
 
     async def both():
         began = asyncio.Event()
-        async with AsyncEngine(llm) as engine:
+        async with AsyncEngine(llm.engine) as engine:
             left = asyncio.create_task(leaver(engine, began))
             await began.wait()
             if leave == "cancel":
@@ -146,7 +146,7 @@ def test_a_consumer_that_leaves_frees_its_memory_and_disturbs_nobody(llm, leave)
 
 def test_an_abort_ends_the_stream_with_what_there_is(llm):
     async def aborted():
-        async with AsyncEngine(llm) as engine:
+        async with AsyncEngine(llm.engine) as engine:
             outputs = []
             async for output in engine.generate("The whale", ENDLESS, request_id="gone"):
                 outputs.append(output)
@@ -166,7 +166,7 @@ def test_a_slow_consumer_misses_outputs_but_never_text(llm, gate, monkeypatch):
     finished = told_when_finished(monkeypatch)
 
     async def slow():
-        async with AsyncEngine(llm) as engine:
+        async with AsyncEngine(llm.engine) as engine:
             gate.release(2)
             stream = engine.generate("The whale", GREEDY)
             first = await anext(stream)
@@ -199,7 +199,7 @@ def test_a_blocked_event_loop_is_told_once(llm, monkeypatch):
 
     async def busy():
         calls = 0
-        async with AsyncEngine(llm) as engine:
+        async with AsyncEngine(llm.engine) as engine:
             loop = asyncio.get_running_loop()
             schedule = loop.call_soon_threadsafe
 
@@ -229,7 +229,7 @@ def test_a_failed_step_ends_those_in_flight_and_takes_new_ones(llm, monkeypatch)
     wanted = llm.generate("The whale", GREEDY)[0].outputs[0].token_ids
 
     async def failing():
-        async with AsyncEngine(llm) as engine:
+        async with AsyncEngine(llm.engine) as engine:
             streams = [engine.generate(prompt, ENDLESS) for prompt in ("The whale", "My lord")]
             for stream in streams:
                 await anext(stream)
@@ -253,7 +253,7 @@ def test_an_engine_that_cannot_even_let_go_is_dead_and_says_so(monkeypatch):
     llm = LLM("embedded", max_model_len=96, max_num_seqs=2, max_num_batched_tokens=32, kv_memory_bytes=1 << 24)
 
     async def dying():
-        async with AsyncEngine(llm) as engine:
+        async with AsyncEngine(llm.engine) as engine:
             stream = engine.generate("The whale", ENDLESS)
             await anext(stream)
             monkeypatch.setattr(llm.engine, "abort", broken)
@@ -271,7 +271,7 @@ def test_an_engine_that_cannot_even_let_go_is_dead_and_says_so(monkeypatch):
 
 def test_closing_ends_those_who_wait_and_gives_the_engine_back(llm):
     async def closed():
-        engine = AsyncEngine(llm)
+        engine = AsyncEngine(llm.engine)
         await engine.start()
         stream = engine.generate("The whale", ENDLESS)
         await anext(stream)
@@ -289,7 +289,7 @@ def test_closing_ends_those_who_wait_and_gives_the_engine_back(llm):
 
 def test_an_engine_starts_again_after_it_was_closed(llm):
     async def twice():
-        engine = AsyncEngine(llm)
+        engine = AsyncEngine(llm.engine)
         for _ in range(2):
             async with engine:
                 assert (await last(engine, "The whale")).finished
@@ -299,18 +299,18 @@ def test_an_engine_starts_again_after_it_was_closed(llm):
 
 def test_who_is_not_served_is_told(llm):
     async def refusals():
-        engine, open_stream = AsyncEngine(llm), llm.stream("The whale", GREEDY)
+        engine, open_stream = AsyncEngine(llm.engine), llm.stream("The whale", GREEDY)
         with pytest.raises(EngineStopped):
             await last(engine, "The whale")
         next(open_stream)
-        with pytest.raises(PlayheadError, match="at work"):
+        with pytest.raises(MisuseError, match="at work"):
             await engine.start()
         open_stream.close()
         async with engine:
-            with pytest.raises(PlayheadError, match="lent"):
+            with pytest.raises(MisuseError, match="at work for an AsyncEngine"):
                 llm.generate("The whale", GREEDY)
-            with pytest.raises(PlayheadError, match="at work"):
-                await AsyncEngine(llm).start()
+            with pytest.raises(MisuseError, match="at work"):
+                await AsyncEngine(llm.engine).start()
             stream = engine.generate("The whale", ENDLESS, request_id="one")
             await anext(stream)
             with pytest.raises(RequestError, match="an id in use"):
@@ -335,7 +335,7 @@ def test_a_refused_request_disturbs_nobody(llm, prompt, params, more, says):
     wanted = llm.generate("My lord", GREEDY)[0].outputs[0].token_ids
 
     async def both():
-        async with AsyncEngine(llm) as engine:
+        async with AsyncEngine(llm.engine) as engine:
             stream = engine.generate("My lord", GREEDY)
             outputs = [await anext(stream)]
             with pytest.raises(RequestError, match=says):
@@ -348,7 +348,7 @@ def test_a_refused_request_disturbs_nobody(llm, prompt, params, more, says):
 
 def test_a_full_queue_refuses_at_once_with_the_limit(llm):
     async def crowd():
-        async with AsyncEngine(llm) as engine:
+        async with AsyncEngine(llm.engine) as engine:
             assert engine.max_requests == 16
             streams = [engine.generate("The whale", ENDLESS) for _ in range(16)]
             waiting = [asyncio.ensure_future(anext(stream)) for stream in streams]
@@ -369,7 +369,7 @@ def test_who_is_first_in_priority_starts_first(llm, gate):
 
     async def order():
         ended = []
-        async with AsyncEngine(llm) as engine:
+        async with AsyncEngine(llm.engine) as engine:
 
             async def consumer(name, params, priority):
                 await last(engine, "The whale", params, priority=priority)

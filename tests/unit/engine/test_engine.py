@@ -7,12 +7,12 @@ import json
 
 import pytest
 
+from playhead.engine.front import as_prompts, split_n
 from playhead.engine.response import num_held_back
-from playhead.engine.stats import EngineStats
-from playhead.engine.timeline import StepRecord, Timeline
+from playhead.engine.timeline import EngineStats, StepRecord, Timeline
 from playhead.errors import ConfigError, RequestError
 from playhead.kv.ledger import Ledger
-from playhead.llm import LLM, EngineConfig, as_prompts, split_n
+from playhead.llm import LLM, EngineConfig
 from playhead.outputs import FinishReason
 from playhead.sampling_params import SamplingParams
 

@@ -15,7 +15,7 @@ from playhead.kv.plan import plan_kv
 from playhead.llm import LLM
 from playhead.models.build import spec_from_config
 from playhead.models.load import ModelDescription
-from playhead.step.model_step import kv_geometry
+from playhead.step.forward import kv_geometry
 
 CPU, CUDA, GIB = torch.device("cpu"), torch.device("cuda"), 1 << 30
 LLAMA_1B = {
@@ -118,7 +118,6 @@ def test_an_engine_of_a_128k_model_starts_on_default_settings(tmp_path, monkeypa
     (tmp_path / "config.json").write_text(json.dumps(TINY_128K))
     monkeypatch.setattr("playhead.engine.memory.free_bytes", lambda device: 64 << 20)
     monkeypatch.setattr("playhead.engine.memory.CPU_KV_BYTES", 1 << 20)
-    monkeypatch.setattr("playhead.llm.free_bytes", lambda device: 64 << 20)
     with LLM(str(tmp_path), load_format="dummy") as llm:
         assert 20_000 < llm.config.max_model_len < 131_072
         assert len(llm.generate([[1, 2, 3]])[0].outputs[0].token_ids) == 16
@@ -131,7 +130,7 @@ def test_a_context_that_cannot_fit_is_refused_before_weights_are_loaded(tmp_path
     def refuse(*args, **kwargs):
         raise AssertionError("weights were loaded")
 
-    monkeypatch.setattr("playhead.llm.load_weights", refuse)
+    monkeypatch.setattr("playhead.engine.build.load_weights", refuse)
     with pytest.raises(ConfigError, match="max_model_len"):
         LLM(str(tmp_path), load_format="dummy", max_model_len=131_072, kv_memory_bytes=1 << 24)
 

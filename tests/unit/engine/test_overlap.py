@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from playhead.engine.engine import Engine, RequestOptions
+from playhead.engine.engine import Engine
+from playhead.engine.front import RequestOptions
 from playhead.errors import RequestError
 from playhead.outputs import FinishReason
 from playhead.step.sampler_rows import SamplerRows

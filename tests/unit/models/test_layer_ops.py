@@ -16,7 +16,7 @@ from playhead.graph.slots import FillContext
 from playhead.kv.plan import KVLimits
 from playhead.models.build import spec_from_config
 from playhead.models.checkpoint.dummy import dummy_decoder
-from playhead.step.model_step import ModelStep
+from playhead.step.forward import ModelStep
 from playhead.step.worker import Worker, WorkerConfig
 from tests.unit.models.test_decoder_capture import SIZES
 

@@ -13,9 +13,8 @@ E head dim of v.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -172,8 +171,7 @@ def extend_kernel(
         tile -= tl.num_programs(0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExtendTiles:
+class ExtendTiles(NamedTuple):
     """How an extend program is cut: rows of queries, keys of a block, warps, and blocks of keys in flight."""
 
     block_m: int
@@ -188,22 +186,10 @@ class ExtendTiles:
 # for, and a half tile's four warps spill from 64 keys on. At 512 the result alone fills the registers of four warps.
 TILES: Mapping[int, tuple[ExtendTiles, ExtendTiles]] = MappingProxyType(
     {
-        64: (
-            ExtendTiles(block_m=128, block_j=128, num_warps=8, num_stages=2),
-            ExtendTiles(block_m=64, block_j=64, num_warps=4, num_stages=3),
-        ),
-        128: (
-            ExtendTiles(block_m=128, block_j=64, num_warps=8, num_stages=3),
-            ExtendTiles(block_m=64, block_j=64, num_warps=4, num_stages=3),
-        ),
-        256: (
-            ExtendTiles(block_m=128, block_j=64, num_warps=8, num_stages=2),
-            ExtendTiles(block_m=64, block_j=32, num_warps=4, num_stages=3),
-        ),
-        512: (
-            ExtendTiles(block_m=64, block_j=32, num_warps=8, num_stages=2),
-            ExtendTiles(block_m=64, block_j=32, num_warps=8, num_stages=2),
-        ),
+        64: (ExtendTiles(128, 128, 8, 2), ExtendTiles(64, 64, 4, 3)),
+        128: (ExtendTiles(128, 64, 8, 3), ExtendTiles(64, 64, 4, 3)),
+        256: (ExtendTiles(128, 64, 8, 2), ExtendTiles(64, 32, 4, 3)),
+        512: (ExtendTiles(64, 32, 8, 2), ExtendTiles(64, 32, 8, 2)),
     }
 )
 
@@ -216,7 +202,7 @@ def extend_tiles(width: int, itemsize: int, num_rows: int) -> ExtendTiles:
     whole, half = TILES[min(max(triton.next_power_of_2(width), 64), 512)]
     tiles = whole if num_rows >= whole.block_m * NUM_SMS else half
     # float32 is twice as wide and goes through the same shared memory.
-    return tiles if itemsize <= 2 else replace(tiles, block_j=16)
+    return tiles if itemsize <= 2 else tiles._replace(block_j=16)
 
 
 def num_programs(num_full_tiles: int, num_requests: int, num_kv_heads: int) -> int:

@@ -13,10 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from playhead.engine.build import load_tokenizer
 from playhead.engine.config import EngineConfig
 from playhead.errors import CheckpointError, UnsupportedModelError
 from playhead.layers.spec import LinearScaling
-from playhead.llm import load_tokenizer
 from playhead.models.build import spec_from_config
 from playhead.models.checkpoint.gguf_file import GgufFile
 from playhead.models.checkpoint.gguf_keys import HARMLESS, READ, check_keys

@@ -1,0 +1,63 @@
+"""From a model's name to an engine: files are described, sizes are fixed, weights are read."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any
+
+from playhead.engine.config import EngineConfig, config_from, resolve_device, resolve_dtype
+from playhead.engine.engine import Engine
+from playhead.engine.memory import worker_config
+from playhead.models.checkpoint.fill import OnProgress
+from playhead.models.load import LoadFormat, ModelDescription, describe_model, load_generation_config, load_weights
+from playhead.models.text.generation_config import read_generation_config
+from playhead.models.text.gguf_vocab import tokenizer_from_gguf
+from playhead.models.text.ids_only import IdsOnlyTokenizer
+from playhead.models.text.tokenizer import Tokenizer, tokenizer_from_directory
+from playhead.step.worker import Worker
+
+EMBEDDED = "embedded"
+
+
+def build_engine(
+    model: str = EMBEDDED,
+    config: EngineConfig | None = None,
+    *,
+    on_load_progress: OnProgress | None = None,
+    **settings: Any,
+) -> Engine:
+    """An engine of a model: the embedded one, a directory, a .gguf file or a hub id.
+
+    Settings are those of `EngineConfig`, as one object or as keywords. `Engine.config` has what they became here.
+    """
+    config = config_from(config, settings)
+    device = resolve_device(config)
+    is_dummy = config.load_format is LoadFormat.DUMMY
+    description = describe_model(resolve_model_name(model), config_only=is_dummy)
+    sizes = worker_config(description, config, device)  # before the weights: what cannot fit is refused at once
+    tokenizer = load_tokenizer(description, config)
+    generation = load_generation_config(description, tokenizer)
+    decoder = load_weights(
+        description,
+        dtype=resolve_dtype(config, device, description),
+        device=device,
+        load_format=config.load_format,
+        on_progress=on_load_progress,
+    )
+    return Engine(Worker(decoder, sizes), tokenizer, config=config, default_params=generation.sampling)
+
+
+def resolve_model_name(model: str) -> str:
+    """The embedded model's directory for its name; anything else as it is."""
+    return str(files("playhead") / "assets" / "embedded") if model == EMBEDDED else model
+
+
+def load_tokenizer(description: ModelDescription, config: EngineConfig | None = None) -> Tokenizer:
+    """From the files beside the weights or the GGUF file's metadata; ids only where the configuration has no text."""
+    config, path = config or EngineConfig(), description.path
+    if description.gguf is not None:
+        return IdsOnlyTokenizer() if config.skip_tokenizer_init else tokenizer_from_gguf(description.gguf.metadata)
+    is_bare = config.load_format is LoadFormat.DUMMY and not (path / "tokenizer.json").is_file()
+    if config.skip_tokenizer_init or is_bare:
+        return IdsOnlyTokenizer(read_generation_config(path).eos_ids)
+    return tokenizer_from_directory(path)

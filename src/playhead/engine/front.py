@@ -1,0 +1,168 @@
+"""What callers send and get, as an engine takes and gives it: the part that `LLM` and `AsyncEngine` share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from playhead.errors import PlayheadError, RequestError, shown
+from playhead.models.text.chat import ChatTemplate
+from playhead.models.text.tokenizer import Tokenizer
+from playhead.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
+from playhead.sampling_params import SamplingParams
+
+Prompt = str | Sequence[int]
+Prompts = Prompt | Sequence[str] | Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedPrompt:
+    """A prompt that fits the model: its ids, its text if it came as text, and how many tokens may follow it."""
+
+    text: str | None
+    ids: tuple[int, ...]
+    params: SamplingParams
+    max_new_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOptions:
+    """How a request is to be treated. Lower `priority` goes first. Prompts of another `salt` share no cached prefix.
+
+    With `streams` there is an output after every token; without, only one at the end.
+    """
+
+    priority: int = 0
+    salt: str = ""
+    streams: bool = True
+
+    def __post_init__(self) -> None:
+        kinds = (("priority", self.priority, int, "an int"), ("salt", self.salt, str, "a str"))
+        for name, value, kind, wanted in kinds:
+            if type(value) is not kind:  # bool is no priority
+                raise RequestError(name, f"a {type(value).__name__}", wanted, "Change it or leave it out.")
+
+
+@dataclass(slots=True, kw_only=True)  # mutable: the chat template is compiled when it is first wanted
+class PromptReader:
+    """Makes checked token ids of a prompt or a conversation. `default_params` are those of the model's authors."""
+
+    tokenizer: Tokenizer
+    vocab_size: int
+    max_context: int
+    default_params: SamplingParams
+    _template: ChatTemplate | None = None
+
+    def check(self, prompt: Prompt, params: SamplingParams) -> CheckedPrompt:
+        """The prompt as the engine takes it, or `RequestError`."""
+        if isinstance(prompt, str):
+            ids = self.tokenizer.encode(prompt, add_special_tokens=True, max_context=self.max_context)
+        else:
+            ids = checked_ids(prompt)
+        if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
+            outside = next(token for token in ids if not 0 <= token < self.vocab_size)
+            wanted = f"ids in [0, {self.vocab_size})"
+            raise RequestError("prompt", f"token id {shown(outside)}", wanted, "Check the tokenizer.")
+        max_new_tokens = params.check_against(self.vocab_size, len(ids), self.max_context)
+        text = prompt if isinstance(prompt, str) else None
+        return CheckedPrompt(text=text, ids=tuple(ids), params=params, max_new_tokens=max_new_tokens)
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """A conversation as the model reads it, up to where its answer begins."""
+        if self.tokenizer.chat_template is None:
+            raise RequestError("chat", "a model without a chat template", "one that has one", "Use generate.")
+        if self._template is None:
+            special = self.tokenizer.special
+            self._template = ChatTemplate(self.tokenizer.chat_template, bos=special.bos, eos=special.eos)
+        text = self._template.render(messages, add_generation_prompt=True)
+        return self.tokenizer.encode(text, add_special_tokens=False, max_context=self.max_context)
+
+    def close(self) -> None:
+        """End the chat template's process, if it has one."""
+        if self._template is not None:
+            self._template.close()
+
+
+def checked_ids(prompt: object) -> list[int]:
+    """Token ids as given, or `RequestError`: a bool, a float or a string among them is refused, not converted."""
+    is_text = isinstance(prompt, bytes | bytearray | str)
+    if isinstance(prompt, Sequence) and not is_text and set(map(type, prompt)) <= {int}:
+        return list(prompt)
+    found = f"a {type(prompt).__name__} of other things than ints"
+    raise RequestError("prompt", found, "text, or token ids", "Encode it first.")
+
+
+def as_prompts(prompts: Prompts) -> list[Prompt]:
+    """A list of prompts, whether one or many were given, as text or as ids. The engine checks each one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, list | tuple):
+        found = f"a {type(prompts).__name__}"
+        raise RequestError("prompts", found, "text or ids, one or a list of them", "Put it into a list.")
+    numbers = [item for item in prompts if isinstance(item, int)]
+    if numbers and len(numbers) < len(prompts):
+        found = "ids and whole prompts in one list"
+        raise RequestError("prompts", found, "one prompt of ids, or many prompts", "Put the ids into a list.")
+    return [numbers] if numbers else [item for item in prompts if not isinstance(item, int)]
+
+
+def as_params(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
+    """One set of parameters per prompt."""
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if not isinstance(params, Sequence) or len(params) != count:
+        found = f"{len(params)} sets of parameters" if isinstance(params, Sequence) else f"a {type(params).__name__}"
+        raise RequestError("params", found, f"one SamplingParams, or {count}", "Give one per prompt.")
+    return [checked_params(one) for one in params]
+
+
+def checked_params(params: object) -> SamplingParams:
+    """Parameters as they are, or `RequestError`: a dict would be taken for them and fail in the middle of a step."""
+    if not isinstance(params, SamplingParams):
+        raise RequestError("params", f"a {type(params).__name__}", "SamplingParams", "Make it one.")
+    return params
+
+
+def split_n(params: SamplingParams) -> list[SamplingParams]:
+    """One set per sample. With a seed, sample i has the seed plus i, around the end of 64 bits if need be."""
+    if params.n == 1:
+        return [params]
+    seeds = [None if params.seed is None else (params.seed + i + 2**63) % 2**64 - 2**63 for i in range(params.n)]
+    return [replace(params, n=1, seed=seed) for seed in seeds]
+
+
+def joined(request_id: str, samples: Sequence[RequestOutput | None]) -> RequestOutput:
+    """The samples of one request as one output, as far as they have begun. It is finished when all of them are."""
+    begun = [(i, output) for i, output in enumerate(samples) if output is not None]
+    metrics = [output.metrics for _, output in begun]
+    firsts = [metric.first_token_s for metric in metrics if metric.first_token_s is not None]
+    ends = [metric.finished_s for metric in metrics if metric.finished_s is not None]
+    finished = len(begun) == len(samples) and all(output.finished for _, output in begun)
+    return replace(
+        begun[0][1],
+        request_id=request_id,
+        outputs=tuple(replace(output.outputs[0], index=i) for i, output in begun),
+        finished=finished,
+        error=next((output.error for _, output in begun if output.error is not None), None),
+        metrics=RequestMetrics(
+            arrival_s=min(metric.arrival_s for metric in metrics),
+            first_token_s=min(firsts, default=None),
+            finished_s=max(ends) if finished else None,
+        ),
+    )
+
+
+def never_queued(request_id: str, checked: CheckedPrompt, error: PlayheadError) -> RequestOutput:
+    """The only output of a request that the engine refused to queue."""
+    nothing = CompletionOutput(index=0, text="", token_ids=(), finish_reason=FinishReason.ERROR)
+    now_s = time.perf_counter()
+    return RequestOutput(
+        request_id=request_id,
+        prompt=checked.text,
+        prompt_token_ids=checked.ids,
+        outputs=(nothing,),
+        finished=True,
+        metrics=RequestMetrics(arrival_s=now_s, finished_s=now_s),
+        error=error,
+    )
