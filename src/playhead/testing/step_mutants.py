@@ -9,14 +9,18 @@ from typing import Any, NoReturn
 
 import torch
 
+from playhead.attention.base import ROWS_SLOT, LayerAttention
+from playhead.attention.cpu import CpuBackend
 from playhead.errors import GraphError
+from playhead.graph.breaks import Tensors
+from playhead.graph.capture import Inputs
 from playhead.graph.shapes import Mode
 from playhead.kernels.cpu import rope
 from playhead.kernels.cpu.arrays import Array
 from playhead.kernels.tokens import advance
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.plan import KVLimits
-from playhead.kv.pool import DeviceWrite
+from playhead.kv.pool import DeviceWrite, ForwardLocs
 from playhead.schedule.chunk import Chunk
 from playhead.step import sampled_step, worker
 from playhead.step.audit import audit_worker
@@ -90,6 +94,19 @@ def padding_in_the_sink() -> AbstractContextManager[None]:
             cache[locs // cache.shape[1], locs % cache.shape[1]] = rows
 
     return swapped(rope, "write_rows", everywhere)
+
+
+def keys_of_the_warm_up() -> AbstractContextManager[None]:
+    """Keys are looked up by the first forward of each size: a graph's replays attend to where they lay then."""
+    prepare = CpuBackend.prepare
+    found: dict[int, tuple[Tensors, ...]] = {}
+
+    def once(
+        self: CpuBackend, layers: tuple[LayerAttention, ...], locs: ForwardLocs, inputs: Inputs
+    ) -> tuple[Tensors, ...]:
+        return found.setdefault(len(inputs[ROWS_SLOT]), prepare(self, layers, locs, inputs))
+
+    return swapped(CpuBackend, "prepare", once)
 
 
 def goes_on_over_anything() -> AbstractContextManager[None]:
@@ -226,6 +243,12 @@ STEP_MUTANTS: tuple[Mutant, ...] = (
         name="read past length",
         source="lengths that count one more",
         apply=read_past_length,
+        killed_by=("token by token",),
+    ),
+    Mutant(
+        name="keys looked up by the warm-up",
+        source="a value of one step kept for the next",
+        apply=keys_of_the_warm_up,
         killed_by=("token by token",),
     ),
     Mutant(

@@ -1,0 +1,49 @@
+"""What a decode graph of the engine holds: attention's look-ups once, and ops that a replay repeats without torch."""
+
+from __future__ import annotations
+
+import pytest
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from playhead.attention.cpu import CpuBackend
+from playhead.graph.oplog import op_name
+from playhead.testing.tiny_worker import tiny_worker
+
+
+@pytest.fixture
+def decode_graph():
+    worker = tiny_worker(page_size=2)
+    assert isinstance(worker.model.backend, CpuBackend)
+    worker.decode.capture_bucket(2)
+    (recording,) = worker.decode.captured[2].recordings
+    return worker, recording
+
+
+class CalledOps(TorchDispatchMode):
+    """The names of the ops that reach torch's dispatcher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(op_name(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_layers_of_a_kv_group_look_their_keys_up_once(decode_graph):
+    """Two window layers and a full one: two groups, three layers."""
+    worker, recording = decode_graph
+    layers = worker.model.layers
+    assert [layer.kv_group for layer in layers] == [1, 1, 0]
+    assert recording.log.count("playhead::key_cells_into") == 2
+    assert recording.log.count("playhead::decode_cells") == len(layers)
+
+
+def test_a_replay_of_decode_repeats_every_op_of_ours_without_torch(decode_graph):
+    _, recording = decode_graph
+    assert any(op.name.startswith("playhead::") for op in recording.log.ops)
+    with CalledOps() as called:
+        recording.replay()
+    assert called.names, "matmuls are torch's"
+    assert [name for name in called.names if name.startswith("playhead::")] == []
