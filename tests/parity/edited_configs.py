@@ -48,18 +48,25 @@ EXPERTS: dict[str, object] = {"num_local_experts": 4, "num_experts_per_tok": 2}
 GEMMA: dict[str, object] = {"query_pre_attn_scalar": 8}
 PATTERN: dict[str, object] = {"sliding_window_pattern": 3}
 BASES: dict[str, dict[str, object]] = {
+    "cohere": BASE,
     "cohere2": BASE,
     "exaone4": BASE,
+    "gemma": BASE,
     "gemma2": BASE | GEMMA,
     "gemma3": BASE | GEMMA | PATTERN,
     "gemma3_text": BASE | GEMMA | PATTERN,
+    "glm4": BASE,
     "gpt_oss": BASE | EXPERTS,
+    "granite": BASE,
     "llama": BASE,
     "ministral": BASE,
     "mistral": BASE,
+    "olmo2": BASE,
     "olmo3": BASE,
+    "phi3": BASE,
     "qwen2": BASE,
     "qwen3": BASE,
+    "smollm3": BASE,
 }
 VISION = {
     "hidden_size": 8,
@@ -140,6 +147,11 @@ ALTERNATES: dict[str, tuple[object, ...]] = {
     "attention_chunk_size": (4,),
     "attention_dropout": (0.5,),
     "embedding_multiplier": (2.0,),
+    "attention_multiplier": (0.3,),
+    "residual_multiplier": (0.5,),
+    "logits_scaling": (4.0,),
+    "no_rope_layers": ([1, 1, 0, 1], [0] * 6, [0, 1], None),
+    "no_rope_layer_interval": (2, 9),
     "rotary_pct": (0.5,),
 }
 BESIDE_ROPE_TABLES = ("original_max_position_embeddings", "rope_theta", "rope_local_base_freq", "partial_rotary_factor")

@@ -46,6 +46,13 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+GRANITE = {
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.0625,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 8.0,
+}
+BIASES = {"attention_bias": True, "mlp_bias": True}
 S, F = "sliding_attention", "full_attention"
 
 
@@ -81,7 +88,7 @@ CASES = [
     ),
     Case("gemma2", "Gemma2Config", {"sliding_window": WINDOW, "attn_logit_softcapping": 2.0}),
     Case("llama", "LlamaConfig", {}),
-    Case("llama-biases-tied", "LlamaConfig", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    Case("llama-biases-tied", "LlamaConfig", {**BIASES, "tie_word_embeddings": True}),
     Case("llama-llama3-rope", "LlamaConfig", {"rope_parameters": LLAMA3}),
     Case("llama-yarn-rope", "LlamaConfig", {"rope_parameters": YARN}),
     Case(
@@ -109,6 +116,21 @@ CASES = [
     Case("exaone4-full", "Exaone4Config", {"sliding_window": None, "layer_types": [F] * 4}),
     Case("cohere2", "Cohere2Config", {"sliding_window": WINDOW, "head_dim": 12}),
     Case("cohere2-bias", "Cohere2Config", {"sliding_window": WINDOW, "head_dim": 12, "attention_bias": True}),
+    Case("cohere", "CohereConfig", {"attention_bias": True, "tie_word_embeddings": False}),
+    Case("gemma", "GemmaConfig", {"hidden_act": "gelu", "attention_bias": True}),
+    Case("glm4", "Glm4Config", {}),
+    Case("glm4-whole-heads", "Glm4Config", {"partial_rotary_factor": 1.0, "attention_bias": False}),
+    Case("granite", "GraniteConfig", GRANITE),
+    Case("granite-biases-tied", "GraniteConfig", {**GRANITE, **BIASES, "tie_word_embeddings": True}),
+    Case("olmo2", "Olmo2Config", {"attention_bias": True}),
+    Case("phi3", "Phi3Config", {}),
+    Case("phi3-windowed-partial", "Phi3Config", {"sliding_window": WINDOW, "partial_rotary_factor": 0.75}),
+    Case("smollm3", "SmolLM3Config", BIASES),
+    Case(
+        "smollm3-windowed",
+        "SmolLM3Config",
+        {"use_sliding_window": True, "sliding_window": WINDOW, "no_rope_layers": [0, 1, 1, 0]},
+    ),
 ]
 
 

@@ -39,4 +39,4 @@ def test_edited_configs_give_transformers_logits_or_name_the_key(model_type, tmp
     complaints = [outcome.complaint for outcome in outcomes if outcome.complaint is not None]
     assert not complaints, f"{len(complaints)} of {len(outcomes)}:\n" + "\n".join(complaints)
     # Configs that nothing can be said about would make this test pass for ever.
-    assert words["equal"] > len(outcomes) // 3
+    assert words["equal"] > len(outcomes) // 4

@@ -95,7 +95,8 @@ def test_paged_graphs_give_transformers_logits(case, mode, page_size):
 
 # One case of every family; the richer one where there are several.
 PIECEWISE = ("gemma3", "gemma2", "llama-biases-tied", "mistral-windowed", "ministral", "qwen2-windowed", "qwen3-bias")
-PIECEWISE += ("gpt_oss", "olmo3", "exaone4", "cohere2-bias")
+PIECEWISE += ("gpt_oss", "olmo3", "exaone4", "cohere2-bias", "cohere", "gemma", "glm4", "granite-biases-tied", "olmo2")
+PIECEWISE += ("phi3-windowed-partial", "smollm3-windowed")
 
 
 def test_every_family_has_a_piecewise_case():

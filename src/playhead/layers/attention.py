@@ -42,7 +42,8 @@ class AttentionBlock(nn.Module):
         self.spec, self._norm = spec, norm
         dtype, device = weights.dtype, weights.device
         self.qkv = weights.linear(hidden_size, spec.qkv_size, has_bias=spec.has_qkv_bias)
-        self.out = weights.linear(spec.output_size, hidden_size, has_bias=spec.has_output_bias)
+        has_bias, scale = spec.has_output_bias, spec.output_scale
+        self.out = weights.linear(spec.output_size, hidden_size, has_bias=has_bias, scale=scale)
         self.q_norm = self.k_norm = self.sinks_H = None
         if spec.qk_norm is not QKNorm.NONE:
             assert norm.kind is not NormKind.LAYERNORM, "no family norms queries and keys by LayerNorm"

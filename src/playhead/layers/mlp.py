@@ -20,7 +20,7 @@ class GatedMlp(nn.Module):
         super().__init__()
         self.spec = spec
         self.gate_up = weights.linear(hidden_size, 2 * spec.size, has_bias=spec.has_bias)
-        self.down = weights.linear(spec.size, hidden_size, has_bias=spec.has_bias)
+        self.down = weights.linear(spec.size, hidden_size, has_bias=spec.has_bias, scale=spec.output_scale)
 
     def forward(self, h_TM: torch.Tensor, beside_TM: torch.Tensor | None = None) -> torch.Tensor:
         """The block's output, added in place to what runs beside it if that is given."""

@@ -91,6 +91,7 @@ class MlpSpec:
     size: int
     activation: Activation
     has_bias: bool = False
+    output_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +124,7 @@ class AttentionSpec:
     qk_norm: QKNorm = QKNorm.NONE
     has_qkv_bias: bool = False
     has_output_bias: bool = False
+    output_scale: float = 1.0
 
     @property
     def q_size(self) -> int:

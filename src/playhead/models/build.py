@@ -9,7 +9,7 @@ from playhead.errors import UnsupportedModelError
 from playhead.layers.spec import Activation, AttentionSpec, MlpSpec, MoeSpec, NormSpec, StoredAs
 from playhead.models.config import ConfigReader
 from playhead.models.families import FAMILIES
-from playhead.models.family import FULL_LAYER, WINDOW_LAYER, Family, RopeOn, Switch
+from playhead.models.family import FULL_LAYER, WINDOW_LAYER, Family, Switch
 from playhead.models.rope_config import read_ropes
 from playhead.models.spec import LayerSpec, ModelSpec
 
@@ -82,9 +82,10 @@ def _build(family: Family, outer: ConfigReader, config: ConfigReader) -> ModelSp
         max_context_tokens=config.size("max_position_embeddings"),
         layers=_layers(family, config),
         final_norm=_norm(family, config),
-        embed_scale=hidden_size**0.5 if family.has_scaled_embedding else 1.0,
+        embed_scale=hidden_size**0.5 if family.has_scaled_embedding else _scale(config, family.embed_scale_key),
+        has_rounded_embed_scale=family.has_scaled_embedding,
         is_tied=_is_tied(family, outer, config),
-        logit_scale=config.number("logit_scale") if family.has_logit_scale else 1.0,
+        logit_scale=_scale(config, family.logit_scale_key) / _scale(config, family.logit_divisor_key),
         final_softcap=_number_or_none(config, family.final_softcap_key),
         stored_as=_stored_as(family, outer, config),
     )
@@ -108,6 +109,10 @@ def _is_tied(family: Family, outer: ConfigReader, config: ConfigReader) -> bool:
     return outer.flag("tie_word_embeddings") if outer.has("tie_word_embeddings") else True
 
 
+def _scale(config: ConfigReader, key: str | None) -> float:
+    return 1.0 if key is None else config.number(key)
+
+
 def _number_or_none(config: ConfigReader, key: str | None) -> float | None:
     return None if key is None else config.number_or_none(key)
 
@@ -121,25 +126,21 @@ def _layers(family: Family, config: ConfigReader) -> tuple[LayerSpec, ...]:
     windows = _windows(family, config)
     ropes = read_ropes(family, config, head_dim)
 
-    def layer(window: int | None) -> LayerSpec:
-        rotates = (
-            family.rope_on is RopeOn.ALL
-            or window is not None
-            or (family.rope_on is RopeOn.WINDOWED_IF_NAMED and not config.has("sliding_window"))
-        )
+    def layer(window: int | None, rotates: bool) -> LayerSpec:
         attention = AttentionSpec(
             window=window,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             k_head_dim=head_dim,
             v_head_dim=head_dim,
-            scale=(config.number(family.scale_key) if family.scale_key else head_dim) ** -0.5,
+            scale=(config.number(family.scale_key) if family.scale_key else head_dim) ** family.scale_power,
             rope=ropes[FULL_LAYER if window is None else WINDOW_LAYER] if rotates else None,
             softcap=_number_or_none(config, family.attention_softcap_key),
             has_sinks=family.has_sinks,
             qk_norm=family.qk_norm,
             has_qkv_bias=_switch(config, family.qkv_bias),
             has_output_bias=_switch(config, family.output_bias),
+            output_scale=_scale(config, family.residual_scale_key),
         )
         return LayerSpec(
             attention=attention,
@@ -148,7 +149,7 @@ def _layers(family: Family, config: ConfigReader) -> tuple[LayerSpec, ...]:
             placement=family.placement,
         )
 
-    return tuple(layer(window) for window in windows)
+    return tuple(layer(*each) for each in zip(windows, family.rope_on(config, windows), strict=True))
 
 
 def _windows(family: Family, config: ConfigReader) -> list[int | None]:
@@ -182,6 +183,8 @@ def _norm(family: Family, config: ConfigReader) -> NormSpec:
 
 def _mlp(family: Family, config: ConfigReader) -> MlpSpec:
     name = config.value(family.activation_key)
+    if isinstance(name, str):
+        name = family.activation_aliases.get(name, name)
     if not isinstance(name, str) or name not in ACTIVATIONS:
         config.refuse(family.activation_key, name, sorted(ACTIVATIONS))
         name = "silu"
@@ -189,6 +192,7 @@ def _mlp(family: Family, config: ConfigReader) -> MlpSpec:
         size=config.size("intermediate_size"),
         activation=ACTIVATIONS[name],
         has_bias=_switch(config, family.mlp_bias),
+        output_scale=_scale(config, family.residual_scale_key),
     )
 
 

@@ -64,6 +64,7 @@ RANGES: Mapping[str, Range] = {
     "sliding_window": whole(1, (1 << 31) - 1),
     "sliding_window_pattern": whole(1, MAX_LAYERS),
     "max_window_layers": whole(0, MAX_LAYERS),
+    "no_rope_layer_interval": whole(1, MAX_LAYERS),
     "num_local_experts": whole(1, 1 << 16),
     "num_experts_per_tok": whole(1, 1 << 16),
     "rms_norm_eps": EPS,
@@ -72,6 +73,10 @@ RANGES: Mapping[str, Range] = {
     "attn_logit_softcapping": POSITIVE,
     "final_logit_softcapping": POSITIVE,
     "logit_scale": POSITIVE,
+    "logits_scaling": POSITIVE,
+    "embedding_multiplier": POSITIVE,
+    "residual_multiplier": POSITIVE,
+    "attention_multiplier": POSITIVE,
     "swiglu_alpha": POSITIVE,
     "swiglu_limit": POSITIVE,
     "rope_theta": THETA,
@@ -173,6 +178,16 @@ class ConfigReader:
             self.refuse(key, value, ["a list of strings"])
             return None
         return tuple(value)
+
+    def bits_or_none(self, key: str) -> tuple[bool, ...] | None:
+        """A list of zeros and ones."""
+        value = self._values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(item in (0, 1) for item in value) or len(value) > MAX_LAYERS:
+            self.refuse(key, value, ["a list of 0 and 1"])
+            return None
+        return tuple(bool(item) for item in value)
 
     def table_or_none(self, key: str) -> ConfigReader | None:
         value = self._values.get(key)

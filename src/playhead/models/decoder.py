@@ -75,8 +75,9 @@ class Decoder(nn.Module):
         self.spec, self.dtype = spec, dtype
         embedding_VM = torch.empty(spec.vocab_size, spec.hidden_size, dtype=dtype, device=device)
         self.embedding_VM = nn.Parameter(embedding_VM, requires_grad=False)
-        # Rounded to the weights' dtype: Gemma was trained with sqrt(hidden) as its embeddings' dtype can say it.
-        self.embed_scale = float(torch.tensor(spec.embed_scale, dtype=dtype))
+        self.embed_scale = spec.embed_scale
+        if spec.has_rounded_embed_scale:  # Gemma was trained with sqrt(hidden) as its embeddings' dtype can say it
+            self.embed_scale = float(torch.tensor(spec.embed_scale, dtype=dtype))
         self._ropes: dict[RopeSpec, Rope] = {}
         self.num_positions = 0
         self._stack = tuple(DecoderLayer(i, layer, spec.hidden_size, weights) for i, layer in enumerate(spec.layers))

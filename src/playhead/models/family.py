@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 
 from playhead.layers.spec import NormKind, QKNorm, StoredAs
 from playhead.models.config import ConfigReader
@@ -13,17 +12,16 @@ from playhead.models.spec import Placement
 WINDOW_LAYER, FULL_LAYER = "sliding_attention", "full_attention"
 
 
-class RopeOn(Enum):
-    """Which layers rotate: all, those with a window, or those with a window unless the config names none."""
-
-    ALL = "all"
-    WINDOWED = "windowed"
-    WINDOWED_IF_NAMED = "windowed_if_named"
-
-
 LayerTypes = Callable[[ConfigReader, int], list[str]]
+RopeOn = Callable[[ConfigReader, Sequence[int | None]], list[bool]]
+"""Whether each layer rotates, from the config and the layers' windows."""
+
 Switch = bool | str
 """A constant of the family, or the config key that says."""
+
+
+def rope_everywhere(config: ConfigReader, windows: Sequence[int | None]) -> list[bool]:
+    return [True] * len(windows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,15 +63,23 @@ class Family:
     output_bias: Switch = "attention_bias"
     mlp_bias: Switch = False
     activation_key: str = "hidden_act"
+    activation_aliases: Mapping[str, str] = field(default_factory=dict)
+    """Names of activations by which this family means others."""
     has_sinks: bool = False
     has_experts: bool = False
 
     scale_key: str | None = None
-    """Attention is scaled by this key's value ** -0.5; None means the head dim's."""
+    """Attention is scaled by this key's value to the power of `scale_power`; None means the head dim's value."""
+    scale_power: float = -0.5
     attention_softcap_key: str | None = None
     final_softcap_key: str | None = None
     has_scaled_embedding: bool = False
-    has_logit_scale: bool = False
+    """Whether embeddings are multiplied by the root of the hidden size, rounded to the weights' dtype."""
+    embed_scale_key: str | None = None
+    residual_scale_key: str | None = None
+    """Each block's output is multiplied by this key's value before it is added to the residual."""
+    logit_scale_key: str | None = None
+    logit_divisor_key: str | None = None
     overflows_float16: bool = False
     """Whether activations of the published checkpoints leave float16's range."""
 
@@ -84,7 +90,11 @@ class Family:
     """Whether window and full layers have a rope table each. `rope_scaling` then concerns full layers alone."""
     window_rope_theta_key: str | None = None
     window_rope_theta: float = 10_000.0
-    rope_on: RopeOn = RopeOn.ALL
+    rope_on: RopeOn = rope_everywhere
+    rope_types: tuple[str, ...] | None = None
+    """The rope types that the family's reference reads; None means all that this decoder has."""
+    has_partial_rope: bool = False
+    """Whether `partial_rotary_factor` says how much of a head rotates. Others rotate whole heads."""
     has_interleaved_rope: bool = False
 
 
@@ -113,3 +123,26 @@ def full_every(period: int, *, key: str | None = None) -> LayerTypes:
         return [WINDOW_LAYER if (i + 1) % every else FULL_LAYER for i in range(num_layers)]
 
     return layer_types
+
+
+def rope_in_window_layers(config: ConfigReader, windows: Sequence[int | None]) -> list[bool]:
+    return [window is not None for window in windows]
+
+
+def rope_in_window_layers_if_any(config: ConfigReader, windows: Sequence[int | None]) -> list[bool]:
+    """Window layers, or all layers of a config without a window."""
+    return rope_in_window_layers(config, windows) if config.has("sliding_window") else rope_everywhere(config, windows)
+
+
+def rope_by_list(key: str, *, period_key: str) -> RopeOn:
+    """The layers for which a list says 1. A config without the list has no rope in every so-many-th layer."""
+
+    def rope_on(config: ConfigReader, windows: Sequence[int | None]) -> list[bool]:
+        listed, num_layers = config.bits_or_none(key), len(windows)
+        if listed is None:
+            return [(i + 1) % config.size(period_key) != 0 for i in range(num_layers)]
+        if config.is_sound and len(listed) < num_layers:
+            config.refuse(key, f"{len(listed)} entries", [f"{num_layers}, one per layer"])
+        return [*listed, *[True] * num_layers][:num_layers]
+
+    return rope_on

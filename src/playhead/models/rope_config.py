@@ -97,9 +97,9 @@ def _flag_or_true(table: ConfigReader, key: str) -> bool:
 
 def _read_rope(family: Family, config: ConfigReader, table: RopeTable, head_dim: int) -> RopeSpec:
     values = table.values
-    kind = values.text_or("rope_type", values.text_or("type", "default"))
-    if kind not in ROPE_TYPES:
-        values.refuse("rope_type", kind, ROPE_TYPES)
+    kind, kinds = values.text_or("rope_type", values.text_or("type", "default")), family.rope_types or ROPE_TYPES
+    if kind not in kinds:
+        values.refuse("rope_type", kind, kinds)
         kind = "default"
     if unknown := sorted(set(values.keys()) - KEYS):
         values.refuse(unknown[0], values.value(unknown[0]), [f"no such key; known are {', '.join(sorted(KEYS))}"])
@@ -107,12 +107,16 @@ def _read_rope(family: Family, config: ConfigReader, table: RopeTable, head_dim:
         config.refuse("head_dim", head_dim, ["an even number: rope turns pairs"])
     level = values if values.has(PARTIAL) else config
     partial = level.number_or(PARTIAL, 1.0)
-    # The unscaled kind turns whole heads, whatever the factor says; the others have no code for a part of a head.
-    if kind != "default" and config.is_sound and int(head_dim * partial) != head_dim:
+    rotary_dim = int(head_dim * partial)
+    if family.has_partial_rope:
+        if config.is_sound and (rotary_dim < 2 or rotary_dim % 2):
+            level.refuse(PARTIAL, partial, [f"a factor that leaves an even number of the {head_dim} dims of a head"])
+    # The unscaled kind turns whole heads, whatever the factor says; the reference cannot run the others with a part.
+    elif kind != "default" and config.is_sound and rotary_dim != head_dim:
         level.refuse(PARTIAL, partial, [f"1 with rope type {kind!r}"])
     return RopeSpec(
         theta=values.number_or("rope_theta", table.theta),
-        rotary_dim=head_dim,
+        rotary_dim=rotary_dim if family.has_partial_rope else head_dim,
         interleaved=family.has_interleaved_rope,
         scaling=_read_scaling(kind, config, table),
     )

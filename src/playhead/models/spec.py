@@ -43,7 +43,8 @@ class LayerSpec:
 class ModelSpec:
     """A whole decoder. `max_context_tokens` is what it was trained for, not what memory allows.
 
-    Logits are `softcap(logit_scale * head(norm(h)))`; `is_tied` heads use the embedding's weight.
+    Logits are `softcap(logit_scale * head(norm(h)))`; `is_tied` heads use the embedding's weight. A rounded embedding
+    scale is as exact as the weights' dtype.
     """
 
     family: str
@@ -53,6 +54,7 @@ class ModelSpec:
     layers: tuple[LayerSpec, ...]
     final_norm: NormSpec
     embed_scale: float = 1.0
+    has_rounded_embed_scale: bool = False
     is_tied: bool = False
     logit_scale: float = 1.0
     final_softcap: float | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +30,7 @@ from playhead.models.families import FAMILIES
 from playhead.models.family import Family
 from playhead.models.rope_config import NEW, RopeTable
 from playhead.models.spec import ModelSpec
+from playhead.settings import Declared, Refused
 from playhead.testing.mutant import Mutant, swapped
 
 
@@ -148,10 +149,10 @@ def context_does_not_give_way() -> AbstractContextManager[None]:
 
 
 def settings_unchecked() -> AbstractContextManager[None]:
-    def taken(name: str, value: object) -> None:
+    def taken(owner: object, settings: Sequence[Declared], refused: Refused) -> None:
         return None
 
-    return swapped(playhead.engine.config, "check_size", taken)
+    return swapped(playhead.engine.config, "check_settings", taken)
 
 
 def torchs_own_grouped_matmul() -> AbstractContextManager[None]:

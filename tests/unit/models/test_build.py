@@ -47,7 +47,16 @@ def test_an_architecture_that_is_no_causal_decoder_is_refused():
         ({"model_type": "gemma2", "layer_types": [S, F]}, "layer_types"),
         ({"model_type": "gemma2", "layer_types": ["linear_attention"] * 26}, "layer_types"),
         ({"model_type": "ministral", "sliding_window": None, "layer_types": [S] * 32}, "sliding_window"),
+        ({"model_type": "cohere", "use_qk_norm": True}, "use_qk_norm"),
         ({"model_type": "cohere2", "use_qk_norm": True}, "use_qk_norm"),
+        ({"model_type": "phi3", "rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "rope_type"),
+        ({"model_type": "phi3", "rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_type"),
+        ({"model_type": "phi3", "partial_rotary_factor": 0.001}, "partial_rotary_factor"),
+        ({"model_type": "glm4", "partial_rotary_factor": 0.26}, "partial_rotary_factor"),
+        ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "no_rope_layers"),
+        ({"model_type": "smollm3", "no_rope_layers": [2] * 36}, "no_rope_layers"),
+        ({"model_type": "smollm3", "no_rope_layers": "1010"}, "no_rope_layers"),
+        ({"model_type": "granite", "quantization_config": {"quant_method": "fp8"}}, "quant_method"),
         ({"model_type": "exaone4", "sliding_window_pattern": "LXG"}, "sliding_window_pattern"),
         ({"model_type": "gpt_oss", "num_experts_per_tok": 200}, "num_experts_per_tok"),
     ],
@@ -95,6 +104,39 @@ def test_exaone_patterns_in_letters_end_with_a_full_layer():
 def test_nope_layers_have_no_rope():
     ropes = [layer.attention.rope for layer in spec_from_config({"model_type": "cohere2"}).layers[:4]]
     assert [rope is None for rope in ropes] == [False, False, False, True]
+
+
+def rotating(config):
+    return [layer.attention.rope is not None for layer in spec_from_config(config).layers]
+
+
+def test_a_list_says_which_layers_have_rope():
+    config = {"model_type": "smollm3", "num_hidden_layers": 5}
+    assert rotating(config) == [True, True, True, False, True]
+    assert rotating({**config, "no_rope_layer_interval": 2}) == [True, False, True, False, True]
+    assert rotating({**config, "no_rope_layers": [0, 1, 1, 0, 1, 1]}) == [False, True, True, False, True]
+
+
+def test_the_layers_without_rope_are_those_with_a_window():
+    config = {"model_type": "smollm3", "num_hidden_layers": 4, "sliding_window": 8, "no_rope_layers": [0, 1, 1, 0]}
+    assert windows(config) == [None] * 4
+    assert windows({**config, "use_sliding_window": True}) == [8, None, None, 8]
+
+
+def test_a_part_of_each_head_rotates_where_the_family_reads_the_factor():
+    dims = {}
+    for model_type in ("glm4", "phi3", "llama"):
+        config = {"model_type": model_type, "head_dim": 64, "partial_rotary_factor": 0.75}
+        dims[model_type] = spec_from_config(config).layers[0].attention.rope.rotary_dim
+    assert dims == {"glm4": 48, "phi3": 48, "llama": 64}
+
+
+def test_granites_factors_stand_where_they_multiply():
+    factors = {"embedding_multiplier": 12, "attention_multiplier": 0.5, "residual_multiplier": 0.22}
+    spec = spec_from_config({"model_type": "granite", "logits_scaling": 8, **factors})
+    layer = spec.layers[0]
+    assert (spec.embed_scale, spec.logit_scale, layer.attention.scale) == (12, 0.125, 0.5)
+    assert layer.attention.output_scale == layer.mlp.output_scale == 0.22
 
 
 def test_gemma3_ropes_differ_by_layer_type_and_only_full_layers_are_scaled():

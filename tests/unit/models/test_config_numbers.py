@@ -33,6 +33,11 @@ FAMILY_OF = {
     "swiglu_alpha": "gpt_oss",
     "swiglu_limit": "gpt_oss",
     "max_window_layers": "qwen2",
+    "no_rope_layer_interval": "smollm3",
+    "embedding_multiplier": "granite",
+    "attention_multiplier": "granite",
+    "residual_multiplier": "granite",
+    "logits_scaling": "granite",
 }
 
 

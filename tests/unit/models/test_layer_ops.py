@@ -28,12 +28,15 @@ MLP = ["mm", "gated_activation", "mm"]
 LAYERS = {
     "gemma3_text": [*ATTENTION, "add_rms_norm", *MLP, "add_rms_norm"],
     "llama": [*ATTENTION, "add_rms_norm", *MLP, "add_rms_norm"],
+    "glm4": ["addmm", *ATTENTION[1:], "add_rms_norm", *MLP, "add_rms_norm"],
+    # The factor on what is added to the residual is the matmul's own.
+    "granite": [*ATTENTION[:-1], "addmm", "add_rms_norm", *MLP[:-1], "addmm", "add_rms_norm"],
     "olmo3": [*ATTENTION, "norm_add_", *MLP, "norm_add_"],
     "exaone4": [*ATTENTION, "norm_add_", *MLP, "norm_add_"],
     "cohere2": [*ATTENTION, "mm", "gated_activation", "addmm_", "add_rms_norm"],
 }
 FIRST_NORM = {"olmo3": [], "exaone4": []}
-TRANSLATION = {"llama": []}
+TRANSLATION = {"llama": [], "glm4": [], "granite": []}
 
 
 class OpNames(TorchDispatchMode):
@@ -53,7 +56,7 @@ class OpNames(TorchDispatchMode):
 def recorded_ops(model_type: str) -> list[str]:
     """One decode step of a two-layer model with the GPU's backend."""
     sizes = {**SIZES, **HEADS, "num_hidden_layers": 2, "sliding_window": 4, "head_dim": 8}
-    spec = spec_from_config({"model_type": model_type, **sizes})
+    spec = spec_from_config({"model_type": model_type, "residual_multiplier": 0.5, **sizes})
     decoder = dummy_decoder(spec, dtype=torch.float32, device=torch.device("cpu"))
     limits = KVLimits(max_context_tokens=32, max_running=NUM_TOKENS, chunk_tokens=8)
     worker = build_worker(decoder, WorkerConfig(kv_memory_bytes=1 << 20, limits=limits))

@@ -1,38 +1,25 @@
-"""Cohere 2: attention and MLP side by side on one LayerNorm, interleaved rope in window layers, none in full ones."""
+"""Cohere 2: Cohere with windows in three layers of four. The fourth is full and has no rope."""
 
 from __future__ import annotations
 
-from playhead.layers.spec import NormKind
-from playhead.models.family import Family, RopeOn, full_every
-from playhead.models.spec import Placement
+from dataclasses import replace
 
-COHERE2 = Family(
+from playhead.models.families.cohere import COHERE
+from playhead.models.family import full_every, rope_in_window_layers
+
+COHERE2 = replace(
+    COHERE,
     model_type="cohere2",
     architectures=("Cohere2ForCausalLM",),
     layer_types=full_every(4, key="sliding_window_pattern"),
-    defaults={
-        "vocab_size": 256_000,
-        "hidden_size": 8192,
-        "intermediate_size": 22_528,
-        "num_hidden_layers": 40,
-        "num_attention_heads": 64,
-        "hidden_act": "silu",
-        "max_position_embeddings": 8192,
-        "layer_norm_eps": 1e-5,
-        "tie_word_embeddings": True,
-        "logit_scale": 0.0625,
-        "sliding_window": 4096,
-    },
+    reads_layer_types=True,
+    defaults={**COHERE.defaults, "sliding_window": 4096},
     required={
-        "use_qk_norm": (False,),
+        **COHERE.required,
         "use_parallel_block": (True,),
         "use_gated_activation": (True,),
         "position_embedding_type": ("rope_gptj",),
     },
-    norm=NormKind.LAYERNORM,
-    norm_eps_key="layer_norm_eps",
-    placement=Placement.PARALLEL,
-    has_logit_scale=True,
-    rope_on=RopeOn.WINDOWED,
-    has_interleaved_rope=True,
+    rope_theta=10_000.0,
+    rope_on=rope_in_window_layers,
 )

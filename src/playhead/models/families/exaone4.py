@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from playhead.layers.spec import QKNorm
 from playhead.models.config import ConfigReader
-from playhead.models.family import FULL_LAYER, WINDOW_LAYER, Family, RopeOn, full_every
+from playhead.models.families.llama import LLAMA
+from playhead.models.family import FULL_LAYER, WINDOW_LAYER, full_every, rope_in_window_layers_if_any
 from playhead.models.spec import Placement
 
 PATTERN = "sliding_window_pattern"
@@ -28,19 +31,17 @@ def exaone_layer_types(config: ConfigReader, num_layers: int) -> list[str]:
     return [kinds[pattern[i % len(pattern)]] for i in range(num_layers - 1)] + [FULL_LAYER]
 
 
-EXAONE4 = Family(
+EXAONE4 = replace(
+    LLAMA,
     model_type="exaone4",
     architectures=("Exaone4ForCausalLM",),
     layer_types=exaone_layer_types,
+    reads_layer_types=True,
     defaults={
+        **LLAMA.defaults,
         "vocab_size": 102_400,
-        "hidden_size": 4096,
         "intermediate_size": 16_384,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
         "num_key_value_heads": 32,
-        "hidden_act": "silu",
-        "max_position_embeddings": 2048,
         "rms_norm_eps": 1e-5,
         "sliding_window": 4096,
     },
@@ -48,5 +49,6 @@ EXAONE4 = Family(
     qk_norm=QKNorm.HEAD,
     qkv_bias=False,
     output_bias=False,
-    rope_on=RopeOn.WINDOWED_IF_NAMED,
+    mlp_bias=False,
+    rope_on=rope_in_window_layers_if_any,
 )

@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
-from playhead.layers.spec import NormKind
-from playhead.models.family import Family, full_every
+from dataclasses import replace
+
+from playhead.models.families.gemma import GEMMA
+from playhead.models.family import full_every
 from playhead.models.spec import Placement
 
-GEMMA2 = Family(
+GEMMA2 = replace(
+    GEMMA,
     model_type="gemma2",
     architectures=("Gemma2ForCausalLM",),
     layer_types=full_every(2),
+    reads_layer_types=True,
     defaults={
-        "vocab_size": 256_000,
+        **GEMMA.defaults,
         "hidden_size": 2304,
         "intermediate_size": 9216,
         "num_hidden_layers": 26,
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
-        "head_dim": 256,
         "hidden_activation": "gelu_pytorch_tanh",
-        "max_position_embeddings": 8192,
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": True,
         "query_pre_attn_scalar": 256,
         "sliding_window": 4096,
         "final_logit_softcapping": 30.0,
         "attn_logit_softcapping": 50.0,
     },
-    required={"use_bidirectional_attention": (False,)},
-    norm=NormKind.RMS1P,
     placement=Placement.SANDWICH,
     activation_key="hidden_activation",
+    activation_aliases={},
     attention_softcap_key="attn_logit_softcapping",
     final_softcap_key="final_logit_softcapping",
     overflows_float16=True,
     scale_key="query_pre_attn_scalar",
-    has_scaled_embedding=True,
 )

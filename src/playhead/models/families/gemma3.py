@@ -7,39 +7,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from playhead.layers.spec import NormKind, QKNorm
-from playhead.models.family import Family, full_every
-from playhead.models.spec import Placement
+from playhead.layers.spec import QKNorm
+from playhead.models.families.gemma2 import GEMMA2
+from playhead.models.family import full_every
 
-GEMMA3_TEXT = Family(
+GEMMA3_TEXT = replace(
+    GEMMA2,
     model_type="gemma3_text",
     architectures=("Gemma3ForCausalLM",),
     layer_types=full_every(6, key="sliding_window_pattern"),
     defaults={
+        **GEMMA2.defaults,
         "vocab_size": 262_208,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 26,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "hidden_activation": "gelu_pytorch_tanh",
         "max_position_embeddings": 131_072,
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": True,
-        "query_pre_attn_scalar": 256,
-        "sliding_window": 4096,
+        "final_logit_softcapping": None,
+        "attn_logit_softcapping": None,
     },
     # The reference carries an attention softcap in its config and never applies it: both answers would be wrong.
-    required={"use_bidirectional_attention": (False,), "attn_logit_softcapping": ()},
-    norm=NormKind.RMS1P,
-    placement=Placement.SANDWICH,
+    required={**GEMMA2.required, "attn_logit_softcapping": ()},
     qk_norm=QKNorm.HEAD,
-    activation_key="hidden_activation",
-    final_softcap_key="final_logit_softcapping",
-    overflows_float16=True,
-    scale_key="query_pre_attn_scalar",
-    has_scaled_embedding=True,
+    attention_softcap_key=None,
     rope_theta=1_000_000.0,
     window_rope_theta_key="rope_local_base_freq",
     window_rope_theta=10_000.0,

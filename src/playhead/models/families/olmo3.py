@@ -1,28 +1,19 @@
-"""OLMo 3: norms after the blocks, qk-norm over the whole projection, rope scaled in full layers only."""
+"""OLMo 3: OLMo 2 with windows in three layers of four, rope scaled in full layers only."""
 
 from __future__ import annotations
 
-from playhead.layers.spec import QKNorm
-from playhead.models.family import Family, full_every
-from playhead.models.spec import Placement
+from dataclasses import replace
 
-OLMO3 = Family(
+from playhead.models.families.olmo2 import OLMO2
+from playhead.models.family import full_every
+
+OLMO3 = replace(
+    OLMO2,
     model_type="olmo3",
     architectures=("Olmo3ForCausalLM",),
     layer_types=full_every(4),
-    defaults={
-        "vocab_size": 50_304,
-        "hidden_size": 4096,
-        "intermediate_size": 11_008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "hidden_act": "silu",
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-5,
-        "sliding_window": 4096,
-    },
-    placement=Placement.POST,
-    qk_norm=QKNorm.FULL,
+    reads_layer_types=True,
+    defaults={**OLMO2.defaults, "sliding_window": 4096},
     rope_theta=500_000.0,
     has_rope_per_layer_type=True,
     # Window layers keep this base even where the config names another: `rope_theta` is read for full layers alone.

@@ -5,29 +5,29 @@ from __future__ import annotations
 from dataclasses import replace
 
 from playhead.layers.spec import QKNorm
-from playhead.models.family import Family, windowed_from_max_window_layers
+from playhead.models.families.llama import LLAMA
+from playhead.models.family import windowed_from_max_window_layers
 
-QWEN2 = Family(
+QWEN2 = replace(
+    LLAMA,
     model_type="qwen2",
     architectures=("Qwen2ForCausalLM",),
     layer_types=windowed_from_max_window_layers,
+    reads_layer_types=True,
     has_window_switch=True,
     defaults={
+        **LLAMA.defaults,
         "vocab_size": 151_936,
-        "hidden_size": 4096,
         "intermediate_size": 22_016,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
         "num_key_value_heads": 32,
-        "hidden_act": "silu",
         "max_position_embeddings": 32_768,
-        "rms_norm_eps": 1e-6,
         "use_sliding_window": False,
         "sliding_window": 4096,
         "max_window_layers": 28,
     },
     qkv_bias=True,
     output_bias=False,
+    mlp_bias=False,
 )
 
 QWEN3 = replace(

@@ -12,7 +12,9 @@ from playhead.models.checkpoint.fill import load_decoder
 from playhead.models.checkpoint.pieces import pieces_of
 from playhead.models.checkpoint.sources import InMemoryTensors
 from playhead.models.families import FAMILIES
+from playhead.models.load import describe_model, load_weights
 from tests.unit.models.checkpoint.test_dummy import SMALL
+from tests.unit.models.tiny import random_tensors, write_checkpoint
 
 CPU = torch.device("cpu")
 BIASED = {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False}
@@ -53,14 +55,10 @@ def pieces(config):
     return pieces_of(spec_from_config(config), family_named(config["model_type"]), ())
 
 
-def source_of(config):
-    generator = torch.Generator().manual_seed(0)
-    shapes = {name: shape for piece in pieces(config) for name, shape in piece.sources}
-    return InMemoryTensors({name: torch.randn(shape, generator=generator) for name, shape in shapes.items()})
-
-
 def test_every_row_of_every_parameter_has_one_piece(config):
-    decoder = load_decoder(spec_from_config(config), source_of(config), dtype=torch.float32, device=CPU)
+    decoder = load_decoder(
+        spec_from_config(config), InMemoryTensors(random_tensors(config)), dtype=torch.float32, device=CPU
+    )
     rows = Counter()
     for piece in pieces(config):
         size = decoder.get_parameter(piece.target).shape[0]
@@ -69,6 +67,26 @@ def test_every_row_of_every_parameter_has_one_piece(config):
     assert rows == Counter(
         (name, row) for name, parameter in decoder.named_parameters() for row in range(len(parameter))
     )
+
+
+def test_files_of_every_family_load_and_every_byte_is_counted_once(config, tmp_path):
+    tensors, seen = random_tensors(config), []
+    description = describe_model(str(write_checkpoint(tmp_path, config, tensors, 2)))
+    decoder = load_weights(description, dtype=torch.float32, device=CPU, on_progress=seen.append)
+    wanted = load_decoder(description.spec, InMemoryTensors(tensors), dtype=torch.float32, device=CPU)
+    for name, parameter in wanted.named_parameters():
+        assert torch.equal(decoder.get_parameter(name), parameter), name
+    assert seen[-1].num_bytes == seen[-1].total_bytes == sum(4 * tensor.numel() for tensor in tensors.values())
+
+
+def test_a_fused_tensor_is_the_rows_of_its_parts(tmp_path):
+    config = {"model_type": "phi3", **SMALL}
+    tensors = random_tensors(config)
+    decoder = load_decoder(spec_from_config(config), InMemoryTensors(tensors), dtype=torch.float32, device=CPU)
+    fused = tensors["model.layers.2.self_attn.qkv_proj.weight"]
+    assert torch.equal(decoder.get_parameter("blocks.2.attention.qkv.weight"), fused)
+    parts = [piece for piece in pieces(config) if piece.target == "blocks.2.attention.qkv.weight"]
+    assert [(piece.part(1, 2).start, piece.part(1, 2).stop) for piece in parts] == [(32, 64), (80, 96), (112, 128)]
 
 
 def test_every_parameter_says_along_which_axis_it_may_be_split(config):
@@ -81,7 +99,7 @@ def test_every_parameter_says_along_which_axis_it_may_be_split(config):
 
 
 def test_the_parts_of_two_ranks_are_the_whole(config):
-    source = source_of(config)
+    source = InMemoryTensors(random_tensors(config))
     for piece in pieces(config):
         for name, _ in piece.sources:
             whole = source.read(name, piece.part())
