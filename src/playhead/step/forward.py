@@ -1,8 +1,8 @@
 """A decoder over paged KV, as steps a runner can capture.
 
-A forward begins with the pool's translation, which serves all layers. Attention is the one break: it norms and turns
-queries and keys, writes this step's keys and values, and attends. What comes after the layer stack is in
-`sampled_step.py`.
+A forward begins with the pool's translation, which serves all layers, and with what the attention backend prepares.
+Attention is the one break: it norms and rotates queries and keys, writes this step's keys and values, and attends.
+Sampling after the layer stack is in `sampled_step.py`.
 
 Shapes: T tokens, M hidden, X = all heads of q, k and v, Y = all heads of the output, H heads, E head dim of v.
 """
@@ -204,7 +204,7 @@ class ModelStep:
         )
 
     def _attend(self, plan: ModelPlan, inputs: Tensors, outputs: Tensors, layer_index: int) -> None:
-        """Turn queries and keys, keep the new keys and values, attend. Rows after the step's tokens are left alone."""
+        """Norms and rotates queries and keys, writes new keys and values, attends: for this step's tokens alone."""
         (qkv_TX, *rest), n = inputs, plan.num_tokens
         spec, layer, prepared = self._specs[layer_index], self.layers[layer_index], tuple(rest)
         group, transform = plan.groups[layer.kv_group], self._transforms[layer_index]
