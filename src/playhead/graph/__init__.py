@@ -13,7 +13,8 @@ from playhead.graph.backends.cuda import CudaBackend
 from playhead.graph.backends.eager import EagerBackend
 from playhead.graph.backends.tape import TapeBackend
 from playhead.graph.breakable import BreakableCapture
-from playhead.graph.breaks import BreakOp, BridgePool, InlineScope, Scope, Tensors, TensorSpec
+from playhead.graph.breaks import BreakOp, InlineScope, Scope, Tensors, TensorSpec
+from playhead.graph.bridges import BridgePool
 from playhead.graph.capture import Capture, CapturedStep, Inputs, StepFn
 from playhead.graph.copies import grouped_foreach_copy_
 from playhead.graph.full import FullCapture

@@ -14,7 +14,8 @@ import torch
 
 from playhead.graph.backends.base import Backend, OpenRecording, Recording
 from playhead.graph.backends.eager import EagerBackend
-from playhead.graph.breaks import BreakOp, BridgePool, Tensors, TensorSpec, WarmUpScope
+from playhead.graph.breaks import BreakOp, Tensors, TensorSpec
+from playhead.graph.bridges import BridgePool, WarmUpScope
 from playhead.graph.capture import CapturedStep, EagerStep, Inputs, StepFn
 from playhead.graph.leases import BridgeLeases
 from playhead.graph.oplog import current_observer

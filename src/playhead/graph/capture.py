@@ -9,7 +9,8 @@ import torch
 
 from playhead.graph.backends.base import Backend, Recording
 from playhead.graph.backends.eager import EagerBackend
-from playhead.graph.breaks import BridgePool, InlineScope, Scope
+from playhead.graph.breaks import InlineScope, Scope
+from playhead.graph.bridges import BridgePool
 from playhead.graph.outputs import Outputs, tensors_of
 from playhead.graph.shapes import Mode
 

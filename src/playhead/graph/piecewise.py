@@ -20,7 +20,8 @@ from torch.fx.passes.split_module import split_module
 from playhead.graph.backends.base import Backend
 from playhead.graph.backends.eager import EagerBackend
 from playhead.graph.breakable import BreakableCapture
-from playhead.graph.breaks import BreakOp, BridgePool, Scope, Tensors, TensorSpec
+from playhead.graph.breaks import BreakOp, Scope, Tensors, TensorSpec
+from playhead.graph.bridges import BridgePool
 from playhead.graph.capture import CapturedStep, Inputs, StepFn
 from playhead.graph.oplog import current_observer
 from playhead.graph.outputs import Outputs, map_tensors, tensors_of, with_tensors

@@ -6,7 +6,7 @@ copy for what comes from the host, one grouped copy per dtype for what is on the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,15 +17,19 @@ from playhead.errors import SlotError
 from playhead.graph.copies import grouped_foreach_copy_
 from playhead.graph.oplog import byte_span
 from playhead.graph.sharing import InputBufferPool, SharedBuffer
+from playhead.graph.slot_values import (
+    as_host_array,
+    as_numpy_dtype,
+    check_bind,
+    poison_value,
+    source_mismatch,
+)
 from playhead.graph.slots import Batch, FillContext, GraphSlot, PaddingPolicy, SlotViews, leading_rows
 from playhead.graph.staging import CopyPort, Stage, StagingRing, field_view, lay_out, port_for
 
 NUM_STAGES = 4  # the host may be this many steps ahead of the device's copies before it waits
 
 NO_PROXIES: Mapping[str, torch.Tensor] = {}
-
-# A pattern no test and no sentinel uses; floats get NaN, which no arithmetic hides.
-POISON_BYTE = 0x5A
 
 
 @dataclass(slots=True, kw_only=True)  # mutable: `dirty_rows` follows the fills
@@ -375,60 +379,3 @@ class CudaGraphBufferRegistry:
 def named(proxies: Iterable[str]) -> set[str]:
     """Pipeline tensors as an error message lists them beside batch values."""
     return {f"pp_proxy_tensors[{name}]" for name in proxies}
-
-
-def check_bind(slot: GraphSlot, bind: torch.Tensor, shape: Sequence[int], device: torch.device) -> None:
-    """Refuse an adopted tensor that is not exactly what would have been allocated: one place for each element."""
-    found = (tuple(bind.shape), bind.dtype, bind.device.type, bind.device.index or 0)
-    wanted = (tuple(shape), slot.dtype, device.type, device.index or 0)
-    if found != wanted:
-        raise SlotError(slot.name, f"bind of {found}", f"{wanted}", "Bind what the declaration says, or change it.")
-    if not bind.is_contiguous():
-        raise SlotError(
-            slot.name, f"bind with strides {bind.stride()}", "contiguous memory", "Rows must not share or skip memory."
-        )
-
-
-def source_mismatch(slot: GraphSlot, dtype: object, found: Sequence[int], wanted: Sequence[int]) -> SlotError:
-    return SlotError(
-        slot.name,
-        f"source of {dtype} {tuple(found)}",
-        f"{slot.dtype} {tuple(wanted)}",
-        "Fills never convert, cut or stretch: produce the slot's dtype and the raw size.",
-    )
-
-
-def as_numpy_dtype(slot: GraphSlot) -> np.dtype[Any]:
-    """The host dtype of a staged slot. bfloat16 has none."""
-    if slot.dtype is torch.bfloat16:
-        raise SlotError(slot.name, "staged bfloat16", "a dtype numpy has", "Source it from the device.")
-    return torch.empty(0, dtype=slot.dtype).numpy().dtype
-
-
-def as_host_array(slot: GraphSlot, dtype: np.dtype[Any], source: object) -> np.ndarray[Any, Any]:
-    """A host tensor or a sequence of Python numbers as an array; numbers must fit, tensors must match already."""
-    if isinstance(source, torch.Tensor):
-        if source.device.type != "cpu":
-            raise SlotError(slot.name, f"source on {source.device}", "host memory", "Declare it without staged=True.")
-        return source.numpy()
-    try:
-        array = np.asarray(source)
-        with np.errstate(over="ignore", invalid="ignore"):  # what does not fit is found below, and refused
-            converted = array.astype(dtype, casting="unsafe")
-        is_same = np.array_equal(converted, array)
-        if slot.dtype.is_floating_point:  # rounding is what a float is; becoming infinite is not
-            is_same = np.array_equal(np.isfinite(converted), np.isfinite(array))
-    except (TypeError, ValueError, OverflowError) as error:
-        raise SlotError(slot.name, f"source {type(source).__name__}", f"numbers of {dtype}", str(error)) from error
-    if not is_same:
-        raise SlotError(
-            slot.name, f"values from {array.min()} to {array.max()}", f"values that fit {dtype}", "They would wrap."
-        )
-    return converted
-
-
-def poison_value(dtype: torch.dtype) -> float:
-    """A value that is neither padding nor data: NaN, or the poison byte repeated."""
-    if dtype.is_floating_point:
-        return float("nan")
-    return True if dtype is torch.bool else int.from_bytes(bytes([POISON_BYTE]) * dtype.itemsize, "little")

@@ -57,13 +57,13 @@ class Ledger:
         cache = self._cache
         if cache.in_doubt:
             return NOTHING
-        reported = cache.violations.take_new()
+        reported = tuple(cache.violations.new)
         if not (full or reported or cache.violations.strict or self._differs()):
             return NOTHING
         found = audit(cache)
         for violation in found:
             cache.violations.add(violation)
-        cache.violations.take_new()  # these
+        cache.violations.new.clear()
         if not (reported or found):
             return NOTHING
         findings = Findings(violations=(*reported, *found), by_request=self._touching((*reported, *found)))

@@ -44,12 +44,8 @@ class ViolationLog:
         self.strict = strict
         self.num_by_kind: Counter[ViolationKind] = Counter()
         self.kept: list[Violation] = []
-        self._new: list[Violation] = []
-
-    def take_new(self) -> list[Violation]:
-        """What was added since the last call."""
-        new, self._new = self._new, []
-        return new
+        self.new: list[Violation] = []
+        """What was added since the ledger looked last."""
 
     def add(self, violation: Violation) -> None:
         if self.strict:
@@ -58,4 +54,4 @@ class ViolationLog:
             raise LedgerError(f"{violation}; wanted every page once. This is a bug: keep the report and file it")
         self.num_by_kind[violation.kind] += 1
         self.kept = [*self.kept, violation][-self.MAX_KEPT :]
-        self._new.append(violation)
+        self.new.append(violation)

@@ -24,7 +24,7 @@ from playhead.graph.backends.base import Backend
 from playhead.graph.backends.cuda import CudaBackend
 from playhead.graph.backends.tape import TapeBackend
 from playhead.graph.breakable import BreakableCapture
-from playhead.graph.breaks import BridgePool
+from playhead.graph.bridges import BridgePool
 from playhead.graph.capture import Capture, Inputs
 from playhead.graph.full import FullCapture
 from playhead.graph.piecewise import PiecewiseCapture, compiler_for

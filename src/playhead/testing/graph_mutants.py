@@ -15,7 +15,8 @@ from playhead.graph import registry as registry_module
 from playhead.graph import runner as runner_module
 from playhead.graph.audit import SampledStep
 from playhead.graph.breakable import BreakableStep
-from playhead.graph.breaks import BreakOp, BridgePool, Direction, TensorSpec
+from playhead.graph.breaks import BreakOp, TensorSpec
+from playhead.graph.bridges import BridgePool, Direction
 from playhead.graph.leases import BridgeLeases
 from playhead.graph.oplog import OpObserver
 from playhead.graph.registry import CudaGraphBufferRegistry, DeviceEntry

@@ -14,7 +14,8 @@ from playhead.graph.backends.cuda import CudaBackend
 from playhead.graph.backends.eager import EagerBackend
 from playhead.graph.backends.tape import TapeBackend
 from playhead.graph.breakable import BreakableCapture
-from playhead.graph.breaks import BridgePool, Scope
+from playhead.graph.breaks import Scope
+from playhead.graph.bridges import BridgePool
 from playhead.graph.capture import Capture, Inputs
 from playhead.graph.full import FullCapture
 from playhead.graph.piecewise import PiecewiseCapture, compiler_for

@@ -11,7 +11,8 @@ import torch
 from playhead.graph.backends.base import record
 from playhead.graph.backends.tape import TapeBackend
 from playhead.graph.breakable import BreakableCapture
-from playhead.graph.breaks import BreakOp, BridgePool, InlineScope, Scope, TensorSpec
+from playhead.graph.breaks import BreakOp, InlineScope, Scope, TensorSpec
+from playhead.graph.bridges import BridgePool
 from playhead.layers.attention import turned_qkv
 from playhead.layers.spec import AttentionSpec
 from playhead.models.build import spec_from_config
