@@ -90,7 +90,7 @@ class Decoder(nn.Module):
             self.lm_head = weights.linear(spec.hidden_size, spec.vocab_size, has_bias=False)
 
     def reach(self, num_positions: int) -> None:
-        """Make the rotary tables for positions below this, unless they are there. `turns` has them from then on.
+        """Make the rotary tables for positions below this, unless they are there. `transforms` has them from then on.
 
         A table has a row for every position, so it is made for the context that is used and not for the one the model
         could have: 2**24 positions of 64 pairs take 8 GiB.
@@ -105,7 +105,7 @@ class Decoder(nn.Module):
 
     @property
     def sinks(self) -> tuple[torch.Tensor | None, ...]:
-        """The sink logits of each layer that has them: whoever attends needs these."""
+        """Each layer's sink logits, which its attention needs; None for layers without sinks."""
         return tuple(block.attention.sinks_H for block in self._stack)
 
     @property
