@@ -1,19 +1,27 @@
 """How a request wants its tokens chosen, checked when it is said. Names and defaults are vLLM's.
 
+`SamplingParams` is also the table of sampling parameters: each field carries its `Parameter`. Its check, the sampler's
+inputs, the reading of generation_config.json and the command line are made from that.
+
 A value is taken as it is or refused: nothing is rounded, parsed or cut to fit. `check_against` adds the limits that
 only a model knows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import IntEnum
+from typing import Any
 
 from playhead.errors import RequestError, shown
+from playhead.settings import METADATA_KEY, Setting, check_settings, declare, settings_of
 
-MAX_N = 16
 GREEDY_BELOW = 1e-5  # vLLM's bound: dividing by less only magnifies rounding
 MAX_TEMPERATURE = 1e6  # flatter than this is uniform, and float32 still divides by it
+# Below this float32 turns a logit into infinity, and infinity times zero into a NaN that wins every argmax.
+SMALLEST_REPETITION = 1e-6
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARS = 256
@@ -21,7 +29,22 @@ MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 300
 BIAS_BOUND = 100.0
 PENALTY_BOUND = 2.0
-INT64_MAX = 2**63 - 1
+
+
+class SamplingKind(IntEnum):
+    """What a step computes between logits and tokens. Each kind serves every request that an earlier kind serves.
+
+    A graph is captured for one kind. A later kind than a request needs costs time and changes no bit of its tokens.
+    """
+
+    GREEDY = 0
+    """The best token of every request."""
+    DRAWN = 1
+    """Also the best token of logits / temperature + noise."""
+    FILTERED = 2
+    """Also thresholds below which nothing is drawn. The vocabulary is sorted."""
+    EVERYTHING = 3
+    """Also bias, penalties and logprobs, which greedy requests may have too."""
 
 
 class DefaultInt(int):
@@ -29,48 +52,213 @@ class DefaultInt(int):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter(Setting):
+    """One row of the table of sampling parameters: its range and its flag as a `Setting` has them, and what it does.
+
+    `kind` is the least kind of sampling that serves a request with the parameter on. With `number` the sampler reads
+    one number per request, which `number` makes of the value. It is a float32 or an int64, as `off` is a float or an
+    int. The parameter is off where the number, or else the value, equals `off`. Rows without a request hold `off`.
+    """
+
+    help: str = ""
+    """Without a text there is no flag."""
+    kind: SamplingKind = SamplingKind.GREEDY
+    off: Any = None
+    number: Callable[[Any], float] | None = None
+    in_checkpoints: bool = False
+    """A model's generation_config.json may set it, under the same name."""
+
+    def is_on(self, value: Any) -> bool:
+        return bool((value if self.number is None else self.number(value)) != self.off)
+
+
+def stop_strings(name: str, value: object) -> tuple[str, ...]:
+    """The strings that end a request. None is none."""
+    wanted = f"at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_CHARS} characters"
+    given = entries(name, (value,) if isinstance(value, str) else value, MAX_STOP_STRINGS, wanted)
+    strings = []
+    for entry in given:
+        if not isinstance(entry, str):
+            raise refused(name, entry, wanted)
+        if not 1 <= len(entry) <= MAX_STOP_CHARS:
+            found = f"a string of {len(entry)} characters"
+            raise RequestError(f"sampling field {name!r}", found, wanted, f"Change {name} or leave it out.")
+        strings.append(entry)
+    return tuple(strings)
+
+
+def token_ids(name: str, value: object) -> tuple[int, ...]:
+    """Token ids as given; whether the vocabulary has them is checked later. None is none."""
+    given = entries(name, value, MAX_STOP_TOKEN_IDS, f"at most {MAX_STOP_TOKEN_IDS} token ids")
+    return tuple(token_id(name, entry) for entry in given)
+
+
+def token_id(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise refused(name, value, "token ids: integers from 0")
+    return value
+
+
+def entries(name: str, value: object, most: int, wanted: str) -> Sequence[object]:
+    """The entries of a list or tuple that is not too long."""
+    if value is None:
+        return ()
+    if not isinstance(value, list | tuple):
+        raise refused(name, value, wanted)
+    if len(value) > most:
+        raise RequestError(f"sampling field {name!r}", f"{len(value)} entries", wanted, "Send fewer.")
+    return value
+
+
+def biases(name: str, value: object) -> dict[int, float]:
+    """A copy of the bias by token id. None is none."""
+    if value is None:
+        return {}
+    wanted = f"at most {MAX_LOGIT_BIAS} pairs of a token id and a number in [-{BIAS_BOUND:g}, {BIAS_BOUND:g}]"
+    if not isinstance(value, Mapping):
+        raise refused(name, value, wanted)
+    if len(value) > MAX_LOGIT_BIAS:
+        raise RequestError(f"sampling field {name!r}", f"{len(value)} entries", wanted, "Send fewer.")
+    for bias in value.values():
+        # A NaN fails every comparison.
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -BIAS_BOUND <= bias <= BIAS_BOUND:
+            raise refused(name, bias, f"a finite number from {-BIAS_BOUND:g} to {BIAS_BOUND:g}")
+    return {token_id(name, key): bias for key, bias in value.items()}
+
+
+PENALTY = Parameter(low=-PENALTY_BOUND, high=PENALTY_BOUND, kind=SamplingKind.EVERYTHING, off=0.0, number=float)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """One request's options. Temperature 0 is greedy; everything else is off by default, as in vLLM.
 
-    `top_k` is off with 0 or -1, `top_p` with 1, `min_p` with 0, `repetition_penalty` with 1. `max_tokens=None` means
-    as many as the context has room for; left out it is 16, or those. `logprobs=0` reports the chosen token only.
+    `top_k` is off with 0 or -1, `top_p` with 1, `min_p` with 0, `repetition_penalty` with 1. `max_tokens=None`:
+    everything the context has room for. Not given: 16, or less if the context has less room. `logprobs=0` reports the
+    chosen token only.
     """
 
-    n: int = 1
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
-    seed: int | None = None
-    logprobs: int | None = None
-    stop: Sequence[str] = ()
+    n: int = declare(
+        1, Parameter(low=1, high=16, group="output", help="samples; several do not stream", aliases=("-n",))
+    )
+    temperature: float = declare(
+        1.0,
+        Parameter(
+            low=0,
+            high=MAX_TEMPERATURE,
+            kind=SamplingKind.DRAWN,
+            off=0.0,
+            number=lambda value: value if value >= GREEDY_BELOW else 0.0,
+            in_checkpoints=True,
+            group="sampling",
+            help="0 is greedy",
+            aliases=("-t",),
+        ),
+    )
+    top_k: int = declare(
+        0,
+        Parameter(
+            low=-1,
+            kind=SamplingKind.FILTERED,
+            off=0,
+            number=lambda value: max(value, 0),
+            in_checkpoints=True,
+            group="sampling",
+            help="sample from the best N; 0 is all",
+        ),
+    )
+    top_p: float = declare(
+        1.0,
+        Parameter(
+            low=0,
+            above=True,
+            high=1,
+            kind=SamplingKind.FILTERED,
+            off=1.0,
+            number=float,
+            in_checkpoints=True,
+            group="sampling",
+            help="sample from this share of the probability",
+        ),
+    )
+    min_p: float = declare(
+        0.0,
+        Parameter(
+            low=0,
+            high=1,
+            kind=SamplingKind.FILTERED,
+            off=-math.inf,
+            # The host's logarithm: on N values the device's rounding may depend on N.
+            number=lambda value: math.log(value) if value > 0 else -math.inf,
+            in_checkpoints=True,
+            group="sampling",
+            help="drop tokens below X times the best one",
+        ),
+    )
+    repetition_penalty: float = declare(
+        1.0,
+        Parameter(
+            low=0,
+            above=True,
+            high=PENALTY_BOUND,
+            kind=SamplingKind.EVERYTHING,
+            off=1.0,
+            number=lambda value: max(float(value), SMALLEST_REPETITION),
+            in_checkpoints=True,
+        ),
+    )
+    presence_penalty: float = declare(0.0, PENALTY)
+    frequency_penalty: float = declare(0.0, PENALTY)
+    logit_bias: Mapping[int, float] = field(
+        default_factory=dict,
+        hash=False,
+        metadata={METADATA_KEY: Parameter(take=biases, kind=SamplingKind.EVERYTHING, off={})},
+    )
+    seed: int | None = declare(
+        None, Parameter(off=0, number=lambda value: value or 0, group="sampling", help="same seed, same tokens")
+    )
+    logprobs: int | None = declare(
+        None,
+        Parameter(
+            low=0,
+            high=MAX_LOGPROBS,
+            kind=SamplingKind.EVERYTHING,
+            group="output",
+            help="show each token's, and the best N",
+        ),
+    )
+    stop: Sequence[str] = declare(
+        (), Parameter(take=stop_strings, group="length", help="end before this text; may be repeated")
+    )
     """A string alone counts as a sequence of one."""
-    stop_token_ids: Sequence[int] = ()
-    min_tokens: int = 0
-    max_tokens: int | None = DefaultInt(16)
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
+    stop_token_ids: Sequence[int] = declare((), Parameter(take=token_ids))
+    min_tokens: int = declare(0, Parameter(low=0))
+    max_tokens: int | None = declare(
+        DefaultInt(16), Parameter(low=1, group="length", help="generate at most", aliases=("--max-new-tokens",))
+    )
+    ignore_eos: bool = declare(False, Parameter())
+    skip_special_tokens: bool = declare(True, Parameter())
 
     def __post_init__(self) -> None:
-        self._check_filters()
-        self._check_penalties()
-        self._check_lengths()
-        for name, flag in (("ignore_eos", self.ignore_eos), ("skip_special_tokens", self.skip_special_tokens)):
-            if not isinstance(flag, bool):
-                raise refused(name, flag, "True or False")
-        # The caller keeps its list or dict and may change it: what was checked is copied. Frozen, so not by `=`.
-        object.__setattr__(self, "stop", stop_strings(self.stop))
-        object.__setattr__(self, "stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids))
-        object.__setattr__(self, "logit_bias", biases(self.logit_bias))
+        check_settings(self, SAMPLING_SETTINGS, refused)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise refused("min_tokens", self.min_tokens, f"at most max_tokens, {self.max_tokens}")
 
     @property
     def is_greedy(self) -> bool:
         """True if no random number has a say."""
         return self.temperature < GREEDY_BELOW
+
+    def values(self) -> dict[str, Any]:
+        """Every parameter's value, by name."""
+        return {one.name: one.value_of(self) for one in SAMPLING_SETTINGS}
+
+    @property
+    def kind(self) -> SamplingKind:
+        """The least kind of sampling that serves this request. A filter never removes the best token."""
+        values = self.values()
+        kind = max(one.kind for name, one in PARAMETERS.items() if one.is_on(values[name]))
+        return SamplingKind.GREEDY if self.is_greedy and kind < SamplingKind.EVERYTHING else kind
 
     def check_against(self, vocab_size: int, prompt_len: int, max_context: int) -> int:
         """How many tokens this request may generate after its prompt; RequestError if it cannot run on this model.
@@ -102,107 +290,15 @@ class SamplingParams:
         check_vocabulary("logit_bias", self.logit_bias, vocab_size)
         return num_wanted
 
-    def _check_filters(self) -> None:
-        number("temperature", self.temperature, 0, MAX_TEMPERATURE)
-        number("top_p", self.top_p, 0, 1, above=True)
-        number("min_p", self.min_p, 0, 1)
-        integer("top_k", self.top_k, -1)
-        if self.seed is not None:
-            integer("seed", self.seed, -INT64_MAX - 1)
-        if self.logprobs is not None:
-            integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
 
-    def _check_penalties(self) -> None:
-        number("repetition_penalty", self.repetition_penalty, 0, PENALTY_BOUND, above=True)
-        number("presence_penalty", self.presence_penalty, -PENALTY_BOUND, PENALTY_BOUND)
-        number("frequency_penalty", self.frequency_penalty, -PENALTY_BOUND, PENALTY_BOUND)
-
-    def _check_lengths(self) -> None:
-        integer("n", self.n, 1, MAX_N)
-        integer("min_tokens", self.min_tokens, 0)
-        if self.max_tokens is not None:
-            integer("max_tokens", self.max_tokens, 1)
-            if self.min_tokens > self.max_tokens:
-                raise refused("min_tokens", self.min_tokens, f"at most max_tokens, {self.max_tokens}")
+SAMPLING_SETTINGS = settings_of(SamplingParams)
+PARAMETERS: dict[str, Parameter] = {one.name: one.metadata[METADATA_KEY] for one in fields(SamplingParams)}
+"""The table of sampling parameters, by name."""
 
 
 def refused(name: str, value: object, wanted: str) -> RequestError:
     """The error for one field."""
     return RequestError(f"sampling field {name!r}", shown(value), wanted, f"Change {name} or leave it out.")
-
-
-def number(name: str, value: object, low: float, high: float, *, above: bool = False) -> None:
-    """Refuse what is not a finite number from `low` (or `above` it) to `high`."""
-    wanted = f"a finite number {'above' if above else 'from'} {low:g} {'and at most' if above else 'to'} {high:g}"
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise refused(name, value, wanted)
-    # A NaN fails every comparison, so the one below refuses it too.
-    if not low <= value <= high or (above and value == low):
-        raise refused(name, value, wanted)
-
-
-def integer(name: str, value: object, low: int, high: int = INT64_MAX) -> None:
-    """Refuse what is not an integer in [low, high]."""
-    wanted = f"an integer from {low} to {high}" if high != INT64_MAX else f"a 64-bit integer from {low}"
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise refused(name, value, wanted)
-
-
-def stop_strings(value: object) -> tuple[str, ...]:
-    """The strings that end a request. None is none."""
-    wanted = f"at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_CHARS} characters"
-    given = entries("stop", (value,) if isinstance(value, str) else value, MAX_STOP_STRINGS, wanted)
-    strings = []
-    for entry in given:
-        if not isinstance(entry, str):
-            raise refused("stop", entry, wanted)
-        if not 1 <= len(entry) <= MAX_STOP_CHARS:
-            raise RequestError(
-                "sampling field 'stop'", f"a string of {len(entry)} characters", wanted, "Change stop or leave it out."
-            )
-        strings.append(entry)
-    return tuple(strings)
-
-
-def token_ids(name: str, value: object) -> tuple[int, ...]:
-    """Token ids as given; whether the vocabulary has them is checked later. None is none."""
-    ids = []
-    for entry in entries(name, value, MAX_STOP_TOKEN_IDS, f"at most {MAX_STOP_TOKEN_IDS} token ids"):
-        ids.append(token_id(name, entry))
-    return tuple(ids)
-
-
-def token_id(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise refused(name, value, "token ids: integers from 0")
-    return value
-
-
-def entries(name: str, value: object, most: int, wanted: str) -> Sequence[object]:
-    """The entries of a list or tuple that is not too long."""
-    if value is None:
-        return ()
-    if not isinstance(value, list | tuple):
-        raise refused(name, value, wanted)
-    if len(value) > most:
-        raise RequestError(f"sampling field {name!r}", f"{len(value)} entries", wanted, "Send fewer.")
-    return value
-
-
-def biases(value: object) -> dict[int, float]:
-    """A copy of the bias by token id. None is none."""
-    if value is None:
-        return {}
-    wanted = f"at most {MAX_LOGIT_BIAS} pairs of a token id and a number in [-{BIAS_BOUND:g}, {BIAS_BOUND:g}]"
-    if not isinstance(value, Mapping):
-        raise refused("logit_bias", value, wanted)
-    if len(value) > MAX_LOGIT_BIAS:
-        raise RequestError("sampling field 'logit_bias'", f"{len(value)} entries", wanted, "Send fewer.")
-    copied = {}
-    for key, bias in value.items():
-        number("logit_bias", bias, -BIAS_BOUND, BIAS_BOUND)
-        copied[token_id("logit_bias", key)] = bias
-    return copied
 
 
 def check_vocabulary(name: str, ids: Iterable[int], vocab_size: int) -> None:

@@ -16,8 +16,7 @@ from playhead.graph.shapes import Dispatcher, DispatchLimits, Mode
 from playhead.kv.ledger import Ledger
 from playhead.llm import LLM, EngineConfig
 from playhead.outputs import RequestOutput
-from playhead.sampling_params import SamplingParams
-from playhead.step.sampling import VARIANTS
+from playhead.sampling_params import SamplingKind, SamplingParams
 from tests.e2e.embedded import differences, reference, sampling, shared_llm, token_prompts
 
 SMOLLM2 = os.environ.get("PLAYHEAD_SMOLLM2_GGUF", "")
@@ -164,8 +163,8 @@ def test_padded_to_a_larger_bucket(cases, alone, llm_with):
     """One request at a time in graphs of eight, or of 72 tokens."""
     llm = llm_with(max_num_batched_tokens=65)  # a worker of its own: its runners get other buckets
     worker = llm.engine.worker
-    for needs in VARIANTS:
-        keep_only_the_largest(worker.decoder_for(needs))
+    for kind in SamplingKind:
+        keep_only_the_largest(worker.decoder_for(kind))
     keep_only_the_largest(worker.prefill)
     found = [llm.generate([cases.prompts[i]], cases.params(i))[0] for i in ALL]
     assert {step.padded for step in llm.engine.timeline} == {8, 73}

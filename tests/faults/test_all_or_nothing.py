@@ -11,8 +11,9 @@ from playhead.kv.cache import HybridKVCache, SequenceKV
 from playhead.kv.ledger import Ledger
 from playhead.outputs import FinishReason
 from playhead.sampling_params import SamplingParams
-from playhead.schedule.request import Request
-from playhead.schedule.scheduler import PlannedChunk, ScheduleLimits, Scheduler
+from playhead.schedule.request import Chunk, Request
+from playhead.schedule.rows import DeviceRows
+from playhead.schedule.scheduler import ScheduleLimits, Scheduler
 from playhead.testing.faults import injected
 from playhead.testing.kv_rules import run_step, small_layer, small_plan
 
@@ -147,14 +148,14 @@ def scheduler(num_requests: int = 4) -> tuple[Scheduler, HybridKVCache]:
     """Three rows for four requests, and so little memory that they preempt each other."""
     plan = small_plan([small_layer(8), small_layer(None)], page_size=4, num_slabs=21, max_running=3)
     kv = HybridKVCache(plan)
-    made = Scheduler(kv, ScheduleLimits(chunk_tokens=12, max_waiting=8))
+    made = Scheduler(kv, DeviceRows(), ScheduleLimits(chunk_tokens=12, max_waiting=8))
     for i in range(num_requests):
         prompt = tuple([1, 2][i % 2] for _ in range(10 + i))
         made.add(Request(id=f"r{i}", prompt=prompt, params=SamplingParams(), max_new_tokens=12, arrival=i))
     return made, kv
 
 
-def launch_and_read(made: Scheduler, kv: HybridKVCache, planned: list[PlannedChunk]) -> None:
+def launch_and_read(made: Scheduler, kv: HybridKVCache, planned: list[Chunk]) -> None:
     kv.allocator.mapping.take_unpublished()
     kv.retire(kv.launch())
     made.close_plan()
@@ -169,9 +170,9 @@ def state(made: Scheduler, kv: HybridKVCache) -> object:
     def memory(seq: SequenceKV | None) -> int | None:
         return None if seq is None else seq.num_tokens
 
-    return [
-        (one.id, memory(one.seq), one.num_sampled, tuple(one.output)) for one in (*made.running, *made.waiting)
-    ], sorted(kv.sequences)
+    requests = (*made.running, *made.waiting)
+    known = [(one.id, memory(kv.sequences.get(one.id)), one.num_sampled, tuple(one.output)) for one in requests]
+    return known, sorted(kv.sequences)
 
 
 @pytest.mark.parametrize("step", [0, 1, 3, 6, 9, 12])

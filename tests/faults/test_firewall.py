@@ -13,7 +13,7 @@ from playhead.llm import LLM
 from playhead.models.text.detokenize import IncrementalDetokenizer
 from playhead.outputs import FinishReason
 from playhead.sampling_params import SamplingParams
-from playhead.step.sampler_rows import SamplerRows
+from playhead.step.sampling import SamplerRows
 from playhead.testing.fault_runs import leftovers
 
 PROMPTS = ["The whale", "Call me", "My fellow citizens,"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from playhead.graph import Mode
-from playhead.schedule.chunk import Chunk
+from playhead.schedule.request import Chunk
 from playhead.step.audit import audit_worker
 from playhead.testing.tiny_worker import TINY_GPT_OSS, dense_logits, last_logits, tiny_worker
 

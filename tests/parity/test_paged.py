@@ -13,7 +13,8 @@ import pytest
 from playhead.graph import Mode
 from playhead.kv.cache import SequenceKV
 from playhead.kv.plan import KVLimits
-from playhead.schedule.chunk import Chunk
+from playhead.schedule.request import Chunk
+from playhead.step.build import build_worker
 from playhead.step.worker import Worker, WorkerConfig
 from tests.parity.oracle import CASES, VOCAB, ours, reference, relative_error, their_logits
 
@@ -53,7 +54,7 @@ def worker_for(decoder, *, page_size: int, mode: Mode) -> Worker:
     config = WorkerConfig(
         kv_memory_bytes=1 << 22, limits=LIMITS, page_size=page_size, token_mode=mode, strict_ledger=True
     )
-    return Worker(decoder, config)
+    return build_worker(decoder, config)
 
 
 def run_all(worker: Worker, model, requests: list[Arrival]) -> set[Mode]:

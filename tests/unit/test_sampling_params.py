@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from playhead.errors import PlayheadError, RequestError
-from playhead.sampling_params import SamplingParams
+from playhead.sampling_params import SamplingKind, SamplingParams
 
 NAN, INF = math.nan, math.inf
 HUGE = 10**5000  # more digits than Python prints
@@ -139,6 +139,25 @@ def test_temperatures_too_small_to_divide_by_are_greedy():
     assert SamplingParams(temperature=0).is_greedy
     assert SamplingParams(temperature=9e-6).is_greedy
     assert not SamplingParams(temperature=1e-5).is_greedy
+
+
+LEAST_KIND = {
+    SamplingKind.GREEDY: [{"temperature": 0, "top_k": 5, "top_p": 0.5, "min_p": 0.1}, {"temperature": 9e-6}],
+    SamplingKind.DRAWN: [{}, {"top_k": -1}, {"seed": 5}],
+    SamplingKind.FILTERED: [{"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.5}],
+    SamplingKind.EVERYTHING: [
+        {"temperature": 0, "logprobs": 0},
+        {"temperature": 0, "logit_bias": {1: 1}},
+        {"temperature": 0, "repetition_penalty": 1.1},
+        {"temperature": 0, "presence_penalty": -1},
+        {"temperature": 0, "frequency_penalty": 1},
+    ],
+}
+
+
+@pytest.mark.parametrize(("kind", "options"), [(kind, one) for kind, cases in LEAST_KIND.items() for one in cases])
+def test_a_request_needs_the_least_kind_of_sampling_that_serves_it(kind, options):
+    assert SamplingParams(**options).kind is kind
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """The contract of attention: what a step must say, what a layer is, and what a backend does with both.
 
-A step's inputs are slots, so no backend keeps buffers of its own: rows and lengths, which every step has, and what
-`slots` adds. `plan` turns them into a value; the same code plans for eager runs, capture and replay. The value holds
-tensors at fixed addresses, which is what a captured graph may read.
+A step's inputs are slots (`step/inputs.py`), so no backend keeps buffers of its own: rows and lengths, and in a step
+over tokens where each request's queries are. `plan` turns them into a value; the same code plans for eager runs,
+capture and replay. The value holds tensors at fixed addresses, which is what a captured graph may read.
 
 Shapes: T tokens, B requests, H query heads, K kv heads, D head dim of q and k, E head dim of v, R rows of the page
 table, P pages per row, N pages of a layer's pool, S locations per page.
@@ -15,14 +15,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from playhead.errors import ConfigError
 from playhead.graph.breaks import Tensors
 from playhead.graph.capture import Inputs
 from playhead.graph.runner import OwnedMemory
-from playhead.graph.slots import GraphSlot, host_vector
 from playhead.kv.pool import ForwardLocs
 
 # Slots every step has. A padded request is row 0 (no page but the sink) with one key.
@@ -131,17 +129,6 @@ class AttentionBackend(ABC):
 
     def __init__(self, page_table_RP: Tensor) -> None:
         self.page_table_RP = page_table_RP
-
-    def slots(self, phase: Phase) -> tuple[GraphSlot, ...]:
-        """The inputs a step's registry must have beyond those every step has: where each request's queries are, if it
-        may have many.
-        """
-        if phase is Phase.DECODE:
-            return ()
-        return (
-            host_vector("query_starts", "bs", torch.int32, pad_value=PAST_EVERY_TOKEN),
-            host_vector("query_lens", "bs", torch.int32),
-        )
 
     def owned(self) -> tuple[OwnedMemory, ...]:
         """Memory that captured work of this backend touches beside slots, weights and KV."""

@@ -11,9 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from playhead.cli.command import MODEL, command, engine, flags_of
+from playhead.cli.command import MODEL, OneScreenCommand, command, engine, flags_of
 from playhead.cli.doctor import machine_rows, this_machine, version_rows
-from playhead.cli.help import OneScreenCommand
 from playhead.cli.loading import loaded
 from playhead.cli.workload import Run, WorkloadSpec, random_workload, refused, run_workload, spread
 from playhead.engine.build import EMBEDDED

@@ -1,4 +1,4 @@
-"""How a command gets its flags: it names settings, and this file makes Typer's options of them.
+"""How a command gets its flags and its help: it names settings, and this file makes Typer's options of them.
 
 @command(flags_of(GenerateOptions), engine("model", "memory", max_model_len=4096))
 def generate(options: GenerateOptions, config: EngineConfig) -> None:
@@ -19,6 +19,7 @@ from types import GenericAlias
 from typing import Any, Generic, TypeVar
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
 from playhead.engine.build import EMBEDDED
 from playhead.engine.config import ENGINE_SETTINGS, EngineConfig
@@ -26,6 +27,7 @@ from playhead.settings import Declared, Setting, Switch, settings_of
 
 ENGINE_PANEL = "Engine (vLLM's and SGLang's names both work)"
 METAVARS = {int: "N", float: "X"}
+NAME_WIDTH = 32
 
 MODEL = Setting(help=f"{EMBEDDED}, a directory, a .gguf file or a hub id", metavar="NAME", aliases=("-m",))
 """The setting of every command that takes a model."""
@@ -59,7 +61,7 @@ class Flags(Generic[T]):
         kind: Any = str if issubclass(declared.kind, StrEnum) else declared.kind
         kind = GenericAlias(list, (kind,)) if declared.is_list else kind
         if declared.is_list or declared.is_optional:
-            kind, default = kind | None, default or None
+            kind, default = kind | None, None if default == () else default
         if setting.is_positional:
             default = ... if default is MISSING else default
             told: Any = typer.Argument(default, metavar=declared.name.upper(), help=setting.help)
@@ -131,3 +133,31 @@ def command(*sources: Flags[Any]) -> Callable[[Callable[..., None]], Callable[..
         return called
 
     return with_flags
+
+
+class OneScreenCommand(TyperCommand):
+    """Help with one line per option, its other names at the end. Typer's own gives each alias a line."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        # Usage and purpose share a line; typer's braces around a required argument mean nothing to a reader.
+        usage = self.get_usage(ctx).removeprefix("Usage:").translate(str.maketrans("", "", "{}")).strip()
+        formatter.write(f"{usage}: {(self.help or '').strip()}\n")
+        panel = None
+        for param in self.get_params(ctx):
+            if not isinstance(param, TyperOption) or param.name == "help":
+                continue
+            if param.rich_help_panel != panel:
+                panel = param.rich_help_panel
+                formatter.write(f"{panel}:\n")
+            formatter.write(f"{option_line(param)}\n")
+
+
+def option_line(option: TyperOption) -> str:
+    """--page-size N   tokens of a KV page [16] (--block-size)"""
+    first, *others = sorted(option.opts, key=lambda name: not name.startswith("--"))
+    name = f"  {first}" if option.is_flag else f"  {first} {option.metavar}"
+    # False, None and empty lists say nothing, unless what None becomes is told; enums print as their value.
+    value = option.show_default if option.default is None and isinstance(option.show_default, str) else option.default
+    default = "" if value in (None, False, "") or value == [] else f" [{value}]"
+    aliases = f" ({', '.join(others)})" if others else ""
+    return f"{name:<{NAME_WIDTH}} {option.help or ''}{default}{aliases}"

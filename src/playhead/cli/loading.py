@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from playhead.cli.command import Flags, named
@@ -11,28 +11,12 @@ from playhead.engine.config import EngineConfig
 from playhead.engine.front import Prompt
 from playhead.engine.progress import load_bar
 from playhead.llm import LLM
-from playhead.sampling_params import SamplingParams
-from playhead.settings import Setting, declare, settings_of
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingFlags:
-    """Stand-in until the parameters declare themselves."""
-
-    max_tokens: int = declare(100, Setting(group="length", help="generate at most", aliases=("--max-new-tokens",)))
-    temperature: float = declare(1.0, Setting(group="sampling", help="0 is greedy", aliases=("-t",)))
-    top_p: float = declare(1.0, Setting(group="sampling", help="sample from this share of the probability"))
-    top_k: int = declare(0, Setting(group="sampling", help="sample from the best N; 0 is all"))
-    min_p: float = declare(0.0, Setting(group="sampling", help="drop tokens below X times the best one"))
-    seed: int | None = declare(None, Setting(group="sampling", help="same seed, same tokens"))
-    stop: Sequence[str] = declare((), Setting(group="length", help="end before this text; may be repeated"))
-    n: int = declare(1, Setting(group="output", help="samples; several do not stream", aliases=("-n",)))
-    logprobs: int | None = declare(None, Setting(group="output", help="show each token's, and the best N"))
+from playhead.sampling_params import SAMPLING_SETTINGS, SamplingParams
 
 
 def sampling(*names: str, **defaults: Any) -> Flags[dict[str, Any]]:
     """Flags for sampling parameters. The command gets those that were given; the model's own stand for the others."""
-    settings = named(settings_of(SamplingFlags), names, {})
+    settings = named([one for one in SAMPLING_SETTINGS if one.setting.help], names, {})
     return Flags(
         settings=tuple(replace(one, default=defaults.get(one.name), is_optional=True) for one in settings),
         make=asked_for,

@@ -12,11 +12,11 @@ from playhead import __version__
 from playhead.cli import bench
 from playhead.cli.audit import audit
 from playhead.cli.chat import chat
+from playhead.cli.command import OneScreenCommand
 from playhead.cli.demo import run_demo
 from playhead.cli.doctor import doctor
 from playhead.cli.entry import INTERRUPTED
 from playhead.cli.generate import generate
-from playhead.cli.help import OneScreenCommand
 from playhead.cli.plan import plan
 from playhead.errors import PlayheadError
 

@@ -14,7 +14,7 @@ from playhead.models.text.generation_config import read_generation_config
 from playhead.models.text.gguf_vocab import tokenizer_from_gguf
 from playhead.models.text.ids_only import IdsOnlyTokenizer
 from playhead.models.text.tokenizer import Tokenizer, tokenizer_from_directory
-from playhead.step.worker import Worker
+from playhead.step.build import build_worker
 
 EMBEDDED = "embedded"
 
@@ -44,7 +44,7 @@ def build_engine(
         load_format=config.load_format,
         on_progress=on_load_progress,
     )
-    return Engine(Worker(decoder, sizes), tokenizer, config=config, default_params=generation.sampling)
+    return Engine(build_worker(decoder, sizes), tokenizer, config=config, default_params=generation.sampling)
 
 
 def resolve_model_name(model: str) -> str:

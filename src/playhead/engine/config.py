@@ -9,7 +9,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -188,7 +188,12 @@ def by_field(keywords: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by the field's name. A keyword is that name or a long flag's: `context_length`, `enforce_eager`."""
     values: dict[str, Any] = {}
     for keyword, value in keywords.items():
-        name, switch = SPELLINGS.get(keyword) or no_such(keyword)
+        if keyword not in SPELLINGS:
+            names = ", ".join(declared.name for declared in ENGINE_SETTINGS)
+            close = difflib.get_close_matches(keyword, SPELLINGS, n=1)
+            fix = f"Did you mean {close[0]}?" if close else "Remove it."
+            raise ConfigError(f"setting {keyword!r}: found no such setting; wanted one of {names}. {fix}")
+        name, switch = SPELLINGS[keyword]
         if name in values:
             raise ConfigError(f"{name}: found it twice, once as {keyword}; wanted one spelling of it.")
         if switch is None:
@@ -200,29 +205,13 @@ def by_field(keywords: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def no_such(keyword: str) -> NoReturn:
-    names = [declared.name for declared in ENGINE_SETTINGS]
-    close = difflib.get_close_matches(keyword, SPELLINGS, n=1)
-    fix = f"Did you mean {close[0]}?" if close else "Remove it."
-    raise ConfigError(f"setting {keyword!r}: found no such setting; wanted one of {', '.join(names)}. {fix}")
-
-
-def spellings() -> dict[str, tuple[str, Switch | None]]:
-    """Every keyword, with its field and the switch it stands for."""
-    found: dict[str, tuple[str, Switch | None]] = {}
-    for declared in ENGINE_SETTINGS:
-        found[declared.name] = declared.name, None
-        found |= {as_keyword(flag): (declared.name, None) for flag in declared.setting.aliases}
-        for switch in declared.setting.switches:
-            found |= {as_keyword(flag): (declared.name, switch) for flag in switch.flags}
-    return found
-
-
-def as_keyword(flag: str) -> str:
-    return flag.removeprefix("--").replace("-", "_")
-
-
-SPELLINGS = spellings()
+SPELLINGS: Mapping[str, tuple[str, Switch | None]] = {
+    flag.removeprefix("--").replace("-", "_"): (declared.name, switch)
+    for declared in ENGINE_SETTINGS
+    for switch in (None, *declared.setting.switches)
+    for flag in ((declared.name, *declared.setting.aliases) if switch is None else switch.flags)
+}
+"""Every keyword, with its field and the switch it stands for."""
 
 
 def resolve_device(config: EngineConfig) -> torch.device:

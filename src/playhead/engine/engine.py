@@ -18,7 +18,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from playhead.engine.config import EngineConfig, resolved
 from playhead.engine.front import CheckedPrompt, PromptReader, RequestOptions
@@ -30,10 +30,10 @@ from playhead.kv.ledger import Findings, KVWatch, report
 from playhead.models.text.tokenizer import Tokenizer
 from playhead.outputs import FinishReason, Logprob, RequestOutput
 from playhead.sampling_params import SamplingParams
-from playhead.schedule.request import Request
-from playhead.schedule.scheduler import PlannedChunk, ScheduleLimits, Scheduler
+from playhead.schedule.request import Chunk, Request
+from playhead.schedule.scheduler import ScheduleLimits, Scheduler
 from playhead.step.inflight import Collected, InFlight
-from playhead.step.sampling import SampledTokens, SamplerRow
+from playhead.step.sampling import SampledTokens
 from playhead.step.worker import Worker
 
 WAITING_PER_RUNNING = 4  # in a longer queue every request would come too late
@@ -43,7 +43,7 @@ WAITING_PER_RUNNING = 4  # in a longer queue every request would come too late
 class LaunchedStep:
     """A step that runs, what it is for, and when the host did its part, in seconds."""
 
-    planned: list[PlannedChunk]
+    planned: list[Chunk]
     launched: InFlight
     started_s: float
     planned_s: float
@@ -80,7 +80,7 @@ class Engine:
         )
         self._watch = KVWatch(worker.kv, every_steps=worker.config.audit_every_steps)
         self._scheduler = Scheduler(
-            worker.kv, ScheduleLimits(chunk_tokens=limits.chunk_tokens, max_waiting=self.max_waiting)
+            worker.kv, worker.rows, ScheduleLimits(chunk_tokens=limits.chunk_tokens, max_waiting=self.max_waiting)
         )
         self._responses: dict[str, ResponseBuilder] = {}
         self._in_flight: deque[LaunchedStep] = deque()
@@ -200,29 +200,28 @@ class Engine:
 
     def _response(self, request_id: str, checked: CheckedPrompt, options: RequestOptions) -> ResponseBuilder:
         """The request and the builder of its response, with room in the sampler."""
-        params = checked.params
-        ending_ids = self._ending_ids(params)
-        # Without a seed each request still has one of its own, so that a rerun of the program repeats itself.
-        seed = params.seed if params.seed is not None else self._arrivals + 1
-        self.worker.sampler.prepare(SamplerRow(params=params, seed=seed, num_generated=0, ending_ids=ending_ids))
-        self._arrivals += 1
+        params, arrival = checked.params, self._arrivals + 1
+        if params.seed is None:
+            # Each request still has a seed of its own, so that a rerun of the program repeats itself.
+            params = replace(params, seed=arrival)
         request = Request(
             id=request_id,
             prompt=checked.ids,
             params=params,
             max_new_tokens=checked.max_new_tokens,
-            arrival=self._arrivals,
+            arrival=arrival,
             priority=options.priority,
             salt=options.salt,
+            ending_ids=self._ending_ids(params),
         )
+        self.worker.sampler.prepare(request)
+        self._arrivals = arrival
         return ResponseBuilder(
             request=request,
             prompt=checked.text,
-            ending_ids=ending_ids,
             detokenizer=self.tokenizer.detokenizer(
                 skip_special_tokens=params.skip_special_tokens, prompt_ids=checked.ids
             ),
-            seed=seed,
             streams=options.streams,
             arrival_s=time.perf_counter(),
         )
@@ -296,20 +295,18 @@ class Engine:
                 f"report it with what LLM.kv_report() prints:\n{self.kv_report()}"
             )
 
-    def _plan(self) -> list[PlannedChunk]:
+    def _plan(self) -> list[Chunk]:
         """The next step, with the sampler told about new rows. A request that the sampler cannot take ends alone."""
         while True:
             planned = self._scheduler.plan()
             broken: list[tuple[ResponseBuilder, Exception]] = []
-            for chunk in planned:
-                response = self._responses[chunk.request.id]
-                if response.sampler_seq is not chunk.seq:
-                    try:
-                        self.worker.sampler.set(chunk.seq.row, sampler_row(response))
-                    except Exception as error:  # noqa: BLE001  whatever it is, it is this request's
-                        broken.append((response, error))
-                    else:
-                        response.sampler_seq = chunk.seq
+            for chunk in self.worker.rows.unknown_to_sampler(planned):
+                try:
+                    self.worker.sampler.set(chunk.seq.row, chunk.request)
+                except Exception as error:  # noqa: BLE001  whatever it is, it is this request's
+                    broken.append((self._responses[chunk.request.id], error))
+                else:
+                    self.worker.rows.tell_sampler(chunk.seq)
             if not broken:
                 return planned
             self._scheduler.take_back()
@@ -325,7 +322,7 @@ class Engine:
         self.worker.give_up(step for step in self.worker.steps_in_flight if step not in claimed)
         self._scheduler.take_back(was_launched=True)
 
-    def _launch(self, planned: list[PlannedChunk], started_s: float) -> LaunchedStep:
+    def _launch(self, planned: list[Chunk], started_s: float) -> LaunchedStep:
         planned_s = time.perf_counter()
         launched = self.worker.launch(planned)
         self.stats.num_prompt_tokens += sum(len(chunk.tokens) for chunk in planned if not chunk.num_generated)
@@ -357,7 +354,7 @@ class Engine:
             step.num_committed = row + 1
         self._record(step, collected.device_us, (read_s, collected_s, time.perf_counter()))
 
-    def _commit(self, chunk: PlannedChunk, token: int, sampled: SampledTokens, row: int) -> None:
+    def _commit(self, chunk: Chunk, token: int, sampled: SampledTokens, row: int) -> None:
         """Give one token of a step to its request. A token of a request that has ended meanwhile is dropped.
 
         Every part knows whether it was done, so a call that was cut short is repeated. An exception raised while the
@@ -450,19 +447,6 @@ class Engine:
 
 def used_after_close() -> MisuseError:
     return MisuseError("engine: used after close(). Make a new one, or close it later.")
-
-
-def sampler_row(response: ResponseBuilder) -> SamplerRow:
-    """The sampler's numbers of a request that has just got its row: all tokens so far have been read."""
-    request = response.request
-    return SamplerRow(
-        params=request.params,
-        seed=response.seed,
-        num_generated=len(request.output),
-        prompt_ids=request.prompt,
-        output_ids=request.output,
-        ending_ids=response.ending_ids,
-    )
 
 
 def reported(sampled: SampledTokens, row: int, wanted: int | None) -> tuple[Logprob, ...]:

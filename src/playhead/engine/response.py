@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from playhead.errors import PlayheadError
-from playhead.kv.cache import SequenceKV
 from playhead.models.text.detokenize import IncrementalDetokenizer
 from playhead.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
 from playhead.schedule.request import Request
@@ -19,9 +18,7 @@ class ResponseBuilder:
 
     request: Request
     prompt: str | None
-    ending_ids: tuple[int, ...]
     detokenizer: IncrementalDetokenizer
-    seed: int
     streams: bool
     arrival_s: float
     text: str = ""
@@ -34,8 +31,6 @@ class ResponseBuilder:
     ended_by: FinishReason | None = None
     is_whole: bool = False
     error: PlayheadError | None = None
-    sampler_seq: SequenceKV | None = None
-    """The memory whose row the sampler was told about."""
 
     def take(self, token: int, logprobs: tuple[Logprob, ...]) -> None:
         """One more token, which `request.output` has already; `ended_by` says whether it ends the request."""
@@ -48,7 +43,7 @@ class ResponseBuilder:
             self.first_token_s = time.perf_counter()
         if params.logprobs is not None:
             self.logprobs.append(logprobs)
-        if token in self.ending_ids:
+        if token in request.ending_ids:
             self.stop_reason = token if token in params.stop_token_ids else None
             self._read_text(num_tokens=len(request.output) - 1)  # the token that ends a text is not part of it
             self.num_read_into_text = len(request.output)

@@ -23,26 +23,6 @@ class Check(StrEnum):
     POINTERS = "kernels were given no foreign address"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One broken promise."""
-
-    check: Check
-    bucket: int
-    where: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphFacts:
-    """Size of one captured bucket."""
-
-    bucket: int
-    num_recordings: int
-    num_nodes: int
-    num_bytes: int
-
-
 @dataclass(slots=True, kw_only=True)  # mutable: an audit adds to it
 class Report:
     """Everything one audit looked at. `checked` counts comparisons, so that an audit that looked at nothing shows."""
@@ -83,3 +63,23 @@ class Report:
                 "graphs": [asdict(graph) for graph in self.graphs],
             }
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One broken promise."""
+
+    check: Check
+    bucket: int
+    where: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphFacts:
+    """Size of one captured bucket."""
+
+    bucket: int
+    num_recordings: int
+    num_nodes: int
+    num_bytes: int

@@ -34,6 +34,20 @@ class Reason(StrEnum):
     OVER_BUDGET = "capturing the size would exceed the graph memory budget"
 
 
+def bucket_sizes(largest: int) -> tuple[int, ...]:
+    """Sizes to capture up to `largest`: four apart where steps are small, about a tenth apart where they are large.
+
+    bucket_sizes(48) is (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48): nothing pads to over twice its size.
+    """
+    if largest < 1:
+        raise ConfigError(f"bucket_sizes: largest is {largest}; wanted at least 1. Turn graphs off to have none.")
+    sizes, size = [1, 2], 4
+    while size < largest:
+        sizes.append(size)
+        size += max(4, (1 << size.bit_length()) // 16)
+    return (*(s for s in sizes if s < largest), largest)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeKey:
     """What tells one captured graph from another."""
@@ -62,20 +76,6 @@ class DispatchLimits:
     max_padding_ratio: float = 2.0
     lazy: bool = False
     budget_bytes: int | None = None
-
-
-def bucket_sizes(largest: int) -> tuple[int, ...]:
-    """Sizes to capture up to `largest`: four apart where steps are small, about a tenth apart where they are large.
-
-    bucket_sizes(48) is (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48): nothing pads to over twice its size.
-    """
-    if largest < 1:
-        raise ConfigError(f"bucket_sizes: largest is {largest}; wanted at least 1. Turn graphs off to have none.")
-    sizes, size = [1, 2], 4
-    while size < largest:
-        sizes.append(size)
-        size += max(4, (1 << size.bit_length()) // 16)
-    return (*(s for s in sizes if s < largest), largest)
 
 
 class Dispatcher:

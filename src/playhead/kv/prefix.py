@@ -37,9 +37,13 @@ class Outcome(Enum):
     """What a lookup found, and why it was not more."""
 
     HIT = "hit"
+    """All pages that the tree has of this prefix."""
     HIT_SHORTENED = "hit shortened: window expired"
+    """Fewer: the window pages before the end of the longest prefix are gone."""
     REFUSED = "refused: window expired"
+    """The tree has pages of this prefix, and the windows of none of them."""
     MISS = "miss"
+    """The tree has no page of this prefix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

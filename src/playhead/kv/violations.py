@@ -13,11 +13,17 @@ class ViolationKind(Enum):
     """Why an account does not balance."""
 
     DOUBLE_FREE = "double free"
+    """A page was given back that was not handed out."""
     LEAK = "leak"
+    """A page was handed out and is in no other state, or slabs are missing."""
     TWO_STATES = "page in two states"
+    """A page is free and in use, or given up twice, or two groups have its slab."""
     WRONG_COUNT = "count differs from its holders"
+    """The number of holders, or of pages in a state, is not what the sequences come to."""
     BAD_MAPPING = "mapping not one-to-one"
+    """A window page lies under two full pages, or under one that does not keep it."""
     BAD_ROW = "row differs from its sequence"
+    """A row of the page table shows other pages than its sequence has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

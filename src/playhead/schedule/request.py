@@ -1,7 +1,8 @@
-"""A request on its way: what was asked, what it has so far, and where its memory is. No torch."""
+"""A request on its way: what was asked, what it has so far, and what a step computes of it. No torch."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from playhead.kv.cache import SequenceKV
@@ -15,9 +16,8 @@ MAX_PREEMPTIONS = 8  # after which a request goes before all others: nobody is c
 class Request:
     """One sequence to generate. Lower `priority` goes first; equals go in the order of `arrival`.
 
-    `seq` is its KV memory while it runs. A preempted request loses it and computes its tokens again. `num_sampled`
-    counts the tokens that launched steps have sampled: those in `output`, and those that nobody has read yet.
-    `newest_in` is the memory in whose row the device keeps the newest token.
+    `ending_ids` are the token ids that end it. `num_sampled` counts the tokens that launched steps have sampled: those
+    in `output`, and those that nobody has read yet. `DeviceRows` knows its KV memory while it runs.
     """
 
     id: str
@@ -27,10 +27,9 @@ class Request:
     arrival: int
     priority: int = 0
     salt: str = ""
+    ending_ids: tuple[int, ...] = ()
     output: list[int] = field(default_factory=list)
     num_sampled: int = 0
-    seq: SequenceKV | None = None
-    newest_in: SequenceKV | None = None
     num_preemptions: int = 0
     num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
@@ -51,12 +50,6 @@ class Request:
         return self.num_sampled - len(self.output)
 
     @property
-    def num_to_compute(self) -> int:
-        """Tokens that have no KV yet, known or unread. One, when it decodes."""
-        placed = 0 if self.seq is None else self.seq.num_tokens
-        return len(self.prompt) + self.num_sampled - placed
-
-    @property
     def num_to_sample(self) -> int:
         """Tokens it may still get, beyond those that are under way."""
         return self.max_new_tokens - self.num_sampled
@@ -70,3 +63,27 @@ class Request:
         if self.num_preemptions >= MAX_PREEMPTIONS:
             return 0, self.arrival, 0
         return 1, self.priority, self.arrival
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """One request's part in a step: `tokens` of a sequence that end before position `end`.
+
+    In a running step they are the newest ones, which `kv.extend` has just made places for. A token below zero is -row:
+    the newest of that row, which the device has and the host may not have read. `samples` if the step gives the request
+    its next token, its `num_generated`-th counted from 0. `seq` is the request's memory in this step. The request may
+    have lost it, and got another, before the step is read.
+    """
+
+    request: Request
+    seq: SequenceKV
+    tokens: Sequence[int]
+    end: int
+    samples: bool = True
+    num_generated: int = 0
+
+    @classmethod
+    def newest(cls, seq: SequenceKV, tokens: Sequence[int]) -> Chunk:
+        """The newest tokens of a sequence that no scheduler planned, as audits and tests run them."""
+        request = Request(id=seq.request, prompt=(), params=SamplingParams(), max_new_tokens=1, arrival=0)
+        return cls(request=request, seq=seq, tokens=tokens, end=seq.num_tokens)

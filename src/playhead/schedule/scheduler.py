@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from playhead.errors import OutOfPages, RequestError
-from playhead.kv.cache import HybridKVCache
+from playhead.kv.cache import HybridKVCache, SequenceKV
 from playhead.outputs import FinishReason
-from playhead.schedule.chunk import Chunk
-from playhead.schedule.request import Request
+from playhead.schedule.request import Chunk, Request
+from playhead.schedule.rows import DeviceRows
 
 RESERVED_TOKENS = 64  # places kept ahead of decoding requests: their steps then need nothing from the host
 VACANCY = 4  # reserve only where this many times as much is to be had
@@ -35,24 +35,14 @@ class ScheduleLimits:
     max_waiting: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedChunk(Chunk):
-    """A chunk, and the request it is for: which may have lost `seq`, and got another, before the step is read.
-
-    A token that was sampled in the request's row is -row: the device has it, and may have it before the host.
-    """
-
-    request: Request
-
-
 class Scheduler:
     """Continuous batching over one KV cache."""
 
-    def __init__(self, kv: HybridKVCache, limits: ScheduleLimits) -> None:
-        self._kv, self._limits = kv, limits
+    def __init__(self, kv: HybridKVCache, rows: DeviceRows, limits: ScheduleLimits) -> None:
+        self._kv, self._rows, self._limits = kv, rows, limits
         self.waiting: list[Request] = []
         self.running: list[Request] = []
-        self.open_plan: list[PlannedChunk] | None = None
+        self.open_plan: list[Chunk] | None = None
         """The plan whose step does not run yet."""
         self._requests: dict[str, Request] = {}
         self.in_doubt = False
@@ -86,7 +76,7 @@ class Scheduler:
         self._requests[request.id] = request
         insort(self.waiting, request, key=in_order)
 
-    def plan(self) -> list[PlannedChunk]:
+    def plan(self) -> list[Chunk]:
         """The next step, with memory for all of it, counted as launched.
 
         Empty if there is nothing to do before the steps in flight are read.
@@ -121,7 +111,7 @@ class Scheduler:
         self._kv.retract()
         for chunk in self.open_plan or ():
             chunk.request.num_sampled = chunk.num_generated
-            chunk.request.newest_in = chunk.seq if chunk.tokens[0] < 0 else None
+            self._rows.take_back_newest(chunk)
             if was_launched and self._kv.sequences.get(chunk.seq.request) is chunk.seq:
                 self._kv.abort(chunk.seq)
         self._sort_out()
@@ -132,29 +122,29 @@ class Scheduler:
 
         Memory that no step has written anything to is given back: it was taken by a plan that came to nothing.
         """
-        kv = self._kv
+        kv, known = self._kv, self._rows.sequences
         self._requests = {name: one for name, one in self._requests.items() if one.finish_reason is None}
         for seq in list(kv.sequences.values()):
             owner = self._requests.get(seq.request)
-            if owner is None or owner.seq is not seq or seq.num_launched_tokens == seq.num_hit_tokens:
+            if owner is None or known.get(owner) is not seq or seq.num_launched_tokens == seq.num_hit_tokens:
                 kv.abort(seq)
-        for request in self._requests.values():
-            if request.seq is not kv.sequences.get(request.id):
-                request.seq = None
-        self.running = sorted((one for one in self._requests.values() if one.seq is not None), key=in_order)
-        self.waiting = sorted((one for one in self._requests.values() if one.seq is None), key=in_order)
+        here = self._requests.values()
+        self._rows.sequences = {one: kv.sequences[one.id] for one in here if one.id in kv.sequences}
+        self.running = sorted((one for one in here if one.id in kv.sequences), key=in_order)
+        self.waiting = sorted((one for one in here if one.id not in kv.sequences), key=in_order)
         self._num_restored = kv.num_restored
 
-    def _plan(self) -> list[PlannedChunk]:
+    def _plan(self) -> list[Chunk]:
         self.is_starved = False
-        chunks: dict[str, PlannedChunk] = {}
+        chunks: dict[str, Chunk] = {}
         room = self._limits.chunk_tokens
         for request, num_left in self._by_turn():
-            if request.seq is None:
+            seq = self._rows.sequences.get(request)
+            if seq is None:
                 continue  # preempted by one before it in this very step
             num_tokens = min(num_left, room) if num_left > 1 else 1
             if num_tokens and self._make_room(request, num_tokens, chunks):
-                chunks[request.id] = self._chunk(request, num_tokens, samples=num_tokens == num_left)
+                chunks[request.id] = self._chunk(request, seq, num_tokens, samples=num_tokens == num_left)
                 room -= num_tokens if num_tokens > 1 else 0
         self._admit(room, chunks)
         if not chunks and self.waiting and not self.running and not self._in_flight:
@@ -167,16 +157,17 @@ class Scheduler:
         for chunk in planned:
             if chunk.samples:
                 chunk.request.num_sampled = chunk.num_generated + 1
-                chunk.request.newest_in = chunk.seq
+        self._rows.put_newest(planned)
         return planned
 
     def _by_turn(self) -> list[tuple[Request, int]]:
         """Running requests and how much they have to compute: those that decode, then prompts, each in order."""
-        turns = [(request, request.num_to_compute) for request in self.running]
+        placed = self._rows.sequences
+        turns = [(one, len(one.prompt) + one.num_sampled - placed[one].num_tokens) for one in self.running]
         decoding = [turn for turn in turns if turn[1] == 1 and turn[0].num_to_sample > 0]
         return decoding + [turn for turn in turns if turn[1] > 1]
 
-    def _admit(self, room: int, chunks: dict[str, PlannedChunk]) -> None:
+    def _admit(self, room: int, chunks: dict[str, Chunk]) -> None:
         """Start waiting requests in their order, as long as the step and the memory have room."""
         while self.waiting and room > 0:
             started = self._start(self.waiting[0], room)
@@ -185,7 +176,7 @@ class Scheduler:
             chunks[started.request.id] = started
             room -= len(started.tokens)
 
-    def _reserve(self, planned: Sequence[PlannedChunk]) -> None:
+    def _reserve(self, planned: Sequence[Chunk]) -> None:
         """Places ahead of requests that decode, for all at once, so that most steps change no table at all."""
         decoding = [chunk for chunk in planned if len(chunk.tokens) == 1 and chunk.request.num_to_sample > 1]
         if all(self._kv.num_places(chunk.seq) > chunk.seq.num_tokens for chunk in decoding):
@@ -195,7 +186,7 @@ class Scheduler:
                 ahead = min(RESERVED_TOKENS, chunk.request.num_to_sample - 1)
                 self._kv.reserve(chunk.seq, chunk.seq.num_tokens + ahead)
 
-    def commit(self, chunk: PlannedChunk, token: int) -> bool:
+    def commit(self, chunk: Chunk, token: int) -> bool:
         """A token that was under way has been read. A second time changes nothing, and gives False."""
         is_new = len(chunk.request.output) == chunk.num_generated
         if is_new:
@@ -209,7 +200,7 @@ class Scheduler:
         """
         was_in_doubt, self.in_doubt = self.in_doubt, True
         request.finish_reason = reason
-        seq, request.seq = request.seq, None
+        seq = self._rows.sequences.pop(request, None)
         self._requests.pop(request.id, None)
         for line in (self.waiting, self.running):
             if request in line:
@@ -221,38 +212,36 @@ class Scheduler:
                 self._kv.finish(seq, request.tokens)
         self.in_doubt = was_in_doubt
 
-    def _start(self, request: Request, room: int) -> PlannedChunk | None:
+    def _start(self, request: Request, room: int) -> Chunk | None:
         """Admit the first waiting request with its first chunk, if rows and pages allow it without preempting."""
         if request.num_unread:
             return None  # preempted a moment ago: its last token must be read before it can be computed anew
         tokens = request.tokens
         try:
-            request.seq = self._kv.admit(request.id, tokens, salt=request.salt)
+            seq = self._rows.sequences[request] = self._kv.admit(request.id, tokens, salt=request.salt)
         except OutOfPages:
             return None
-        num_left = request.num_to_compute
+        num_left = len(tokens) - seq.num_tokens
         num_tokens = min(num_left, room)
         try:
-            self._kv.extend(request.seq, num_tokens)
+            self._kv.extend(seq, num_tokens)
         except OutOfPages:
-            self._kv.abort(request.seq)
-            request.seq = None
+            self._kv.abort(self._rows.sequences.pop(request))
             return None
         self.waiting.pop(0)
         insort(self.running, request, key=in_order)
         if not request.num_preemptions:
-            request.num_cached_tokens = request.seq.num_hit_tokens
-        return self._chunk(request, num_tokens, samples=num_tokens == num_left)
+            request.num_cached_tokens = seq.num_hit_tokens
+        return self._chunk(request, seq, num_tokens, samples=num_tokens == num_left)
 
-    def _make_room(self, request: Request, num_tokens: int, chunks: dict[str, PlannedChunk]) -> bool:
+    def _make_room(self, request: Request, num_tokens: int, chunks: dict[str, Chunk]) -> bool:
         """Places for these tokens, at the expense of later requests; False if the request itself had to go, or to wait.
 
         While steps are in flight nothing that others give up can be had: whoever needs it sits this step out.
         """
-        assert request.seq is not None
         while True:
             try:
-                self._kv.extend(request.seq, num_tokens)
+                self._kv.extend(self._rows.sequences[request], num_tokens)
             except OutOfPages:
                 if self._in_flight:
                     self.is_starved = True
@@ -267,26 +256,20 @@ class Scheduler:
 
     def _preempt(self, victim: Request) -> None:
         """Take a request's memory and put it back in line, where its order says."""
-        assert victim.seq is not None
-        self._kv.preempt(victim.seq, victim.tokens)
+        self._kv.preempt(self._rows.sequences[victim], victim.tokens)
         victim.num_preemptions += 1
-        self._requeue(victim)
-
-    def _requeue(self, request: Request) -> None:
-        request.seq = None
-        self.running.remove(request)
-        insort(self.waiting, request, key=in_order)
+        del self._rows.sequences[victim]
+        self.running.remove(victim)
+        insort(self.waiting, victim, key=in_order)
 
     @property
     def _in_flight(self) -> bool:
         return self._kv.allocator.retired_step < self._kv.allocator.launched_step
 
-    def _chunk(self, request: Request, num_tokens: int, *, samples: bool) -> PlannedChunk:
+    def _chunk(self, request: Request, seq: SequenceKV, num_tokens: int, *, samples: bool) -> Chunk:
         """The chunk whose places were just made."""
-        seq = request.seq
-        assert seq is not None
-        decodes = num_tokens == 1 and request.newest_in is seq
-        return PlannedChunk(
+        decodes = num_tokens == 1 and self._rows.has_newest(seq)
+        return Chunk(
             request=request,
             seq=seq,
             end=seq.num_tokens,

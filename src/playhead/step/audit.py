@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from playhead.errors import OutOfPages
@@ -9,9 +11,9 @@ from playhead.graph.audit import Sample, SampledStep, audit
 from playhead.graph.report import Report
 from playhead.kv.cache import SequenceKV
 from playhead.sampling_params import SamplingParams
-from playhead.schedule.chunk import Chunk
-from playhead.step.sampling import SamplerRow
-from playhead.step.worker import StepRequests, Worker
+from playhead.schedule.request import Chunk, Request
+from playhead.step.inputs import batch_of
+from playhead.step.worker import Worker
 
 
 def audit_worker(worker: Worker) -> list[Report]:
@@ -42,8 +44,8 @@ def place_sequences(worker: Worker, sequences: list[SequenceKV]) -> None:
             worker.kv.abort(seq)
             return
         # Greedy and drawing rows in turn: a graph that draws must leave the greedy ones alone.
-        params = SamplingParams(temperature=0.7 * (i % 2), min_p=0.01)
-        worker.sampler.set(seq.row, SamplerRow(params=params, seed=i, num_generated=0))
+        params = SamplingParams(temperature=0.7 * (i % 2), min_p=0.01, seed=i)
+        worker.sampler.set(seq.row, Request(id=seq.request, prompt=(1,), params=params, max_new_tokens=1, arrival=i))
         sequences.append(seq)
 
 
@@ -51,7 +53,7 @@ def random_chunk(worker: Worker, seq: SequenceKV, num_tokens: int, rng: np.rando
     """The last `num_tokens` of some prefix of the sequence, with random token ids."""
     end = int(rng.integers(num_tokens, seq.num_tokens + 1))
     tokens = rng.integers(0, worker.model.decoder.spec.vocab_size, num_tokens).tolist()
-    return Chunk(seq=seq, tokens=tokens, end=end)
+    return replace(Chunk.newest(seq, tokens), end=end)
 
 
 def decode_sample(worker: Worker, sequences: list[SequenceKV]) -> Sample:
@@ -62,7 +64,8 @@ def decode_sample(worker: Worker, sequences: list[SequenceKV]) -> Sample:
         raw = min(raw, len(sequences))
         chosen = rng.permutation(len(sequences))[:raw]
         chunks = [random_chunk(worker, sequences[i], 1, rng) for i in chosen]
-        return SampledStep(batch=worker.decode_batch(StepRequests.of(chunks)), raw_bs=raw, raw_num_tokens=raw)
+        batch = batch_of(worker.decode_inputs, worker.requests(chunks))
+        return SampledStep(batch=batch, raw_bs=raw, raw_num_tokens=raw)
 
     return make
 
@@ -78,7 +81,7 @@ def prefill_sample(worker: Worker, sequences: list[SequenceKV]) -> Sample:
         cuts = np.linspace(0, raw, num_requests + 1).astype(int)
         chosen = rng.permutation(len(sequences))[:num_requests]
         chunks = [random_chunk(worker, sequences[i], int(n), rng) for i, n in zip(chosen, np.diff(cuts), strict=True)]
-        batch = worker.prefill_batch(StepRequests.of(chunks))
+        batch = batch_of(worker.prefill_inputs, worker.requests(chunks))
         return SampledStep(batch=batch, raw_bs=num_requests, raw_num_tokens=raw)
 
     return make

@@ -1,10 +1,12 @@
-"""A decoder over paged KV, as steps a runner can capture.
+"""One forward, from token ids to sampled tokens: a decoder over paged KV, as steps a runner can capture.
 
 A forward begins with the pool's translation, which serves all layers. Attention is the one break: it norms and turns
-queries and keys, writes this step's keys and values, and attends. What comes after the layer stack is in
-`sampled_step.py`.
+queries and keys, writes this step's keys and values, and attends (`ModelStep`). Sampling follows (`Forward`). A decode
+graph samples and advances: it leaves its slots as the next step's inputs, so a batch that just goes on needs nothing
+from the host. A step over tokens samples after its replay, for each request's last token.
 
-Shapes: T tokens, M hidden, X = all heads of q, k and v, Y = all heads of the output, H heads, E head dim of v.
+Shapes: T tokens, M hidden, X = all heads of q, k and v, Y = all heads of the output, H heads, E head dim of v, N
+requests of a step, V vocabulary, R rows of running requests, P pages per row.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakMethod
 
 import torch
@@ -21,8 +23,9 @@ from playhead.attention.base import ROWS_SLOT, AttentionBackend, AttentionPlan, 
 from playhead.graph.breaks import BreakOp, RunBreak, Scope, Tensors, TensorSpec
 from playhead.graph.capture import Inputs, StepFn
 from playhead.graph.runner import OwnedMemory, RunAxis, StepSpec
-from playhead.graph.slots import Batch, FillContext, GraphSlot, host_vector
+from playhead.graph.slots import Batch, FillContext
 from playhead.kernels.rope import qk_rope_write
+from playhead.kernels.tokens import advance, newest_ids
 from playhead.kv.geometry import KVDtype, KVGeometry, LayerKV
 from playhead.kv.pool import ForwardTokens, MHAKVPool
 from playhead.kv.swa_pool import SWAKVPool
@@ -30,9 +33,11 @@ from playhead.layers.attention import split_heads
 from playhead.layers.spec import AttentionSpec
 from playhead.models.decoder import Decoder
 from playhead.models.spec import ModelSpec
-from playhead.step.inputs import ROWS
+from playhead.sampling_params import SamplingKind
+from playhead.step.sampling import SampledTokens, SamplerRows, sample
 
 KVPool = MHAKVPool | SWAKVPool
+Placeholder = Callable[[FillContext], Batch]
 
 LOCS_SLOT = "out_cache_loc"
 POSITIONS_SLOT = "positions"
@@ -77,11 +82,6 @@ def layer_attentions(decoder: Decoder, pool: KVPool) -> tuple[LayerAttention, ..
             )
         )
     return tuple(layers)
-
-
-def token_slots() -> tuple[GraphSlot, ...]:
-    """What a step over tokens needs beside a registry's usual slots: the row of each token's request."""
-    return (host_vector(TOKEN_ROWS_SLOT, "tokens", ROWS.dtype, index=ROWS),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -176,9 +176,7 @@ class ModelStep:
             positions_T=inputs[POSITIONS_SLOT],
         )
 
-    def spec(
-        self, axis: RunAxis, fn: StepFn, placeholder: Callable[[FillContext], Batch], *, has_breaks: bool = False
-    ) -> StepSpec:
+    def spec(self, axis: RunAxis, fn: StepFn, placeholder: Placeholder, *, has_breaks: bool = False) -> StepSpec:
         """A step over requests or over tokens, built around `hidden`, as a runner captures it.
 
         With `has_breaks` attention runs live, over this step's tokens alone; else it is a part of the graph.
@@ -233,3 +231,97 @@ def attention_break(run: RunBreak, width: int) -> BreakOp:
         return [TensorSpec(shape=(inputs[0].shape[0], width), dtype=inputs[0].dtype)]
 
     return BreakOp(f"playhead_step::attention_{width}", run=run, outputs=outputs)
+
+
+class StepOutput(NamedTuple):
+    """Logits of each request's last token, and what was drawn from them. Flat: a graph's outputs are tensors."""
+
+    logits_NV: torch.Tensor
+    tokens_N: torch.Tensor
+    logprob_ids_NL: torch.Tensor
+    logprobs_NL: torch.Tensor
+    ranks_NL: torch.Tensor
+
+    @property
+    def sampled(self) -> SampledTokens:
+        return SampledTokens(*self[1:])
+
+
+class Forward:
+    """A model's steps, and each row's newest token, which steps hand on without the host."""
+
+    def __init__(self, model: ModelStep, sampler: SamplerRows, page_table_RP: torch.Tensor) -> None:
+        self.model, self.sampler = model, sampler
+        self._page_table_RP = page_table_RP
+        self._page_size = model.layers[0].page_size
+        self.newest_R = torch.zeros(page_table_RP.shape[0], dtype=torch.int32, device=page_table_RP.device)
+        # One for all steps of all sizes: with their own, 34 graphs of Gemma-3-1B kept 2.9 GB of them.
+        max_running, vocab_size = page_table_RP.shape[0] - 1, model.decoder.spec.vocab_size
+        self._logits_RV = torch.zeros(
+            (max_running, vocab_size), dtype=model.decoder.logits_dtype, device=page_table_RP.device
+        )
+
+    def decode_spec(self, kind: SamplingKind, placeholder: Placeholder) -> StepSpec:
+        """Embedding to tokens, and the inputs of the next step."""
+
+        def decode(inputs: Inputs, scope: Scope) -> StepOutput:
+            rows_N = inputs["req_pool_indices"]
+            logits_NV = self._head(self._hidden(inputs, scope, Phase.DECODE))
+            sampled = self._sample(logits_NV, inputs, rows_N, kind)
+            advance(
+                sampled.tokens_N,
+                inputs["input_ids"],
+                inputs["positions"],
+                inputs["seq_lens"],
+                inputs["out_cache_loc"],
+                inputs["num_generated"],
+                rows_N,
+                inputs["num_token_non_padded"],
+                self.newest_R,
+                self._page_table_RP,
+                self._page_size,
+            )
+            return StepOutput(logits_NV, *sampled)
+
+        spec = self.model.spec("bs", decode, placeholder)
+        logits = OwnedMemory(name="logits", tensors=(self._logits_RV,), writable=True)
+        owned = (*spec.owned, self._newest(writable=True), logits, *self.sampler.owned)
+        return replace(spec, name=f"decode, {kind.name.lower()}", owned=owned)
+
+    def token_spec(self, placeholder: Placeholder, *, has_breaks: bool) -> StepSpec:
+        """The layer stack over tokens; `sample_last` does the rest."""
+
+        def layer_stack(inputs: Inputs, scope: Scope) -> torch.Tensor:
+            return self._hidden(inputs, scope, Phase.EXTEND)
+
+        spec = self.model.spec("tokens", layer_stack, placeholder, has_breaks=has_breaks)
+        return replace(spec, owned=(*spec.owned, self._newest(writable=False)))
+
+    @torch.no_grad()
+    def sample_last(self, h_TM: torch.Tensor, inputs: Inputs, kind: SamplingKind) -> StepOutput:
+        """Logits and tokens of the requests of a step over tokens, from its slots."""
+        logits_NV = self._head(h_TM.index_select(0, inputs["last_token_index"]))
+        rows_N = inputs["sampling_rows"]
+        sampled = self._sample(logits_NV, inputs, rows_N, kind)
+        self.newest_R[rows_N] = sampled.tokens_N.to(torch.int32)
+        return StepOutput(logits_NV, *sampled)
+
+    def _head(self, h_NM: torch.Tensor) -> torch.Tensor:
+        return self.model.decoder.head(h_NM, self._logits_RV[: h_NM.shape[0]])
+
+    def _hidden(self, inputs: Inputs, scope: Scope, phase: Phase) -> torch.Tensor:
+        ids_T = newest_ids(inputs["input_ids"], self.newest_R)
+        return self.model.hidden({**inputs, "input_ids": ids_T}, scope, phase)
+
+    def _sample(
+        self, logits_NV: torch.Tensor, inputs: Inputs, rows_N: torch.Tensor, kind: SamplingKind
+    ) -> SampledTokens:
+        sampler_inputs = self.sampler.inputs(inputs, rows_N)
+        sampled = sample(logits_NV, sampler_inputs, kind)
+        if kind is SamplingKind.EVERYTHING:
+            assert sampler_inputs.tables is not None, "a step of every kind has tables"
+            sampler_inputs.tables.count_(rows_N, sampled.tokens_N)
+        return sampled
+
+    def _newest(self, *, writable: bool) -> OwnedMemory:
+        return OwnedMemory(name="newest tokens", tensors=(self.newest_R,), writable=writable, sink_rows=1)

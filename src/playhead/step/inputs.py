@@ -1,27 +1,35 @@
-"""The inputs of decode and prefill graphs, declared once.
+"""What a step reads: every input declared together with the function that makes its values from the step's requests.
 
-A new batch field is one more `GraphSlot` here, or in the component that needs it, through `InputFeatures.extra`; no
-runner changes. Requests and tokens that do not exist look like one null request: position 0, the sink location,
-length 1.
+A new input is one more `StepInput` here; no runner changes. Requests and tokens that do not exist look like one null
+request: position 0, the sink location, length 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from playhead.attention.base import PAST_EVERY_TOKEN
 from playhead.graph.registry import CudaGraphBufferRegistry
 from playhead.graph.sharing import InputBufferPool
 from playhead.graph.slots import (
+    Batch,
+    FillContext,
     GraphSlot,
     IndexSpace,
     PaddingPolicy,
-    SourceFn,
     host_vector,
 )
+from playhead.kv.cache import HybridKVCache
+from playhead.kv.mapping import Int32Array
+from playhead.schedule.request import Chunk
+from playhead.step.sampling import NUMBERS, SamplerRows, dtype_of
 
 # 2^31 locations of the smallest layer geometry in use are more memory than any device has.
 FULL_LOCS = IndexSpace(name="full locations", dtype=torch.int32)
@@ -32,6 +40,144 @@ MAMBA_SLOTS = IndexSpace(name="mamba state slots", dtype=torch.int32)
 ADVANCES = "decode leaves its inputs as the next step's"
 
 SHORTEST_LENGTH = 1  # with length 0 a softmax has no terms, and its NaN would reach live rows through a reduction
+
+
+class TokenLayout(NamedTuple):
+    """Where each request's tokens are in a step."""
+
+    lens: Int32Array
+    """Tokens of each request."""
+    stops: Int32Array
+    """The index in the step after each request's last token."""
+    rows: Int32Array
+    """The row of each token's request."""
+    positions: Int32Array
+
+
+class StepRequests:
+    """The requests of a step: their rows, their lengths with this step's tokens, and where these tokens are."""
+
+    def __init__(self, chunks: Sequence[Chunk], kv: HybridKVCache, sampler: SamplerRows) -> None:
+        self.chunks, self.kv, self.sampler = chunks, kv, sampler
+        self.rows: Int32Array = np.array([chunk.seq.row for chunk in chunks], dtype=np.int32)
+        self.ends: Int32Array = np.array([chunk.end for chunk in chunks], dtype=np.int32)
+        self.is_decode = decodes(chunks)
+        self._tokens: TokenLayout | None = None
+
+    @property
+    def tokens(self) -> TokenLayout:
+        """Found when it is first asked for: a step that its slots hold already needs none."""
+        if self._tokens is None:
+            num_requests, ends, rows = len(self.chunks), self.ends, self.rows
+            if self.is_decode:
+                lens, stops = np.ones(num_requests, np.int32), np.arange(1, num_requests + 1, dtype=np.int32)
+                self._tokens = TokenLayout(lens, stops, rows, ends - np.int32(1))
+            else:
+                lens = np.array([len(chunk.tokens) for chunk in self.chunks], dtype=np.int32)
+                stops = np.cumsum(lens, dtype=np.int32)
+                # The token at index i stands as far before its request's end as i before the request's stop.
+                positions = np.arange(stops[-1], dtype=np.int32) + np.repeat(ends - stops, lens)
+                self._tokens = TokenLayout(lens, stops, np.repeat(rows, lens), positions)
+        return self._tokens
+
+
+def decodes(chunks: Sequence[Chunk]) -> bool:
+    """Whether a step is one of decode: a token of every request, and a new one for each.
+
+    A prompt's chunk of one token, with more to come, gets none: a decode graph would count what it draws for it.
+    """
+    return all(len(chunk.tokens) == 1 and chunk.samples for chunk in chunks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInput:
+    """A slot, and the function that makes its values: an array with one row per request or token of the step.
+
+    With `advances` a decode graph leaves the slot as the next step's.
+    """
+
+    slot: GraphSlot
+    make: Callable[[StepRequests], npt.NDArray[Any]]
+    advances: bool = False
+
+
+def token_ids(step: StepRequests) -> Int32Array:
+    """An id below zero is -row: that row's newest token, which is on the device alone."""
+    if step.is_decode:
+        return np.array([chunk.tokens[0] for chunk in step.chunks], dtype=np.int32)
+    ids = chain.from_iterable(chunk.tokens for chunk in step.chunks)
+    return np.fromiter(ids, dtype=np.int32, count=len(step.tokens.rows))
+
+
+def full_locs(step: StepRequests) -> Int32Array:
+    return step.kv.full_locs(step.tokens.rows, step.tokens.positions)
+
+
+def sampling_rows(step: StepRequests) -> Int32Array:
+    """A request with more of its prompt to come shows the sink's row: what is drawn for it goes nowhere."""
+    return step.rows * np.array([chunk.samples for chunk in step.chunks], dtype=np.int32)
+
+
+def num_generated(step: StepRequests) -> npt.NDArray[np.int64]:
+    return np.array([chunk.num_generated for chunk in step.chunks], dtype=np.int64)
+
+
+def sampler_numbers(name: str) -> Callable[[StepRequests], npt.NDArray[Any]]:
+    return lambda step: step.sampler.numbers[name][step.rows]
+
+
+def usual_inputs(seq_len_fill_value: int = SHORTEST_LENGTH) -> tuple[StepInput, ...]:
+    """What every model reads. Padded requests have the length that the attention backend wants there."""
+    return (
+        StepInput(slot=host_vector("input_ids", "tokens", torch.int32), make=token_ids, advances=True),
+        StepInput(
+            slot=host_vector("positions", "tokens", POSITIONS.dtype, index=POSITIONS),
+            make=lambda step: step.tokens.positions,
+            advances=True,
+        ),
+        StepInput(
+            slot=host_vector("out_cache_loc", "tokens", FULL_LOCS.dtype, index=FULL_LOCS),
+            make=full_locs,
+            advances=True,
+        ),
+        StepInput(slot=host_vector("req_pool_indices", "bs", ROWS.dtype, index=ROWS), make=lambda step: step.rows),
+        StepInput(
+            slot=host_vector("seq_lens", "bs", torch.int32, pad_value=seq_len_fill_value),
+            make=lambda step: step.ends,
+            advances=True,
+        ),
+    )
+
+
+QUERIES = (
+    # Where each request's queries are: its tokens of the step.
+    StepInput(
+        slot=host_vector("query_starts", "bs", torch.int32, pad_value=PAST_EVERY_TOKEN),
+        make=lambda step: step.tokens.stops - step.tokens.lens,
+    ),
+    StepInput(slot=host_vector("query_lens", "bs", torch.int32), make=lambda step: step.tokens.lens),
+)
+"""What attention reads of a step in which a request may have any number of tokens."""
+
+OVER_TOKENS = (
+    *QUERIES,
+    StepInput(slot=host_vector("token_rows", "tokens", ROWS.dtype, index=ROWS), make=lambda step: step.tokens.rows),
+    StepInput(
+        slot=host_vector("last_token_index", "bs", torch.int32), make=lambda step: step.tokens.stops - np.int32(1)
+    ),
+    StepInput(slot=host_vector("sampling_rows", "bs", ROWS.dtype, index=ROWS), make=sampling_rows),
+)
+"""What a step over tokens reads besides."""
+
+
+SAMPLING = (
+    *(
+        StepInput(slot=host_vector(name, "bs", dtype_of(one.off), pad_value=one.off), make=sampler_numbers(name))
+        for name, one in NUMBERS.items()
+    ),
+    StepInput(slot=host_vector("num_generated", "bs", torch.int64), make=num_generated, advances=True),
+)
+"""What sampling reads: one number per request for each parameter that has one, and how many tokens it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +193,18 @@ class InputFeatures:
     mrope: bool = False
     pp_proxies: Mapping[str, tuple[int, torch.dtype]] = field(default_factory=dict)
     """Width and dtype of each tensor the previous pipeline stage hands over, by name."""
-    extra: tuple[GraphSlot, ...] = ()
-    """Slots that other components declare: attention, sampling, adapters."""
+    extra: tuple[StepInput, ...] = ()
+    """Inputs beyond those that every model reads."""
+
+    @property
+    def made(self) -> tuple[StepInput, ...]:
+        """The inputs that are made from a step's requests."""
+        return (*usual_inputs(self.seq_len_fill_value), *self.extra)
+
+
+def batch_of(inputs: Sequence[StepInput], step: StepRequests) -> dict[str, Any]:
+    """The values of a step's inputs, by name."""
+    return {one.slot.name: one.make(step) for one in inputs}
 
 
 def build_decode_registry(
@@ -84,24 +240,48 @@ def build_prefill_registry(
 def register_inputs(
     registry: CudaGraphBufferRegistry, features: InputFeatures, *, advances: str | None = None
 ) -> CudaGraphBufferRegistry:
-    """All declarations, then freeze."""
-    for slot in (*usual_slots(features, advances), *optional_slots(features), *features.extra):
+    """All declarations, then freeze. `advances` says why a graph may write what the next step differs in."""
+    for one in features.made:
+        registry.register_slot(replace(one.slot, graph_writes=advances if one.advances else None))
+    for slot in (num_live_tokens(), *optional_slots(features)):
         registry.register_slot(slot)
     registry.freeze()
     return registry
 
 
-def usual_slots(features: InputFeatures, advances: str | None = None) -> tuple[GraphSlot, ...]:
-    """What every model reads. `advances` says why a graph may write what the next step differs in."""
-    return (
-        # An id below zero is -row: that row's newest token, which is on the device alone.
-        host_vector("input_ids", "tokens", torch.int32, graph_writes=advances),
-        host_vector("positions", "tokens", POSITIONS.dtype, index=POSITIONS, graph_writes=advances),
-        host_vector("out_cache_loc", "tokens", FULL_LOCS.dtype, index=FULL_LOCS, graph_writes=advances),
-        host_vector("req_pool_indices", "bs", ROWS.dtype, index=ROWS),
-        host_vector("seq_lens", "bs", torch.int32, pad_value=features.seq_len_fill_value, graph_writes=advances),
-        host_scalar("num_token_non_padded", lambda batch, ctx: np.array([ctx.raw_num_tokens], dtype=np.int32)),
+def one_null_request(registry: CudaGraphBufferRegistry, max_context_tokens: int) -> Callable[[FillContext], Batch]:
+    """What a step over tokens is captured on: a null request of the bucket's tokens, all of it in the sink."""
+
+    def placeholder(ctx: FillContext) -> Batch:
+        length = np.array([placeholder_tokens(ctx.raw_num_tokens, max_context_tokens)], dtype=np.int32)
+        queries = {"query_starts": np.zeros(1, np.int32), "query_lens": length}
+        return registry.null_batch(ctx) | {"seq_lens": length} | queries
+
+    return placeholder
+
+
+def placeholder_tokens(num_tokens: int, max_context_tokens: int) -> int:
+    """Tokens of a bucket that are one request's: it cannot have more than its row of the page table has places.
+
+    The tokens after them are nobody's, like padding.
+    """
+    return min(num_tokens, max_context_tokens)
+
+
+def num_live_tokens() -> GraphSlot:
+    """How many tokens the step has, from its size alone."""
+    return GraphSlot(
+        name="num_token_non_padded",
+        shape_fn=lambda bs, tokens: (1,),
+        dtype=torch.int32,
+        axis="none",
+        padding_policy=PaddingPolicy.KEEP_PAD,
+        source_fn=lambda batch, ctx: np.array([ctx.raw_num_tokens], dtype=np.int32),
+        staged=True,
     )
+
+
+# Inputs that the requirements name and no model here reads yet.
 
 
 def optional_slots(features: InputFeatures) -> list[GraphSlot]:
@@ -136,19 +316,6 @@ def optional_slots(features: InputFeatures) -> list[GraphSlot]:
     slots += [replace(slot, enabled=features.mamba_tracking) for slot in (mamba_indices, mamba_mask)]
     slots += [proxy_slot(name, width, dtype) for name, (width, dtype) in features.pp_proxies.items()]
     return slots
-
-
-def host_scalar(name: str, source_fn: SourceFn) -> GraphSlot:
-    """One number per step, computed from the step's sizes."""
-    return GraphSlot(
-        name=name,
-        shape_fn=lambda bs, tokens: (1,),
-        dtype=torch.int32,
-        axis="none",
-        padding_policy=PaddingPolicy.KEEP_PAD,
-        source_fn=source_fn,
-        staged=True,
-    )
 
 
 def proxy_slot(name: str, width: int, dtype: torch.dtype) -> GraphSlot:

@@ -1,19 +1,39 @@
-"""What the host decided about pages, on its way to the device: one pinned copy, then one scatter per table.
+"""The page table on the device, and how what the host decided about pages gets there.
 
-A plain copy from unpinned memory would wait for the step that is running, and with it the next step's launch.
+Before a step one pinned copy brings all changes, then one scatter per table writes them. A plain copy from unpinned
+memory would wait for the step that is running, and with it the next step's launch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 
 from playhead.graph.registry import NUM_STAGES
 from playhead.graph.staging import StagingRing, field_view, lay_out, port_for
 from playhead.kv.pool import DeviceWrite
+from playhead.kv.rows import RowTables
 
 MAX_ENTRIES = 8192  # of one copy: 96 KiB; a larger change goes in several
+
+
+class DevicePageTable:
+    """Full page ids of every running request, at an address that never changes. Row 0 is the sink's."""
+
+    def __init__(self, rows: RowTables, device: torch.device) -> None:
+        self._rows = rows
+        self.table_RP = torch.zeros(rows.tables[0].shape, dtype=torch.int32, device=device)
+
+    def take_writes(self) -> list[DeviceWrite]:
+        """What changed since the last call: row 2, entries [1, 3) of a table with 8 a row are 17 and 18."""
+        table = self._rows.tables[0]
+        spans = self._rows.take_changed()
+        if not spans:
+            return []
+        index = np.concatenate([row * table.shape[1] + np.arange(first, end) for row, first, end in spans])
+        return [DeviceWrite(self.table_RP.view(-1), index, table.reshape(-1)[index])]
 
 
 class Publisher:

@@ -5,6 +5,9 @@ a hash of (seed, tokens generated so far, token id), so a request draws the same
 row, padded, captured or eager. Sums that decide something are sums of integers: floats would round differently in a
 batch of another size.
 
+`SamplerRows` keeps every running request's numbers on the host, by row; a step's inputs are these, gathered. What is
+wide and rare (bias, penalties) is in tables on the device, made when the first request wants them.
+
 Shapes: N requests of a step, R rows of running requests, V vocabulary, B bias entries, L reported logprobs. A trailing
 1 is kept for broadcasting.
 """
@@ -12,119 +15,42 @@ Shapes: N requests of a step, R rows of running requests, V vocabulary, B bias e
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from playhead.kernels.tokens import choose_tokens
+from playhead.errors import INT64_MAX, RequestError
+from playhead.graph.capture import Inputs
+from playhead.graph.runner import OwnedMemory
+from playhead.kernels.tokens import choose_scratch, choose_tokens
 from playhead.sampling_params import (
     GREEDY_BELOW,
-    INT64_MAX,
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
     MAX_STOP_TOKEN_IDS,
-    SamplingParams,
+    PARAMETERS,
+    SamplingKind,
 )
+from playhead.schedule.request import Request
+from playhead.types import Row
 
 MAX_EOS_IDS = 16  # checkpoints list a handful
-# Below this float32 turns a logit into infinity, and infinity times zero into a NaN that wins every argmax.
-SMALLEST_REPETITION = 1e-6
+MAX_BIAS_ENTRIES = MAX_LOGIT_BIAS + MAX_STOP_TOKEN_IDS + MAX_EOS_IDS
 
 # A softmax weight in (0, 1] becomes an integer of this many bits: 2^21 of them still fit 63 bits.
 WEIGHT_SCALE = 2.0**42
 ID_BITS = 32
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplerRow:
-    """What the sampler must know of one request when it gets its row: all it has generated so far has been read.
-
-    `ending_ids` are the ids that would end the request: they cannot be drawn before `min_tokens`.
-    """
-
-    params: SamplingParams
-    seed: int
-    num_generated: int
-    prompt_ids: Sequence[int] = ()
-    output_ids: Sequence[int] = ()
-    ending_ids: Sequence[int] = ()
-
-    @property
-    def has_penalties(self) -> bool:
-        params = self.params
-        return params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
-
-    def bias_entries(self) -> list[tuple[int, float, int]]:
-        """(token id, addition, until): the addition holds while fewer than `until` tokens were generated."""
-        entries = [(token, bias, INT64_MAX) for token, bias in self.params.logit_bias.items()]
-        if self.num_generated < self.params.min_tokens:
-            entries += [(token, -math.inf, self.params.min_tokens) for token in self.ending_ids]
-        return entries
+NUMBERS = {name: one for name, one in PARAMETERS.items() if one.number is not None}
+"""The parameters of which a sampler reads one number per request."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplerNeeds:
-    """What a step must compute, decided on the host. More than needed costs time and changes no bit of the result.
-
-    Part of a graph's identity: the work and the widths of the inputs follow from it.
-    """
-
-    random: bool = False
-    """Some row draws. Without it no noise is made."""
-    sort: bool = False
-    """Some row that draws has top-k or top-p: the vocabulary is sorted."""
-    min_p: bool = False
-    penalties: bool = False
-    num_bias: int = 0
-    num_logprobs: int = 0
-    """Columns of the report: none, or the chosen token and as many of the best as were asked for."""
-
-    def covers(self, other: SamplerNeeds) -> bool:
-        """True if a sampler for these needs also serves the `other`."""
-        return (
-            self.random >= other.random
-            and self.sort >= other.sort
-            and self.min_p >= other.min_p
-            and self.penalties >= other.penalties
-            and self.num_bias >= other.num_bias
-            and self.num_logprobs >= other.num_logprobs
-        )
-
-
-EVERYTHING = SamplerNeeds(
-    random=True,
-    sort=True,
-    min_p=True,
-    penalties=True,
-    num_bias=MAX_LOGIT_BIAS + MAX_STOP_TOKEN_IDS + MAX_EOS_IDS,
-    num_logprobs=1 + MAX_LOGPROBS,
-)
-
-
-def sampler_needs(rows: Sequence[SamplerRow]) -> SamplerNeeds:
-    """The least that serves these rows. Greedy rows need no filter: a filter never removes the best token."""
-    drawing = [row.params for row in rows if not row.params.is_greedy]
-    wanted = [row.params.logprobs for row in rows if row.params.logprobs is not None]
-    return SamplerNeeds(
-        random=bool(drawing),
-        sort=any(params.top_k > 0 or params.top_p < 1 for params in drawing),
-        min_p=any(params.min_p > 0 for params in drawing),
-        penalties=any(row.has_penalties for row in rows),
-        num_bias=max((len(row.bias_entries()) for row in rows), default=0),
-        num_logprobs=1 + max(wanted) if wanted else 0,
-    )
-
-
-VARIANTS = {
-    SamplerNeeds(): "greedy",
-    SamplerNeeds(random=True): "drawn",
-    SamplerNeeds(random=True, sort=True, min_p=True): "filtered",
-    EVERYTHING: "everything",
-}
-"""What steps are captured for, each covering those before it, and what they are called."""
-GREEDY, DRAWN, *_ = VARIANTS
+def dtype_of(number: float) -> torch.dtype:
+    """How a parameter's numbers are kept, from the one that is off."""
+    return torch.float32 if isinstance(number, float) else torch.int64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -154,31 +80,25 @@ class SamplerTables:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SamplerInputs:
-    """Tensors with one number per request. `tables` may be missing where the needs do not ask for them.
+    """What a sampler reads. `numbers` has the numbers of a step's requests by parameter, and `num_generated`.
 
-    An empty row is greedy and has nothing on: temperature and top_k 0, top_p and repetition 1, log_min_p -inf.
+    Each is a vector with one number per request. `rows_N` is the request's line of the tables, which may be missing
+    where the kind of sampling does not look at them. `parts_RX` and `arrivals_R` are scratch of `choose_tokens`.
     """
 
-    temperature_N: torch.Tensor
-    top_k_N: torch.Tensor
-    top_p_N: torch.Tensor
-    log_min_p_N: torch.Tensor
-    repetition_N: torch.Tensor
-    presence_N: torch.Tensor
-    frequency_N: torch.Tensor
-    seeds_N: torch.Tensor
-    positions_N: torch.Tensor
-    """How many tokens the request has generated: the draw's number."""
+    numbers: Inputs
     rows_N: torch.Tensor
-    """The request's line of the tables."""
     parts_RX: torch.Tensor
     arrivals_R: torch.Tensor
-    """Scratch of `choose_tokens`."""
     tables: SamplerTables | None = None
+
+    def column(self, name: str) -> torch.Tensor:
+        """[N, 1]: a parameter's numbers, to be broadcast over the vocabulary."""
+        return self.numbers[name][:, None]
 
 
 class SampledTokens(NamedTuple):
-    """One token per row, and if the needs ask for it the chosen token followed by the best ones, best first.
+    """One token per row; for `SamplingKind.EVERYTHING` also reports: the chosen token, then the best ones, best first.
 
     `logprobs_NL` are of the model's own distribution, the log-softmax of the raw logits before bias, penalties,
     temperature and filters (vLLM's `raw_logprobs`). `ranks_NL` count from 1; equal logits rank by the lower id.
@@ -190,32 +110,32 @@ class SampledTokens(NamedTuple):
     ranks_NL: torch.Tensor
 
 
-def sample(logits_NV: torch.Tensor, inputs: SamplerInputs, needs: SamplerNeeds = EVERYTHING) -> SampledTokens:
+def sample(
+    logits_NV: torch.Tensor, inputs: SamplerInputs, kind: SamplingKind = SamplingKind.EVERYTHING
+) -> SampledTokens:
     """One token per row, with fixed shapes and no look at a value on the host. The logits stay as they are.
 
     Equal scores go to the lowest id. A row of NaN gets some id of the vocabulary and disturbs no other row.
     """
     scores_NV = logits_NV
-    if needs.num_bias:
-        scores_NV = biased(scores_NV.float(), inputs)
-    if needs.penalties:
-        scores_NV = penalised(scores_NV.float(), inputs)
-    if needs.sort or needs.min_p:
-        scores_NV = filtered(scores_NV.float(), inputs, needs)
+    if kind is SamplingKind.EVERYTHING:
+        scores_NV = penalised(biased(scores_NV.float(), inputs), inputs)
+    if kind >= SamplingKind.FILTERED:
+        scores_NV = filtered(scores_NV.float(), inputs)
     tokens_N = torch.empty(len(logits_NV), dtype=torch.int64, device=logits_NV.device)
-    # One way to choose for all needs: a draw rounds the same, whatever else its step computes.
+    # One way to choose for all kinds: a draw rounds the same, whatever else its step computes.
     choose_tokens(
         scores_NV,
-        inputs.temperature_N,
-        inputs.seeds_N,
-        inputs.positions_N,
+        inputs.numbers["temperature"],
+        inputs.numbers["seed"],
+        inputs.numbers["num_generated"],
         tokens_N,
         inputs.parts_RX,
         inputs.arrivals_R,
         GREEDY_BELOW,
-        needs.random,
+        kind >= SamplingKind.DRAWN,
     )
-    return report(logits_NV, tokens_N, needs.num_logprobs)
+    return report(logits_NV, tokens_N, 1 + MAX_LOGPROBS if kind is SamplingKind.EVERYTHING else 0)
 
 
 def biased(logits_NV: torch.Tensor, inputs: SamplerInputs) -> torch.Tensor:
@@ -228,7 +148,7 @@ def biased(logits_NV: torch.Tensor, inputs: SamplerInputs) -> torch.Tensor:
         table[inputs.rows_N]
         for table in (inputs.tables.bias_ids_RB, inputs.tables.bias_values_RB, inputs.tables.bias_until_RB)
     )
-    holds_NB = inputs.positions_N[:, None] < until_NB
+    holds_NB = inputs.column("num_generated") < until_NB
     return logits_NV.scatter_add(1, ids_NB, torch.where(holds_NB, values_NB, 0.0))
 
 
@@ -237,27 +157,24 @@ def penalised(logits_NV: torch.Tensor, inputs: SamplerInputs) -> torch.Tensor:
     assert inputs.tables is not None, "rows with penalties have tables"
     counts_NV = inputs.tables.output_counts_RV[inputs.rows_N]
     repeated_NV = inputs.tables.prompt_seen_RV[inputs.rows_N] | (counts_NV > 0)
-    factor_NV = torch.where(repeated_NV, inputs.repetition_N[:, None], 1.0)
+    factor_NV = torch.where(repeated_NV, inputs.column("repetition_penalty"), 1.0)
     logits_NV = torch.where(logits_NV > 0, logits_NV / factor_NV, logits_NV * factor_NV)
-    logits_NV = logits_NV - inputs.frequency_N[:, None] * counts_NV
-    return logits_NV - inputs.presence_N[:, None] * (counts_NV > 0)
+    logits_NV = logits_NV - inputs.column("frequency_penalty") * counts_NV
+    return logits_NV - inputs.column("presence_penalty") * (counts_NV > 0)
 
 
-def filtered(logits_NV: torch.Tensor, inputs: SamplerInputs, needs: SamplerNeeds) -> torch.Tensor:
-    """-inf below the row's threshold, which is one of logits / temperature.
+def filtered(logits_NV: torch.Tensor, inputs: SamplerInputs) -> torch.Tensor:
+    """-inf below the row's thresholds, which are of logits / temperature.
 
     All filters are thresholds, so equal logits stay or go together. The best token is never filtered, so a greedy row
     chooses the same.
     """
-    temperature_N1 = inputs.temperature_N[:, None]
+    temperature_N1 = inputs.column("temperature")
     scaled_NV = logits_NV / torch.where(temperature_N1 < GREEDY_BELOW, 1.0, temperature_N1)
-    if needs.sort:
-        logits_NV = torch.where(scaled_NV >= sorted_threshold(scaled_NV, inputs), logits_NV, -math.inf)
-    if needs.min_p:
-        # Probabilities relative to the best token are the same before top-k and after.
-        threshold_N1 = scaled_NV.amax(dim=-1, keepdim=True) + inputs.log_min_p_N[:, None]
-        logits_NV = torch.where(scaled_NV >= threshold_N1, logits_NV, -math.inf)
-    return logits_NV
+    logits_NV = torch.where(scaled_NV >= sorted_threshold(scaled_NV, inputs), logits_NV, -math.inf)
+    # Probabilities relative to the best token are the same before top-k and after.
+    threshold_N1 = scaled_NV.amax(dim=-1, keepdim=True) + inputs.column("min_p")
+    return torch.where(scaled_NV >= threshold_N1, logits_NV, -math.inf)
 
 
 def sorted_threshold(logits_NV: torch.Tensor, inputs: SamplerInputs) -> torch.Tensor:
@@ -270,7 +187,7 @@ def sorted_threshold(logits_NV: torch.Tensor, inputs: SamplerInputs) -> torch.Te
     """
     vocab_size = logits_NV.shape[1]
     sorted_NV = logits_NV.sort(dim=-1, descending=True).values
-    top_k_N1, top_p_N1 = inputs.top_k_N[:, None], inputs.top_p_N[:, None]
+    top_k_N1, top_p_N1 = inputs.column("top_k"), inputs.column("top_p")
     last_N1 = torch.where(top_k_N1 > 0, top_k_N1, vocab_size).clamp(max=vocab_size) - 1
     by_k_N1 = sorted_NV.gather(1, last_N1)
 
@@ -319,3 +236,130 @@ def ranking_keys(logits_NV: torch.Tensor) -> torch.Tensor:
     ordered_NV = bits_NV ^ ((bits_NV >> 31) & 0x7FFFFFFF)  # as integers, negative floats run backwards
     ids_V = torch.arange(vocab_size, dtype=torch.int64, device=logits_NV.device)
     return (ordered_NV.to(torch.int64) << ID_BITS) + (vocab_size - 1 - ids_V)
+
+
+class SamplerRows:
+    """Every running request's sampling, by row."""
+
+    def __init__(self, *, max_running: int, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size, self._device, self._num_rows = vocab_size, device, 1 + max_running
+        self.numbers: dict[str, npt.NDArray[Any]] = {
+            name: np.full(self._num_rows, one.off, dtype=str(dtype_of(one.off)).removeprefix("torch."))
+            for name, one in NUMBERS.items()
+        }
+        self._kinds = np.zeros(self._num_rows, dtype=np.int8)
+        self._parts_RX, self._arrivals_R = choose_scratch(max_running, vocab_size, device)
+        self.tables: SamplerTables | None = None
+        self._written_rows: set[Row] = set()
+
+    def set(self, row: Row, request: Request) -> None:
+        """All of a row's numbers, whatever stood there: a row is set when a request gets it.
+
+        Everything the request has generated so far has been read by then.
+        """
+        values = request.params.values()
+        for name, one in NUMBERS.items():
+            assert one.number is not None, "NUMBERS has these alone"
+            self.numbers[name][row] = one.number(values[name])
+        kind = self._kinds[row] = kind_of(request)
+        # A step that looks at the tables looks at every row's bias and counts every row's tokens: what a former request
+        # left must go, whether it was written for it or counted beside somebody else.
+        if kind is SamplingKind.EVERYTHING or row in self._written_rows:
+            self._clear_tables(row)
+        if kind is SamplingKind.EVERYTHING:
+            self._write_tables(row, request)
+
+    def prepare(self, request: Request) -> None:
+        """Room for a request that is not queued yet, or `RequestError`: later it would be everybody's error."""
+        if kind_of(request) is SamplingKind.EVERYTHING:
+            try:
+                self.make_tables()
+            except torch.OutOfMemoryError:
+                found = "no device memory for the tables of bias, penalties and logprobs"
+                raise RequestError("sampling", found, "a request without them", "Lower kv_memory_bytes.") from None
+
+    def kind(self, rows: npt.NDArray[np.int32]) -> SamplingKind:
+        """The least kind of sampling that serves these rows."""
+        return SamplingKind(self._kinds[rows].max())
+
+    def inputs(self, slots: Inputs, rows_N: torch.Tensor) -> SamplerInputs:
+        """What a sampler reads, from a step's slots."""
+        return SamplerInputs(
+            numbers=slots, rows_N=rows_N, parts_RX=self._parts_RX, arrivals_R=self._arrivals_R, tables=self.tables
+        )
+
+    @property
+    def owned(self) -> tuple[OwnedMemory, ...]:
+        """The scratch; and the tables, where there are any: row 0 is the sink's, as everywhere."""
+        scratch = OwnedMemory(name="sampler scratch", tensors=(self._parts_RX, self._arrivals_R), writable=True)
+        if self.tables is None:
+            return (scratch,)
+        return scratch, OwnedMemory(name="sampler tables", tensors=self.tables.tensors, writable=True, sink_rows=1)
+
+    def make_tables(self) -> SamplerTables:
+        """The tables, made at the first call: their addresses never change."""
+        if self.tables is None:
+
+            def zeros(width: int, dtype: torch.dtype) -> torch.Tensor:
+                return torch.zeros((self._num_rows, width), dtype=dtype, device=self._device)
+
+            self.tables = SamplerTables(
+                bias_ids_RB=zeros(MAX_BIAS_ENTRIES, torch.int64),
+                bias_values_RB=zeros(MAX_BIAS_ENTRIES, torch.float32),
+                bias_until_RB=zeros(MAX_BIAS_ENTRIES, torch.int64),
+                prompt_seen_RV=zeros(self._vocab_size, torch.bool),
+                output_counts_RV=zeros(self._vocab_size, torch.int32),
+            )
+        return self.tables
+
+    def _clear_tables(self, row: Row) -> None:
+        for table in self.make_tables().tensors:
+            table[row].zero_()
+        self._written_rows.discard(row)
+
+    def _write_tables(self, row: Row, request: Request) -> None:
+        """One empty line of every table, ordered before what is launched next on this stream."""
+        tables = self.make_tables()
+        self._written_rows.add(row)
+        entries = bias_entries(request)
+        if entries:
+            ids, values, until = zip(*entries, strict=True)
+            for table, numbers in (
+                (tables.bias_ids_RB, ids),
+                (tables.bias_values_RB, values),
+                (tables.bias_until_RB, until),
+            ):
+                table[row, : len(entries)] = torch.tensor(numbers, dtype=table.dtype).to(self._device)
+        if has_penalties(request):
+            prompt, output = (
+                torch.tensor(ids, dtype=torch.int64).to(self._device) for ids in (request.prompt, request.output)
+            )
+            tables.prompt_seen_RV[row, prompt] = True
+            tables.count_(torch.full_like(output, row), output)
+
+
+def kind_of(request: Request) -> SamplingKind:
+    """The least kind of sampling that serves a request, or `RequestError` if the tables have no room for its bias."""
+    num_entries = len(bias_entries(request))
+    if num_entries > MAX_BIAS_ENTRIES:
+        fields = "logit_bias, stop_token_ids and end tokens"
+        raise RequestError(fields, f"{num_entries} entries", f"at most {MAX_BIAS_ENTRIES}", "Ask for fewer.")
+    return SamplingKind.EVERYTHING if num_entries else request.params.kind
+
+
+def has_penalties(request: Request) -> bool:
+    """Whether a number of the request changes with the tokens it has had."""
+    values = request.params.values()
+    return any(one.kind is SamplingKind.EVERYTHING and one.is_on(values[name]) for name, one in NUMBERS.items())
+
+
+def bias_entries(request: Request) -> list[tuple[int, float, int]]:
+    """(token id, addition, until): the addition holds while fewer than `until` tokens were generated.
+
+    The ids that would end the request cannot be drawn before `min_tokens`.
+    """
+    params = request.params
+    entries = [(token, bias, INT64_MAX) for token, bias in params.logit_bias.items()]
+    if len(request.output) < params.min_tokens:
+        entries += [(token, -math.inf, params.min_tokens) for token in request.ending_ids]
+    return entries

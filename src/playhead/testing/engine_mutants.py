@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 from playhead.engine.engine import Engine, LaunchedStep
@@ -13,15 +14,17 @@ from playhead.errors import PlayheadError
 from playhead.graph.runner import GraphRunner, LivePlan, StepResult
 from playhead.graph.shapes import Decision
 from playhead.graph.slots import FillContext
+from playhead.kv.cache import SequenceKV
+from playhead.kv.mapping import Int32Array
 from playhead.outputs import Logprob
-from playhead.schedule.chunk import Chunk
-from playhead.schedule.request import Request
-from playhead.schedule.scheduler import PlannedChunk, Scheduler
-from playhead.step import worker
+from playhead.sampling_params import SamplingKind
+from playhead.schedule.request import Chunk, Request
+from playhead.schedule.rows import DeviceRows
+from playhead.schedule.scheduler import Scheduler
+from playhead.step import inputs
 from playhead.step.inflight import Collected, HostReadback, HostStopwatch, InFlight
-from playhead.step.sampler_rows import SamplerRows
-from playhead.step.sampling import SampledTokens, SamplerNeeds, SamplerRow
-from playhead.step.worker import StepRequests, Worker
+from playhead.step.sampling import SampledTokens, SamplerRows
+from playhead.step.worker import Worker
 from playhead.testing.fault_mutants import FAULT_CHECKERS, FAULT_MUTANTS
 from playhead.testing.mutant import Checker, Mutant, Oracle, swapped
 from playhead.testing.tiny_engine import (
@@ -50,31 +53,32 @@ FAILS_EVERY = 5  # runs of a graph
 def slots_told_by_row() -> AbstractContextManager[None]:
     """A request in the row of one that ended, as long as that one would be now, goes on with its token."""
 
-    def by_row(self: Worker, requests: StepRequests, needs: SamplerNeeds) -> bool:
-        last = self._advanced
-        if last is None or last.needs != needs or last.num_fills != self._decode_registry.num_fills:
-            return False
-        if [seq.row for seq in last.seqs] != requests.rows.tolist():
-            return False
-        unread = all(chunk.tokens[0] < 0 for chunk in requests.chunks)
-        ends = requests.ends
-        return unread and bool((ends == last.seq_lens + 1).all() and (ends <= last.num_places).all())
+    goes_on = DeviceRows.can_replay_in_place
 
-    return swapped(Worker, "_can_replay_in_place", by_row)
+    def by_row(
+        self: DeviceRows, chunks: Sequence[Chunk], ends: Int32Array, kind: SamplingKind, *, num_fills: int
+    ) -> bool:
+        last = self.decode_slots
+        if last is not None and [seq.row for seq in last.seqs] == [chunk.seq.row for chunk in chunks]:
+            self.decode_slots = replace(last, seqs=[chunk.seq for chunk in chunks])
+        return goes_on(self, chunks, ends, kind, num_fills=num_fills)
+
+    return swapped(DeviceRows, "can_replay_in_place", by_row)
 
 
 def next_place_not_known() -> AbstractContextManager[None]:
     """A step goes on although its next page was not in the table when the last one looked there."""
 
-    def anyway(self: Worker, requests: StepRequests, needs: SamplerNeeds) -> bool:
-        last = self._advanced
-        if last is None or last.needs != needs or last.num_fills != self._decode_registry.num_fills:
-            return False
-        return last.seqs == [chunk.seq for chunk in requests.chunks] and bool(
-            (requests.ends == last.seq_lens + 1).all()
-        )
+    goes_on = DeviceRows.can_replay_in_place
 
-    return swapped(Worker, "_can_replay_in_place", anyway)
+    def anyway(
+        self: DeviceRows, chunks: Sequence[Chunk], ends: Int32Array, kind: SamplingKind, *, num_fills: int
+    ) -> bool:
+        if self.decode_slots is not None:
+            self.decode_slots = replace(self.decode_slots, num_places=self.decode_slots.seq_lens + 1)
+        return goes_on(self, chunks, ends, kind, num_fills=num_fills)
+
+    return swapped(DeviceRows, "can_replay_in_place", anyway)
 
 
 def sampler_row_kept() -> AbstractContextManager[None]:
@@ -82,7 +86,7 @@ def sampler_row_kept() -> AbstractContextManager[None]:
     original = SamplerRows.set
     known: WeakKeyDictionary[SamplerRows, set[Row]] = WeakKeyDictionary()
 
-    def only_once(self: SamplerRows, row: Row, request: SamplerRow) -> None:
+    def only_once(self: SamplerRows, row: Row, request: Request) -> None:
         rows = known.setdefault(self, set())
         if row not in rows:
             rows.add(row)
@@ -95,10 +99,9 @@ def newest_token_of_any_row() -> AbstractContextManager[None]:
     """A request that comes back with one token to compute takes the newest token of whoever had its row."""
     original = Scheduler._chunk
 
-    def always(self: Scheduler, request: Request, num_tokens: int, *, samples: bool) -> PlannedChunk:
-        if num_tokens == 1 and request.output:
-            request.newest_in = request.seq
-        return original(self, request, num_tokens, samples=samples)
+    def always(self: Scheduler, request: Request, seq: SequenceKV, num_tokens: int, *, samples: bool) -> Chunk:
+        chunk = original(self, request, seq, num_tokens, samples=samples)
+        return replace(chunk, tokens=(-seq.row,)) if num_tokens == 1 and request.output else chunk
 
     return swapped(Scheduler, "_chunk", always)
 
@@ -134,7 +137,7 @@ def prompts_counted_as_output() -> AbstractContextManager[None]:
     def any_single(chunks: Sequence[Chunk]) -> bool:
         return all(len(chunk.tokens) == 1 for chunk in chunks)
 
-    return swapped(worker, "decodes", any_single)
+    return swapped(inputs, "decodes", any_single)
 
 
 def forgotten_when_interrupted() -> AbstractContextManager[None]:
@@ -163,7 +166,7 @@ def text_lost_at_the_end() -> AbstractContextManager[None]:
     original = ResponseBuilder.take
 
     def skipping(self: ResponseBuilder, token: int, logprobs: tuple[Logprob, ...]) -> None:
-        if token in self.ending_ids:
+        if token in self.request.ending_ids:
             self.num_read_into_text = len(self.request.output)
         original(self, token, logprobs)
 

@@ -20,7 +20,8 @@ from playhead.kv.mapping import WindowMapping
 from playhead.kv.prefix import PrefixCache
 from playhead.kv.rows import RowTables
 from playhead.outputs import Logprob, RequestOutput
-from playhead.schedule.scheduler import PlannedChunk, Scheduler
+from playhead.schedule.request import Chunk
+from playhead.schedule.scheduler import Scheduler
 from playhead.step import forward
 from playhead.step.publish import Publisher
 from playhead.testing.fault_runs import FaultPicker, check_outputs, leftovers, run_with_faults
@@ -59,7 +60,7 @@ def half_a_change_trusted() -> AbstractContextManager[None]:
 def token_committed_twice() -> AbstractContextManager[None]:
     """A read that was interrupted is repeated, and adds its token again."""
 
-    def always(self: Scheduler, chunk: PlannedChunk, token: int) -> bool:
+    def always(self: Scheduler, chunk: Chunk, token: int) -> bool:
         chunk.request.output.append(token)
         return True
 

@@ -32,8 +32,9 @@ from playhead.models.config import RANGES
 from playhead.models.load import ModelDescription
 from playhead.models.text.detokenize import byte_level_table
 from playhead.models.text.gguf_vocab import tokenizer_from_gguf
+from playhead.step.build import build_worker
 from playhead.step.forward import kv_geometry
-from playhead.step.worker import Worker, WorkerConfig
+from playhead.step.worker import WorkerConfig
 from playhead.testing.mutant import Checker
 
 CPU = torch.device("cpu")
@@ -226,7 +227,7 @@ def rotary_tables() -> list[str]:
     spec = spec_from_config(config_of("llama"))
     decoder = dummy_decoder(spec, dtype=torch.float32, device=CPU)
     limits = KVLimits(max_context_tokens=32, max_running=2, chunk_tokens=8)
-    Worker(decoder, WorkerConfig(kv_memory_bytes=1 << 18, limits=limits))
+    build_worker(decoder, WorkerConfig(kv_memory_bytes=1 << 18, limits=limits))
     return [f"{len(rows)} rows for 32 positions" for rows in decoder.buffers() if len(rows) != 32]
 
 

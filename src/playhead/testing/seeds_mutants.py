@@ -25,7 +25,7 @@ from playhead.graph.oplog import OpObserver
 from playhead.graph.registry import CudaGraphBufferRegistry, DeviceEntry
 from playhead.graph.runner import GraphRunner, LivePlan, PlanKey, StepSpec
 from playhead.graph.sharing import InputBufferPool, SharedBuffer
-from playhead.graph.slots import Batch, FillContext, GraphSlot, IndexSpace, SourceFn
+from playhead.graph.slots import Batch, FillContext, GraphSlot, IndexSpace
 from playhead.kv import swa_pool as swa_pool_module
 from playhead.kv.hybrid import FULL
 from playhead.kv.mapping import Int32Array
@@ -36,7 +36,7 @@ from playhead.models import build
 from playhead.models.families import FAMILIES
 from playhead.models.family import Family
 from playhead.step import inputs as inputs_module
-from playhead.step.sampled_step import Placeholder, SampledStep
+from playhead.step.forward import Forward, Placeholder
 from playhead.testing.graph_mutants import (
     any_bind_accepted,
     device_tail_never_reset,
@@ -127,12 +127,12 @@ def nothing_shared() -> Patch:
 
 def padded_tokens_counted() -> Patch:
     """`num_token_non_padded` counts the padding too."""
-    original = inputs_module.host_scalar
+    original = inputs_module.num_live_tokens
 
-    def padded(name: str, source_fn: SourceFn) -> GraphSlot:
-        return original(name, lambda batch, ctx: np.array([ctx.padded_num_tokens], dtype=np.int32))
+    def padded() -> GraphSlot:
+        return replace(original(), source_fn=lambda batch, ctx: np.array([ctx.padded_num_tokens], dtype=np.int32))
 
-    return swapped(inputs_module, "host_scalar", padded)
+    return swapped(inputs_module, "num_live_tokens", padded)
 
 
 def captured_on_copies() -> Patch:
@@ -252,9 +252,9 @@ def requests_captured() -> Patch:
 
 
 def logits_captured() -> Patch:
-    original = SampledStep.token_spec
+    original = Forward.token_spec
 
-    def with_head(self: SampledStep, placeholder: Placeholder, *, has_breaks: bool) -> StepSpec:
+    def with_head(self: Forward, placeholder: Placeholder, *, has_breaks: bool) -> StepSpec:
         spec = original(self, placeholder, has_breaks=has_breaks)
 
         def hidden_and_logits(inputs: Inputs, scope: Scope) -> Any:
@@ -264,7 +264,7 @@ def logits_captured() -> Patch:
 
         return replace(spec, fn=hidden_and_logits)
 
-    return swapped(SampledStep, "token_spec", with_head)
+    return swapped(Forward, "token_spec", with_head)
 
 
 def gradients_in_breaks() -> Patch:
@@ -288,7 +288,7 @@ def gradients_in_eager_steps() -> Patch:
 
 
 def gradients_in_logits() -> Patch:
-    return swapped(SampledStep, "finish", inspect.unwrap(SampledStep.finish))
+    return swapped(Forward, "sample_last", inspect.unwrap(Forward.sample_last))
 
 
 def gradients_in_recordings() -> Patch:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -19,15 +18,18 @@ from playhead.kernels.cpu import rope
 from playhead.kernels.cpu.arrays import Array
 from playhead.kernels.tokens import advance
 from playhead.kv.cache import HybridKVCache
+from playhead.kv.mapping import Int32Array
 from playhead.kv.plan import KVLimits
 from playhead.kv.pool import DeviceWrite, ForwardLocs
-from playhead.schedule.chunk import Chunk
-from playhead.step import sampled_step, worker
+from playhead.sampling_params import SamplingKind
+from playhead.schedule.request import Chunk
+from playhead.schedule.rows import DeviceRows
+from playhead.step import forward, inputs, worker
 from playhead.step.audit import audit_worker
 from playhead.step.inflight import InFlight
-from playhead.step.page_table import DevicePageTable
-from playhead.step.sampling import DRAWN, SamplerNeeds
-from playhead.step.worker import StepRequests, Worker
+from playhead.step.inputs import StepInput, StepRequests, batch_of
+from playhead.step.publish import DevicePageTable
+from playhead.step.worker import Worker
 from playhead.testing.mutant import Checker, Mutant, Oracle, swapped
 from playhead.testing.tiny_engine import Ask, greedy, tiny_engine, tokens_alone
 from playhead.testing.tiny_worker import dense_logits, differences, last_logits, tiny_worker
@@ -58,20 +60,18 @@ def page_table_behind() -> AbstractContextManager[None]:
 
 
 def read_past_length() -> AbstractContextManager[None]:
-    batch = Worker.decode_batch
+    def one_more(inputs: Sequence[StepInput], step: StepRequests) -> dict[str, Any]:
+        made = batch_of(inputs, step)
+        return made | {"seq_lens": made["seq_lens"] + 1} if step.is_decode else made
 
-    def one_more(self: Worker, requests: StepRequests) -> dict[str, Any]:
-        made = batch(self, requests)
-        return made | {"seq_lens": made["seq_lens"] + 1}
-
-    return swapped(Worker, "decode_batch", one_more)
+    return swapped(worker, "batch_of", one_more)
 
 
 def placeholder_past_its_row() -> AbstractContextManager[None]:
-    def all_of_them(num_tokens: int, limits: KVLimits) -> int:
+    def all_of_them(num_tokens: int, max_context_tokens: int) -> int:
         return num_tokens
 
-    return swapped(worker, "placeholder_tokens", all_of_them)
+    return swapped(inputs, "placeholder_tokens", all_of_them)
 
 
 def offered_before_it_runs() -> AbstractContextManager[None]:
@@ -111,14 +111,16 @@ def keys_of_the_warm_up() -> AbstractContextManager[None]:
 
 def goes_on_over_anything() -> AbstractContextManager[None]:
     """A decode graph goes on over its slots, although a capture has filled them since."""
-    goes_on = Worker._can_replay_in_place
+    goes_on = DeviceRows.can_replay_in_place
 
-    def careless(self: Worker, requests: StepRequests, needs: SamplerNeeds) -> bool:
-        if self._advanced is not None:
-            self._advanced = replace(self._advanced, num_fills=self._decode_registry.num_fills)
-        return goes_on(self, requests, needs)
+    def careless(
+        self: DeviceRows, chunks: Sequence[Chunk], ends: Int32Array, kind: SamplingKind, *, num_fills: int
+    ) -> bool:
+        if self.decode_slots is not None:
+            num_fills = self.decode_slots.num_fills
+        return goes_on(self, chunks, ends, kind, num_fills=num_fills)
 
-    return swapped(Worker, "_can_replay_in_place", careless)
+    return swapped(DeviceRows, "can_replay_in_place", careless)
 
 
 def padded_rows_advanced() -> AbstractContextManager[None]:
@@ -129,7 +131,7 @@ def padded_rows_advanced() -> AbstractContextManager[None]:
         *before, rows_B, num_live = args[:8]
         live_rows(*before, rows_B, torch.full_like(num_live, len(rows_B)), *args[8:], **kwargs)
 
-    return swapped(sampled_step, "advance", everybody)
+    return swapped(forward, "advance", everybody)
 
 
 Dense = dict[tuple[int, ...], torch.Tensor]
@@ -206,7 +208,7 @@ def capture_between_steps(wanted: dict[str, tuple[int, ...]]) -> list[str]:
     tokens: tuple[int, ...] = ()
     for number in range(100):
         if number == 6:
-            engine.worker.decoder_for(DRAWN).capture_all()
+            engine.worker.decoder_for(SamplingKind.DRAWN).capture_all()
         for output in engine.step():
             tokens = output.outputs[0].token_ids
         if not engine.has_work:

@@ -12,7 +12,8 @@ from playhead.models.build import spec_from_config
 from playhead.models.checkpoint.dummy import dummy_decoder
 from playhead.models.decoder import Decoder
 from playhead.models.dense_context import DenseContext, DenseSequence
-from playhead.schedule.chunk import Chunk
+from playhead.schedule.request import Chunk
+from playhead.step.build import build_worker
 from playhead.step.worker import Worker, WorkerConfig
 
 TINY_GEMMA3: Mapping[str, object] = {
@@ -70,7 +71,7 @@ def tiny_worker(
         dispatch=DispatchLimits(lazy=True, max_padding_ratio=8),
         strict_ledger=strict_ledger,
     )
-    return Worker(decoder, config)
+    return build_worker(decoder, config)
 
 
 def spread(decoder: Decoder) -> None:

@@ -17,7 +17,7 @@ from playhead.kv.hybrid import HybridAllocator
 from playhead.kv.pool import ForwardTokens
 from playhead.kv.swa_pool import SWAKVPool
 from playhead.kv.violations import ViolationLog
-from playhead.schedule.chunk import Chunk
+from playhead.schedule.request import Chunk
 from playhead.step import forward
 from playhead.step.worker import Worker
 from playhead.testing.kv_pools import one_request

@@ -13,14 +13,14 @@ from playhead.attention.reference import ReferenceBackend
 from playhead.errors import ConfigError
 from playhead.graph.registry import CudaGraphBufferRegistry
 from playhead.graph.slots import FillContext
-from playhead.step.inputs import InputFeatures, build_prefill_registry
+from playhead.step.inputs import QUERIES, InputFeatures, build_prefill_registry
 from tests.unit.attention.scenes import SceneSpec, dense_attention, make_scene
 
 BACKEND = ReferenceBackend(torch.zeros(5, 3, dtype=torch.int32))
 
 
 def registry_of(phase: Phase) -> CudaGraphBufferRegistry:
-    features = InputFeatures(extra=BACKEND.slots(phase))
+    features = InputFeatures(extra=QUERIES if phase is Phase.EXTEND else ())
     return build_prefill_registry(max_bs=4, max_num_tokens=16, device="cpu", features=features)
 
 

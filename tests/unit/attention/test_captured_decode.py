@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from playhead.attention.base import AttentionBackend, LayerAttention, Phase
+from playhead.attention.base import AttentionBackend, LayerAttention
 from playhead.attention.reference import ReferenceBackend
 from playhead.attention.triton import TritonBackend
 from playhead.graph import (
@@ -23,7 +23,7 @@ from playhead.graph import (
 )
 from playhead.graph.capture import StepFn
 from playhead.kernels.rope import qk_rope_write
-from playhead.step.inputs import InputFeatures, build_decode_registry
+from playhead.step.inputs import build_decode_registry
 
 BUCKET, PAGE_SIZE, PAGES_PER_ROW, WINDOW = 4, 4, 5, 6
 MAX_TOKENS = PAGE_SIZE * PAGES_PER_ROW
@@ -55,8 +55,7 @@ class DecodeRig:
             else TritonBackend(self.table, [self.layer], max_bs=BUCKET)
         )
         self.qkv = torch.randn(VOCABULARY, (NUM_HEADS + 2) * HEAD_DIM, generator=rng)
-        features = InputFeatures(extra=self.backend.slots(Phase.DECODE))
-        self.registry = build_decode_registry(max_bs=BUCKET, device="cpu", features=features)
+        self.registry = build_decode_registry(max_bs=BUCKET, device="cpu")
         memory = (
             OwnedMemory(name="weights", tensors=(self.qkv,)),
             OwnedMemory(name="kv", tensors=tuple(self.caches), writable=True, sink_rows=1),

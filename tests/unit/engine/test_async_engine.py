@@ -12,6 +12,7 @@ from contextlib import suppress
 import pytest
 
 from playhead.engine.async_engine import AsyncEngine
+from playhead.engine.build import build_engine
 from playhead.errors import EngineStopped, MisuseError, RequestError, StepFailed
 from playhead.kv.ledger import Ledger
 from playhead.llm import LLM
@@ -66,6 +67,16 @@ def test_concurrent_requests_get_the_tokens_of_generate(llm):
     assert [output.outputs[0].token_ids for output in found] == wanted
     assert all(output.finished for output in found)
     assert is_clean(llm)
+
+
+def test_an_engine_needs_no_llm_to_serve_an_event_loop(llm):
+    async def served():
+        built = build_engine("embedded", max_model_len=96, max_num_seqs=2, graph_mode="eager")
+        async with AsyncEngine(built) as engine:
+            return await last(engine, "The whale")
+
+    wanted = llm.generate("The whale", GREEDY)[0].outputs[0].token_ids
+    assert asyncio.run(served()).outputs[0].token_ids == wanted
 
 
 def test_outputs_grow_and_the_last_one_is_finished(llm):

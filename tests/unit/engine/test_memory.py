@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from playhead.engine.config import EngineConfig
-from playhead.engine.memory import CPU_KV_BYTES, EngineMemory, fit_memory, free_host_bytes
+from playhead.engine.memory import CPU_KV_BYTES, EngineMemory, fit_beside_weights, fit_memory, free_host_bytes
 from playhead.errors import ConfigError
 from playhead.kv.plan import plan_kv
 from playhead.llm import LLM
@@ -133,6 +134,15 @@ def test_a_context_that_cannot_fit_is_refused_before_weights_are_loaded(tmp_path
     monkeypatch.setattr("playhead.engine.build.load_weights", refuse)
     with pytest.raises(ConfigError, match="max_model_len"):
         LLM(str(tmp_path), load_format="dummy", max_model_len=131_072, kv_memory_bytes=1 << 24)
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_loaded():
+    """1.5 billion parameters in float32 take 5.58 GiB."""
+    with pytest.raises(ConfigError, match=r"2.00 GiB are free, and the weights alone take 5\.58 GiB"):
+        fit_beside_weights(described(LLAMA_1B), EngineConfig(), CPU, 2 * GIB)
+    memory = fit_beside_weights(described(LLAMA_1B), EngineConfig(), CPU, 8 * GIB)
+    left = 8 * GIB - memory.weight_bytes
+    assert replace(memory, weight_bytes=0) == fit(LLAMA_1B, CPU, left)
 
 
 def test_a_containers_limit_counts(tmp_path):

@@ -9,8 +9,8 @@ from playhead.engine.engine import Engine
 from playhead.engine.front import RequestOptions
 from playhead.errors import RequestError
 from playhead.outputs import FinishReason
-from playhead.step.sampler_rows import SamplerRows
-from playhead.step.sampling import DRAWN
+from playhead.sampling_params import SamplingKind
+from playhead.step.sampling import SamplerRows
 from playhead.testing.engine_mutants import CROWD, CROWD_ALONE, ENGINE_CHECKERS, check_schedule
 from playhead.testing.mutant import Oracles
 from playhead.testing.tiny_engine import LITTLE_BYTES, greedy, run_schedule, tiny_engine
@@ -81,7 +81,7 @@ def test_a_steady_decode_fills_nothing_and_publishes_nothing(engine):
     engine.add_request("one", PROMPT, greedy(25))
     for _ in range(3):
         engine.step()
-    registry, sent = engine.worker._decode_registry, []
+    registry, sent = engine.worker.decode.registry, []
     engine.worker._publisher.send = sent.extend
     before = registry.num_fills
     for _ in range(10):
@@ -95,7 +95,7 @@ def test_a_graph_goes_on_only_over_slots_that_nobody_filled_since(engine):
     engine.add_request("one", PROMPT, greedy(20))
     for _ in range(6):
         engine.step()
-    engine.worker.decoder_for(DRAWN).capture_all()
+    engine.worker.decoder_for(SamplingKind.DRAWN).capture_all()
     outputs = []
     while engine.has_work:
         outputs += engine.step()

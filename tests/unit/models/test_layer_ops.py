@@ -16,8 +16,9 @@ from playhead.graph.slots import FillContext
 from playhead.kv.plan import KVLimits
 from playhead.models.build import spec_from_config
 from playhead.models.checkpoint.dummy import dummy_decoder
+from playhead.step.build import build_worker
 from playhead.step.forward import ModelStep
-from playhead.step.worker import Worker, WorkerConfig
+from playhead.step.worker import WorkerConfig
 from tests.unit.models.test_decoder_capture import SIZES
 
 NUM_TOKENS = 2
@@ -58,7 +59,7 @@ def recorded_ops(model_type: str) -> list[str]:
     spec = spec_from_config({"model_type": model_type, "residual_multiplier": 0.5, **sizes})
     decoder = dummy_decoder(spec, dtype=torch.float32, device=torch.device("cpu"))
     limits = KVLimits(max_context_tokens=32, max_running=NUM_TOKENS, chunk_tokens=8)
-    worker = Worker(decoder, WorkerConfig(kv_memory_bytes=1 << 20, limits=limits))
+    worker = build_worker(decoder, WorkerConfig(kv_memory_bytes=1 << 20, limits=limits))
     ctx = FillContext(raw_bs=NUM_TOKENS, padded_bs=NUM_TOKENS, raw_num_tokens=NUM_TOKENS, padded_num_tokens=NUM_TOKENS)
     # Without memory no body runs, so what is logged is what every device is asked for; a CPU would log its own ops.
     decoder.to("meta")

@@ -11,8 +11,9 @@ from playhead.kv.ledger import Ledger
 from playhead.kv.plan import KVLimits, plan_kv
 from playhead.outputs import FinishReason
 from playhead.sampling_params import SamplingParams
-from playhead.schedule.request import MAX_PREEMPTIONS, Request
-from playhead.schedule.scheduler import PlannedChunk, ScheduleLimits, Scheduler
+from playhead.schedule.request import MAX_PREEMPTIONS, Chunk, Request
+from playhead.schedule.rows import DeviceRows
+from playhead.schedule.scheduler import ScheduleLimits, Scheduler
 
 PAGE, CHUNK = 4, 16
 
@@ -26,7 +27,7 @@ def scheduler(num_pages: int = 64, max_running: int = 4) -> tuple[Scheduler, Hyb
     kv = HybridKVCache(
         plan_kv(num_bytes=num_bytes, geometry=geometry, limits=limits), prefix_caching=False, strict=True
     )
-    return Scheduler(kv, ScheduleLimits(chunk_tokens=CHUNK, max_waiting=8)), kv
+    return Scheduler(kv, DeviceRows(), ScheduleLimits(chunk_tokens=CHUNK, max_waiting=8)), kv
 
 
 def request(name: str, num_prompt: int, *, arrival: int = 0, priority: int = 0, num_new: int = 8) -> Request:
@@ -39,7 +40,7 @@ def request(name: str, num_prompt: int, *, arrival: int = 0, priority: int = 0, 
 def run_step(made: tuple[Scheduler, HybridKVCache]) -> dict[str, int]:
     """Plan, launch, retire, and give every sampling request token 7; returns the tokens each request ran."""
     plan, kv = made
-    planned: list[PlannedChunk] = plan.plan()
+    planned: list[Chunk] = plan.plan()
     kv.allocator.mapping.take_unpublished()
     kv.retire(kv.launch())
     plan.close_plan()
@@ -114,7 +115,7 @@ def test_an_abort_is_clean_at_any_moment(num_steps):
     while made[0].has_work:
         run_step(made)
     assert stays.output == [7, 7, 7]
-    assert gone.seq is None
+    assert "gone" not in made[1].sequences
 
 
 def test_a_full_queue_refuses_with_the_limit():

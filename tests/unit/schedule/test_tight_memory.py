@@ -13,6 +13,7 @@ from playhead.kv.plan import KVLimits, KVPlan, _least_slabs, plan_kv
 from playhead.outputs import FinishReason
 from playhead.sampling_params import SamplingParams
 from playhead.schedule.request import Request
+from playhead.schedule.rows import DeviceRows
 from playhead.schedule.scheduler import ScheduleLimits, Scheduler
 
 NUM_REQUESTS = 25
@@ -55,7 +56,7 @@ def random_request(rng: random.Random, number: int, context: int) -> Request:
 def test_every_request_ends(seed):
     rng = random.Random(seed)
     kv, limits = tight_cache(rng)
-    scheduler = Scheduler(kv, ScheduleLimits(chunk_tokens=limits.chunk_tokens, max_waiting=100))
+    scheduler = Scheduler(kv, DeviceRows(), ScheduleLimits(chunk_tokens=limits.chunk_tokens, max_waiting=100))
     num_added = num_steps = 0
     while num_added < NUM_REQUESTS or scheduler.has_work:
         while num_added < NUM_REQUESTS and len(scheduler.waiting) < 4 and rng.random() < 0.5:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -9,9 +10,23 @@ import pytest
 import torch
 
 from playhead.errors import SlotError
-from playhead.graph import FillContext, GraphSlot, InputBufferPool, PaddingPolicy
+from playhead.graph import FillContext, InputBufferPool
 from playhead.graph.audit import unwritten_tails
-from playhead.step.inputs import FULL_LOCS, InputFeatures, build_decode_registry, build_prefill_registry
+from playhead.graph.slots import host_vector
+from playhead.sampling_params import SamplingParams
+from playhead.schedule.request import Chunk
+from playhead.step.inputs import (
+    FULL_LOCS,
+    OVER_TOKENS,
+    SAMPLING,
+    InputFeatures,
+    StepInput,
+    batch_of,
+    build_decode_registry,
+    build_prefill_registry,
+)
+from playhead.step.sampling import NUMBERS
+from playhead.testing.tiny_worker import tiny_worker
 
 USUAL = {
     "input_ids",
@@ -37,6 +52,15 @@ def filled(registry, ctx):
     proxies = {name: torch.ones_like(value) for name, value in (registry.null_proxies(ctx) or {}).items()}
     registry.fill_from(batch, replace(ctx, pp_proxy_tensors=proxies))
     return registry
+
+
+def decode_chunk(worker, name, *, priority=0):
+    """A request that runs with one token."""
+    seq = worker.kv.admit(name, [5])
+    worker.kv.extend(seq, 1)
+    chunk = Chunk.newest(seq, [5])
+    chunk.request.priority = priority
+    return chunk
 
 
 def test_a_plain_model_has_the_usual_inputs_and_no_others():
@@ -114,16 +138,18 @@ def test_locations_have_one_dtype():
 
 
 def test_a_new_field_is_one_declaration():
-    extra = GraphSlot(
-        name="lora_ids",
-        shape_fn=lambda bs, tokens: (bs,),
-        dtype=torch.int32,
-        axis="bs",
-        padding_policy=PaddingPolicy.ZERO,
-        staged=True,
+    """The slot and the function that makes its values: the registry has it, and so has every step's batch."""
+    slot = host_vector("priority", "bs", torch.int32)
+    extra = StepInput(
+        slot=slot, make=lambda step: np.array([chunk.request.priority for chunk in step.chunks], dtype=np.int32)
     )
-    registry = build_decode_registry(max_bs=4, device="cpu", features=InputFeatures(extra=(extra,)))
-    assert filled(registry, DECODE).get_slot("lora_ids").rows(0, 4).tolist() == [1, 1, 0, 0]
+    features = InputFeatures(extra=(extra,))
+    registry = build_decode_registry(max_bs=4, device="cpu", features=features)
+    worker = tiny_worker()
+    chunks = [decode_chunk(worker, "late", priority=3), decode_chunk(worker, "early", priority=-1)]
+    registry.fill_from(batch_of(features.made, worker.requests(chunks)), DECODE)
+    assert registry.get_slot("priority").rows(0, 4).tolist() == [3, -1, 0, 0]
+    assert registry.get_slot("seq_lens").rows(0, 4).tolist() == [1, 1, 1, 1]
 
 
 def test_a_missing_pipeline_tensor_is_refused():
@@ -141,3 +167,43 @@ def test_decode_and_prefill_may_share_device_memory():
     prefill = build_prefill_registry(max_bs=8, max_num_tokens=8, device="cpu", features=features, pool=pool)
     name = "pp_proxy.hidden"
     assert decode.get_slot(name).buffer.data_ptr() == prefill.get_slot(name).buffer.data_ptr()
+
+
+def test_the_inputs_of_a_step_are_made_from_its_requests():
+    """Two chunks of a step over tokens: the last two of a prompt's four, and a token that is on the device alone."""
+    worker = tiny_worker(page_size=2)
+    first, second = worker.kv.admit("first", [7, 8, 9, 10]), worker.kv.admit("second", [3])
+    worker.kv.extend(first, 4)
+    worker.kv.extend(second, 1)
+    chunks = [
+        replace(Chunk.newest(first, [9, 10]), samples=False),
+        replace(Chunk.newest(second, [-second.row]), num_generated=5),
+    ]
+    made = batch_of(InputFeatures(extra=(*SAMPLING, *OVER_TOKENS)).made, worker.requests(chunks))
+    assert {name: made[name].tolist() for name in made if name not in NUMBERS} == {
+        "input_ids": [9, 10, -second.row],
+        "positions": [2, 3, 0],
+        "out_cache_loc": [worker.kv.full_loc(seq, at) for seq, at in ((first, 2), (first, 3), (second, 0))],
+        "req_pool_indices": [first.row, second.row],
+        "seq_lens": [4, 1],
+        "token_rows": [first.row, first.row, second.row],
+        "query_starts": [0, 2],
+        "query_lens": [2, 1],
+        "last_token_index": [1, 2],
+        "sampling_rows": [0, second.row],
+        "num_generated": [0, 5],
+    }
+
+
+def test_the_sampler_s_inputs_are_the_numbers_of_the_requests_in_these_rows():
+    worker = tiny_worker()
+    chunks = [decode_chunk(worker, name) for name in ("one", "two")]
+    for chunk, params in zip(chunks, (SamplingParams(top_k=3, seed=8), SamplingParams(min_p=1.0, seed=9)), strict=True):
+        worker.sampler.set(chunk.seq.row, replace(chunk.request, params=params))
+    made = batch_of(SAMPLING, worker.requests(chunks))
+    assert {name: made[name].tolist() for name in ("top_k", "min_p", "seed", "temperature")} == {
+        "top_k": [3, 0],
+        "min_p": [-math.inf, 0.0],
+        "seed": [8, 9],
+        "temperature": [1.0, 1.0],
+    }

@@ -8,8 +8,7 @@ import torch
 
 from playhead.kv.pool import DeviceWrite
 from playhead.kv.rows import RowTables
-from playhead.step.page_table import DevicePageTable
-from playhead.step.publish import Publisher
+from playhead.step.publish import DevicePageTable, Publisher
 
 
 @pytest.mark.parametrize("max_entries", [1, 3, 8, 100])

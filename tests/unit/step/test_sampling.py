@@ -14,16 +14,12 @@ from hypothesis import strategies as st
 
 from playhead.graph import TapeBackend, record
 from playhead.kernels.tokens import gumbel_noise
-from playhead.sampling_params import SamplingParams
-from playhead.step.sampling import (
-    EVERYTHING,
-    SamplerNeeds,
-    SamplerRow,
-    filtered,
-    sample,
-    sampler_needs,
-)
+from playhead.sampling_params import SamplingKind, SamplingParams
+from playhead.schedule.request import Request
+from playhead.step.sampling import NUMBERS, SampledTokens, filtered, kind_of, sample
 from tests.unit.step.sampler_inputs import build_inputs, refill
+
+EVERYTHING = SamplingKind.EVERYTHING
 
 VOCAB = 24
 WRAP = 2**64
@@ -47,13 +43,13 @@ def oracle_gumbel(seed, position, token):
 
 def oracle_logits(logits, row):
     """After bias and penalties."""
-    params, counts = row.params, Counter(row.output_ids)
+    params, counts = row.params, Counter(row.output)
     out = []
     for token, x in enumerate(logits):
         x += params.logit_bias.get(token, 0.0)
-        if row.num_generated < params.min_tokens and token in row.ending_ids:
+        if len(row.output) < params.min_tokens and token in row.ending_ids:
             x = -math.inf
-        if token in row.prompt_ids or token in counts:
+        if token in row.prompt or token in counts:
             x = x / params.repetition_penalty if x > 0 else x * params.repetition_penalty
         out.append(x - params.frequency_penalty * counts[token] - params.presence_penalty * (counts[token] > 0))
     return out
@@ -88,7 +84,7 @@ def oracle_token(logits, row):
     else:
         scaled = [x / row.params.temperature for x in logits]
         kept, margin = oracle_kept(scaled, row.params)
-        scores = {t: scaled[t] + oracle_gumbel(row.seed, row.num_generated, t) for t in kept}
+        scores = {t: scaled[t] + oracle_gumbel(row.params.seed, len(row.output), t) for t in kept}
     first = max(scores, key=lambda t: (scores[t], -t))
     second = max((s for t, s in scores.items() if t != first), default=-math.inf)
     if scores[first] != second:
@@ -105,6 +101,19 @@ quarters = st.integers(-40, 40).map(lambda n: n / 4)
 logit_rows = st.lists(quarters, min_size=VOCAB, max_size=VOCAB)
 
 
+def row_of(params, prompt=(), output=(), ending=()):
+    """A request that has a row, with what it has generated so far."""
+    return Request(
+        id="row",
+        prompt=tuple(prompt),
+        params=params,
+        max_new_tokens=100,
+        arrival=0,
+        ending_ids=tuple(ending),
+        output=list(output),
+    )
+
+
 @st.composite
 def sampler_rows(draw):
     params = SamplingParams(
@@ -118,33 +127,32 @@ def sampler_rows(draw):
         logit_bias=draw(st.dictionaries(st.integers(0, VOCAB - 1), quarters, max_size=4)),
         min_tokens=draw(st.integers(0, 4)),
         logprobs=draw(st.sampled_from([None, 0, 3, 20])),
-    )
-    output = draw(token_lists)
-    ending = draw(st.lists(st.integers(0, VOCAB - 1), max_size=3))
-    return SamplerRow(
-        params=params,
         seed=draw(seeds),
-        num_generated=len(output),
-        prompt_ids=draw(token_lists),
-        output_ids=output,
-        ending_ids=ending,
     )
+    ending = draw(st.lists(st.integers(0, VOCAB - 1), max_size=3))
+    return row_of(params, draw(token_lists), draw(token_lists), ending)
 
 
 batches = st.lists(st.tuples(logit_rows, sampler_rows()), min_size=1, max_size=5)
 
 
-def run(logits, rows, needs=None, num_rows=None):
-    needs = needs or sampler_needs(rows)
+def least_kind(rows):
+    return max(map(kind_of, rows), default=SamplingKind.GREEDY)
+
+
+def run(logits, rows, kind=None, num_rows=None):
+    """Sampled, with as many reported tokens as the rows ask for."""
+    kind = least_kind(rows) if kind is None else kind
     num_rows = num_rows or len(rows)
     padded = torch.full((num_rows, len(logits[0])), math.nan)
     padded[: len(rows)] = torch.tensor(logits, dtype=torch.float32)
-    inputs = build_inputs(rows, needs, num_rows=num_rows, vocab_size=padded.shape[1])
-    return sample(padded, inputs, needs)
+    result = sample(padded, build_inputs(rows, num_rows=num_rows, vocab_size=padded.shape[1]), kind)
+    wanted = [row.params.logprobs for row in rows if row.params.logprobs is not None]
+    return SampledTokens(result.tokens_N, *(part[:, : 1 + max(wanted, default=-1)] for part in result[1:]))
 
 
 def plain_row(seed=0, num_generated=0, **options):
-    return SamplerRow(params=SamplingParams(**options), seed=seed, num_generated=num_generated)
+    return row_of(SamplingParams(seed=seed, **options), output=[0] * num_generated)
 
 
 def assert_same(a, b):
@@ -199,10 +207,10 @@ def test_a_row_of_a_large_vocabulary_is_the_same_in_any_batch():
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(7, 50_001, generator=generator) * 4
     rows = [plain_row(seed=i, temperature=0.9, top_p=0.95, top_k=40_000, logprobs=5) for i in range(7)]
-    needs = sampler_needs(rows)
-    together = sample(logits, build_inputs(rows, needs, num_rows=7, vocab_size=50_001), needs)
+    kind = least_kind(rows)
+    together = sample(logits, build_inputs(rows, num_rows=7, vocab_size=50_001), kind)
     for i, row in enumerate(rows):
-        alone = sample(logits[i : i + 1], build_inputs([row], needs, num_rows=1, vocab_size=50_001), needs)
+        alone = sample(logits[i : i + 1], build_inputs([row], num_rows=1, vocab_size=50_001), kind)
         assert_same([part[i : i + 1] for part in together], alone)
 
 
@@ -214,7 +222,7 @@ def test_greedy_takes_the_first_of_equal_logits():
 
 def test_half_precision_logits_are_sampled_as_float32():
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(1)).bfloat16()
-    inputs = build_inputs([plain_row(seed=i) for i in range(3)], EVERYTHING, num_rows=3, vocab_size=50)
+    inputs = build_inputs([plain_row(seed=i) for i in range(3)], num_rows=3, vocab_size=50)
     assert_same(sample(logits, inputs), sample(logits.float(), inputs))
 
 
@@ -222,7 +230,7 @@ def test_sampling_leaves_the_logits_alone():
     logits = torch.randn(2, VOCAB)
     rows = [plain_row(logit_bias={1: 5.0}, presence_penalty=1.0, top_k=3)] * 2
     before = logits.clone()
-    sample(logits, build_inputs(rows, EVERYTHING, num_rows=2, vocab_size=VOCAB))
+    sample(logits, build_inputs(rows, num_rows=2, vocab_size=VOCAB))
     assert torch.equal(logits, before)
 
 
@@ -230,7 +238,7 @@ def test_a_row_of_nan_still_gets_an_id_and_harms_nobody():
     logits = torch.full((3, VOCAB), math.nan)
     logits[1] = torch.arange(VOCAB).float()
     rows = [plain_row(seed=5, top_p=0.5, top_k=3, min_p=0.1, logprobs=3)] * 3
-    result = sample(logits, build_inputs(rows, EVERYTHING, num_rows=3, vocab_size=VOCAB))
+    result = sample(logits, build_inputs(rows, num_rows=3, vocab_size=VOCAB))
     assert all(0 <= token < VOCAB for token in result.tokens_N.tolist())
     assert result.tokens_N[1] == run([logits[1].tolist()], rows[:1]).tokens_N[0]
 
@@ -333,7 +341,7 @@ def test_top_p_measures_what_top_k_left():
 
 def test_filters_that_are_off_cut_nothing_even_of_a_tail_too_small_to_count():
     logits = torch.tensor([[0.0, -200.0, -math.inf]])
-    assert torch.equal(filtered(logits, build_inputs([], EVERYTHING, num_rows=1, vocab_size=3), EVERYTHING), logits)
+    assert torch.equal(filtered(logits, build_inputs([], num_rows=1, vocab_size=3)), logits)
 
 
 def test_bias_adds_to_its_token_only():
@@ -345,7 +353,7 @@ def test_bias_adds_to_its_token_only():
 @pytest.mark.parametrize(("num_generated", "token"), [(0, 1), (2, 1), (3, 2)])
 def test_ending_ids_wait_for_min_tokens(num_generated, token):
     params = SamplingParams(temperature=0, min_tokens=3, logit_bias={2: 100.0})
-    row = SamplerRow(params=params, seed=0, num_generated=num_generated, ending_ids=(2,))
+    row = row_of(params, output=[0] * num_generated, ending=(2,))
     assert run([[0.0, 1.0, 2.0]], [row]).tokens_N.tolist() == [token]
 
 
@@ -363,20 +371,18 @@ def test_ending_ids_wait_for_min_tokens(num_generated, token):
 )
 def test_penalties_look_at_the_prompt_or_the_output(options, token):
     params = SamplingParams(temperature=0, **options)
-    row = SamplerRow(params=params, seed=0, num_generated=2, prompt_ids=[0], output_ids=[1, 1])
+    row = row_of(params, prompt=[0], output=[1, 1])
     assert run([[3.0, 2.9, 2.5]], [row]).tokens_N.tolist() == [token]
 
 
 def test_a_repetition_penalty_pushes_negative_logits_down():
-    row = SamplerRow(
-        params=SamplingParams(temperature=0, repetition_penalty=2.0), seed=0, num_generated=0, prompt_ids=[0]
-    )
+    row = row_of(SamplingParams(temperature=0, repetition_penalty=2.0), prompt=[0])
     assert run([[-1.0, -1.5]], [row]).tokens_N.tolist() == [1]
 
 
 def test_the_smallest_repetition_penalty_lets_no_banned_token_through():
-    params = SamplingParams(repetition_penalty=1e-300, min_tokens=1)
-    rows = [SamplerRow(params=params, seed=s, num_generated=0, prompt_ids=[0, 1], ending_ids=[1]) for s in range(50)]
+    params = [SamplingParams(repetition_penalty=1e-300, min_tokens=1, seed=s) for s in range(50)]
+    rows = [row_of(one, prompt=[0, 1], ending=[1]) for one in params]
     assert set(run([[-1.0, 5.0, 0.0]] * 50, rows).tokens_N.tolist()) == {0, 2}
 
 
@@ -412,34 +418,29 @@ def test_masked_tokens_have_logprob_minus_infinity():
     assert result.logprobs_NL.tolist() == [[0.0, 0.0, -math.inf]]
 
 
-# Needs.
+# Kinds.
 
 
-def test_needs_are_the_least_that_serves():
-    assert sampler_needs([]) == SamplerNeeds()
-    assert sampler_needs([plain_row(temperature=0, top_k=5, top_p=0.5, min_p=0.1)]) == SamplerNeeds()
-    assert sampler_needs([plain_row(temperature=0), plain_row()]) == SamplerNeeds(random=True)
-    assert sampler_needs([plain_row(top_k=5)]) == SamplerNeeds(random=True, sort=True)
-    assert sampler_needs([plain_row(top_p=0.5)]) == SamplerNeeds(random=True, sort=True)
-    assert sampler_needs([plain_row(min_p=0.5)]) == SamplerNeeds(random=True, min_p=True)
-    assert sampler_needs([plain_row(temperature=0, logprobs=0)]) == SamplerNeeds(num_logprobs=1)
-    assert sampler_needs([plain_row(temperature=0, logit_bias={1: 1})]) == SamplerNeeds(num_bias=1)
-    for options in ({"repetition_penalty": 1.1}, {"presence_penalty": -1}, {"frequency_penalty": 1}):
-        assert sampler_needs([plain_row(temperature=0, **options)]) == SamplerNeeds(penalties=True)
+def test_ids_that_must_not_end_a_request_yet_need_the_tables():
+    params = SamplingParams(temperature=0, min_tokens=2)
+    assert kind_of(row_of(params, ending=[3])) is EVERYTHING
+    assert kind_of(row_of(params, ending=[3], output=[1, 1])) is SamplingKind.GREEDY
+    assert kind_of(row_of(params)) is SamplingKind.GREEDY
 
 
-@given(st.lists(sampler_rows(), max_size=3), st.lists(sampler_rows(), max_size=3))
-@settings(max_examples=50)
-def test_needs_of_more_rows_cover_those_of_fewer(some, others):
-    assert sampler_needs(some + others).covers(sampler_needs(some))
-    assert EVERYTHING.covers(sampler_needs(some))
+def test_every_number_has_an_input_that_an_empty_row_turns_off():
+    """A padded row is greedy and filters nothing, whatever parameters there will be."""
+    empty = build_inputs([], num_rows=1, vocab_size=VOCAB)
+    off = {name: torch.tensor([one.off]) for name, one in NUMBERS.items()}
+    assert_same([empty.numbers[name] for name in off], off.values())
+    defaults = SamplingParams(temperature=0).values()
+    assert [name for name, one in NUMBERS.items() if one.is_on(defaults[name])] == []
 
 
 def test_the_cheap_path_neither_sorts_nor_hashes():
     def ops(rows):
-        needs = sampler_needs(rows)
-        inputs = build_inputs(rows, needs, num_rows=1, vocab_size=VOCAB)
-        return record(TapeBackend(), lambda: sample(torch.zeros(1, VOCAB), inputs, needs))[0].log
+        inputs = build_inputs(rows, num_rows=1, vocab_size=VOCAB)
+        return record(TapeBackend(), lambda: sample(torch.zeros(1, VOCAB), inputs, least_kind(rows)))[0].log
 
     greedy, random, sorting = ops([plain_row(temperature=0)]), ops([plain_row()]), ops([plain_row(top_p=0.5)])
     assert (greedy.count("aten::sort"), random.count("aten::sort"), sorting.count("aten::sort")) == (0, 0, 1)
@@ -454,11 +455,11 @@ def test_the_cheap_path_neither_sorts_nor_hashes():
 def test_a_recorded_sampler_replays_what_eager_computes(batch):
     """Recorded on empty rows; nothing of their values may be left in the tape."""
     logits = torch.zeros(4, VOCAB)
-    inputs = build_inputs([], EVERYTHING, num_rows=4, vocab_size=VOCAB)
+    inputs = build_inputs([], num_rows=4, vocab_size=VOCAB)
     recording, output = record(TapeBackend(), lambda: sample(logits, inputs))
 
     rows = [row for _, row in batch]
-    fresh = build_inputs(rows, EVERYTHING, num_rows=4, vocab_size=VOCAB)
+    fresh = build_inputs(rows, num_rows=4, vocab_size=VOCAB)
     refill(inputs, fresh)
     logits[:3] = torch.tensor([x for x, _ in batch])
     recording.replay()
@@ -470,25 +471,22 @@ def test_a_recorded_step_advances_itself():
     params = SamplingParams(
         presence_penalty=0.5, frequency_penalty=0.3, repetition_penalty=1.2, min_tokens=3, logit_bias={3: 1.0}
     )
-    start = [SamplerRow(params=params, seed=s, num_generated=0, prompt_ids=[1, 2], ending_ids=[0, 3]) for s in (8, 9)]
+    seeded = [dataclasses.replace(params, seed=seed) for seed in (8, 9)]
+    start = [row_of(one, prompt=[1, 2], ending=[0, 3]) for one in seeded]
     logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(2))
-    needs = sampler_needs(start)
-    inputs = build_inputs(start, needs, num_rows=2, vocab_size=VOCAB)
+    inputs = build_inputs(start, num_rows=2, vocab_size=VOCAB)
 
     def step():
-        result = sample(logits, inputs, needs)
-        inputs.positions_N.add_(1)
+        result = sample(logits, inputs)
+        inputs.numbers["num_generated"].add_(1)
         inputs.tables.count_(inputs.rows_N, result.tokens_N)
         return result
 
     recording, output = record(TapeBackend(), step)
-    refill(inputs, build_inputs(start, needs, num_rows=2, vocab_size=VOCAB))
+    refill(inputs, build_inputs(start, num_rows=2, vocab_size=VOCAB))
     outputs = [[], []]
-    for num_generated in range(6):
-        rows = [
-            dataclasses.replace(row, num_generated=num_generated, output_ids=list(ids))
-            for row, ids in zip(start, outputs, strict=True)
-        ]
+    for _ in range(6):
+        rows = [dataclasses.replace(row, output=list(ids)) for row, ids in zip(start, outputs, strict=True)]
         wanted = run(logits.tolist(), rows).tokens_N.tolist()
         recording.replay()
         assert output.tokens_N.tolist() == wanted

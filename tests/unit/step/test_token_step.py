@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from playhead.graph import Mode
-from playhead.schedule.chunk import Chunk
-from playhead.step.sampled_step import SampledStep
+from playhead.schedule.request import Chunk
+from playhead.step.forward import Forward
 from playhead.testing.tiny_worker import TINY_GEMMA3, last_logits, tiny_worker
 
 VOCAB_SIZE = 61  # no other size of the model
@@ -28,13 +28,13 @@ def test_logits_after_a_step_have_no_gradients(mode):
 
 @pytest.mark.parametrize("mode", [*CAPTURED, Mode.EAGER])
 def test_logits_after_a_step_are_computed_with_gradients_off(mode, monkeypatch):
-    head, modes = SampledStep._head, []
+    head, modes = Forward._head, []
 
     def watched(self, h_NM):
         modes.append(torch.is_grad_enabled())
         return head(self, h_NM)
 
-    monkeypatch.setattr(SampledStep, "_head", watched)
+    monkeypatch.setattr(Forward, "_head", watched)
     last_logits(tiny_worker(mode), [[7, 8, 9]])
     assert modes == [False]
 

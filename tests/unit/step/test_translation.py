@@ -15,7 +15,8 @@ from playhead.llm import LLM
 from playhead.models.build import spec_from_config
 from playhead.models.checkpoint.dummy import dummy_decoder
 from playhead.sampling_params import SamplingParams
-from playhead.schedule.chunk import Chunk
+from playhead.schedule.request import Chunk
+from playhead.step.build import build_worker
 from playhead.step.worker import Worker, WorkerConfig
 from playhead.testing.tiny_engine import greedy, tiny_engine
 from playhead.testing.tiny_worker import TINY_GEMMA3, dense_logits, last_logits, tiny_worker
@@ -42,7 +43,7 @@ def hybrid_worker(windows: tuple[int | None, ...], mode: Mode) -> Worker:
     )
     decoder = dummy_decoder(replace(spec, layers=layers), dtype=torch.float32, device=torch.device("cpu"))
     limits = KVLimits(max_context_tokens=32, max_running=2, chunk_tokens=6)
-    return Worker(decoder, WorkerConfig(kv_memory_bytes=1 << 20, limits=limits, page_size=2, token_mode=mode))
+    return build_worker(decoder, WorkerConfig(kv_memory_bytes=1 << 20, limits=limits, page_size=2, token_mode=mode))
 
 
 @pytest.mark.parametrize("mode", GRAPH_MODES, ids=lambda mode: mode.value)

@@ -8,7 +8,7 @@ import torch
 from playhead.graph import Mode, Reason
 from playhead.kv.ledger import Ledger
 from playhead.kv.plan import KVLimits
-from playhead.schedule.chunk import Chunk
+from playhead.schedule.request import Chunk
 from playhead.step.audit import audit_worker
 from playhead.testing.tiny_worker import dense_logits, last_logits, tiny_worker
 

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from playhead.errors import CheckpointError, RequestError, shown
 from playhead.models.config import read_json
-from playhead.sampling_params import DefaultInt, SamplingParams
+from playhead.sampling_params import PARAMETERS, DefaultInt, SamplingKind, SamplingParams
 
 GENERATION_CONFIG = "generation_config.json"
-SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +46,14 @@ def default_sampling(table: dict[str, object]) -> SamplingParams:
     {"temperature": 0.6, "top_k": 20, "max_new_tokens": 2048} is SamplingParams(temperature=0.6, top_k=20,
     max_tokens=2048), where the 2048 give way if the context has less room.
     """
-    fields: dict[str, object] = {name: table[name] for name in SAMPLING_FIELDS if table.get(name) is not None}
+    known = [name for name, row in PARAMETERS.items() if row.in_checkpoints and table.get(name) is not None]
+    fields = {name: table[name] for name in known}
     does_sample, max_new_tokens = table.get("do_sample"), table.get("max_new_tokens")
     if does_sample is not None and not isinstance(does_sample, bool):
         raise _bad("do_sample", shown(does_sample), "true or false")
     if does_sample is False:
-        penalty = fields.get("repetition_penalty")
-        fields = {"temperature": 0.0} | ({} if penalty is None else {"repetition_penalty": penalty})
+        changes_greedy = [name for name in known if PARAMETERS[name].kind is SamplingKind.EVERYTHING]
+        fields = {"temperature": 0.0} | {name: table[name] for name in changes_greedy}
     try:
         if max_new_tokens is not None:
             fields["max_tokens"] = SamplingParams(max_tokens=max_new_tokens).max_tokens  # type: ignore[arg-type]

@@ -1,0 +1,78 @@
+"""What is in each row of running requests, on the device as the host knows it. No torch.
+
+A row is used again when its request has ended or was preempted, and the device still has what the former request left
+there. So everything is known by sequence: a request that gets a row gets a new sequence, and what the row holds of
+another sequence counts as nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from playhead.kv.cache import SequenceKV
+from playhead.kv.mapping import Int32Array
+from playhead.sampling_params import SamplingKind
+from playhead.schedule.request import Chunk, Request
+from playhead.types import Row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DecodeSlots:
+    """What the slots of decode hold after its last step: these sequences, one token longer than the step ran with.
+
+    A sequence's next place was known if it had a page when that step was launched: `num_places` counts the tokens of
+    each row that had one. Void when the slots were filled since: `num_fills` is the registry's at that time.
+    """
+
+    kind: SamplingKind
+    num_fills: int
+    seqs: list[SequenceKV]
+    seq_lens: Int32Array
+    num_places: Int32Array
+
+
+class DeviceRows:
+    """Each row's sequence, whether the sampler knows it, whose newest token is there; and what decode's slots hold.
+
+    `sequences` has the memory of every request that runs. A preempted request loses it and computes its tokens again.
+    """
+
+    def __init__(self) -> None:
+        self.sequences: dict[Request, SequenceKV] = {}
+        self.decode_slots: DecodeSlots | None = None
+        self._newest: dict[Row, SequenceKV] = {}
+        self._sampled: dict[Row, SequenceKV] = {}
+
+    def has_newest(self, seq: SequenceKV) -> bool:
+        """Whether the device keeps the sequence's newest token in its row."""
+        return self._newest.get(seq.row) is seq
+
+    def put_newest(self, chunks: Iterable[Chunk]) -> None:
+        """The step of these chunks leaves the tokens it samples in their rows."""
+        self._newest.update({chunk.seq.row: chunk.seq for chunk in chunks if chunk.samples})
+
+    def take_back_newest(self, chunk: Chunk) -> None:
+        """The step did not run. Only a chunk that begins with the row's newest token had one there before."""
+        if chunk.tokens[0] >= 0 and self.has_newest(chunk.seq):
+            del self._newest[chunk.seq.row]
+
+    def unknown_to_sampler(self, chunks: Iterable[Chunk]) -> list[Chunk]:
+        """The chunks whose row has the sampling parameters of another sequence, or none."""
+        return [chunk for chunk in chunks if self._sampled.get(chunk.seq.row) is not chunk.seq]
+
+    def tell_sampler(self, seq: SequenceKV) -> None:
+        """The sampler has the sequence's parameters in its row."""
+        self._sampled[seq.row] = seq
+
+    def can_replay_in_place(
+        self, chunks: Sequence[Chunk], ends: Int32Array, kind: SamplingKind, *, num_fills: int
+    ) -> bool:
+        """Whether decode's slots hold this very step: the last step's sequences, each one further, at known places."""
+        last = self.decode_slots
+        if last is None or last.kind is not kind or last.num_fills != num_fills:
+            return False
+        if last.seqs != [chunk.seq for chunk in chunks]:  # the sequences themselves: their rows are used again
+            return False
+        unread = all(chunk.tokens[0] < 0 for chunk in chunks)
+        return unread and bool((ends == last.seq_lens + 1).all() and (ends <= last.num_places).all())

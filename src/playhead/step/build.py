@@ -1,0 +1,138 @@
+"""The wiring of a worker: memory, attention, inputs and runners of one model on one device."""
+
+from __future__ import annotations
+
+import torch
+
+from playhead.attention.base import AttentionBackend, LayerAttention
+from playhead.attention.cpu import CpuBackend
+from playhead.attention.triton import TritonBackend
+from playhead.graph.backends.base import Backend
+from playhead.graph.backends.cuda import CudaBackend
+from playhead.graph.backends.tape import TapeBackend
+from playhead.graph.breakable import BreakableCapture
+from playhead.graph.bridges import BridgePool
+from playhead.graph.capture import Capture
+from playhead.graph.full import FullCapture
+from playhead.graph.piecewise import PiecewiseCapture, compiler_for
+from playhead.graph.registry import CudaGraphBufferRegistry
+from playhead.graph.runner import GraphRunner, StepSpec
+from playhead.graph.shapes import Dispatcher, Mode, bucket_sizes
+from playhead.graph.sharing import InputBufferPool
+from playhead.kernels.binders import cpu_binders
+from playhead.kv.cache import HybridKVCache
+from playhead.kv.plan import plan_kv
+from playhead.kv.swa_pool import create_kv_pool
+from playhead.models.decoder import Decoder
+from playhead.sampling_params import SamplingKind
+from playhead.step.forward import Forward, ModelStep, kv_geometry, layer_attentions
+from playhead.step.inputs import (
+    OVER_TOKENS,
+    SAMPLING,
+    InputFeatures,
+    build_decode_registry,
+    build_prefill_registry,
+    one_null_request,
+)
+from playhead.step.publish import DevicePageTable
+from playhead.step.sampling import SamplerRows
+from playhead.step.worker import Worker, WorkerConfig, WorkerParts
+
+
+def build_worker(decoder: Decoder, config: WorkerConfig) -> Worker:
+    """A worker for this model. KV memory is taken now; graphs are captured when they are first wanted."""
+    limits, device = config.limits, decoder.embedding_VM.device
+    geometry = kv_geometry(decoder.spec, page_size=config.page_size, dtype=decoder.dtype)
+    plan = plan_kv(num_bytes=config.kv_memory_bytes, geometry=geometry, limits=limits)
+    kv = HybridKVCache(plan, prefix_caching=config.prefix_caching, strict=config.strict_ledger)
+    pool = create_kv_pool(plan, kv.allocator.mapping, device=device)
+    page_table = DevicePageTable(kv.rows, device)
+    decoder.reach(limits.max_context_tokens)
+    layers = layer_attentions(decoder, pool)
+    attention = attention_backend(page_table.table_RP, layers)
+    sampler = SamplerRows(max_running=limits.max_running, vocab_size=decoder.spec.vocab_size, device=device)
+    forward = Forward(ModelStep(decoder, pool, layers, attention), sampler, page_table.table_RP)
+    fill_value = attention.seq_len_fill_value
+    decode = InputFeatures(extra=SAMPLING, seq_len_fill_value=fill_value)
+    prefill = InputFeatures(extra=(*SAMPLING, *OVER_TOKENS), seq_len_fill_value=fill_value)
+    runners = Runners(config, forward, device)
+    registry = build_decode_registry(max_bs=limits.max_running, device=device, features=decode, pool=runners.pool)
+
+    def make_decoder(kind: SamplingKind) -> GraphRunner:
+        return runners.decode(kind, registry)
+
+    return Worker(
+        WorkerParts(
+            config=config,
+            device=device,
+            kv=kv,
+            pool=pool,
+            page_table=page_table,
+            forward=forward,
+            decode_inputs=decode.made,
+            prefill_inputs=prefill.made,
+            prefill=runners.prefill(prefill),
+            make_decoder=make_decoder,
+        )
+    )
+
+
+def attention_backend(page_table_RP: torch.Tensor, layers: tuple[LayerAttention, ...]) -> AttentionBackend:
+    """Our kernels on a GPU, numpy elsewhere."""
+    if page_table_RP.device.type == "cuda":
+        max_running = page_table_RP.shape[0] - 1  # row 0 is the sink's
+        return TritonBackend(page_table_RP, layers, max_bs=max_running)
+    return CpuBackend(page_table_RP, layers)
+
+
+class Runners:
+    """Makes the runners of a worker, over one graph backend. It must not hold the worker: that would be a cycle."""
+
+    def __init__(self, config: WorkerConfig, forward: Forward, device: torch.device) -> None:
+        self._config, self._forward, self._device = config, forward, device
+        self._graphs: Backend = CudaBackend(device) if device.type == "cuda" else TapeBackend(cpu_binders())
+        self.pool = InputBufferPool()  # decode and prefill never run at once
+
+    def decode(self, kind: SamplingKind, registry: CudaGraphBufferRegistry) -> GraphRunner:
+        """Decode with this sampling behind it."""
+        if kind is SamplingKind.EVERYTHING:
+            self._forward.sampler.make_tables()
+        spec = self._forward.decode_spec(kind, registry.null_batch)
+        return self._runner(spec, registry, FullCapture(), largest=self._config.limits.max_running)
+
+    def prefill(self, features: InputFeatures) -> GraphRunner:
+        """Steps over tokens."""
+        limits = self._config.limits
+        # A step that mixes one chunk with decoding requests has a token of each of them besides.
+        most_tokens = limits.chunk_tokens + limits.max_running
+        registry = build_prefill_registry(
+            max_bs=limits.max_running,
+            max_num_tokens=most_tokens,
+            device=self._device,
+            features=features,
+            pool=self.pool,
+        )
+        capture = self._token_capture(most_tokens)
+        placeholder = one_null_request(registry, limits.max_context_tokens)
+        spec = self._forward.token_spec(placeholder, has_breaks=capture.mode is not Mode.FULL)
+        return self._runner(spec, registry, capture, largest=most_tokens)
+
+    def _token_capture(self, most_tokens: int) -> Capture:
+        if self._config.token_mode is Mode.FULL:
+            return FullCapture()
+        bridges = BridgePool(max_rows=most_tokens, device=self._device)
+        if self._config.token_mode is Mode.PIECEWISE:
+            return PiecewiseCapture(bridges, compiler_for(self._device))
+        return BreakableCapture(bridges)
+
+    def _runner(
+        self, step: StepSpec, registry: CudaGraphBufferRegistry, capture: Capture, *, largest: int
+    ) -> GraphRunner:
+        buckets = () if self._config.token_mode is Mode.EAGER else bucket_sizes(largest)
+        return GraphRunner(
+            step,
+            registry=registry,
+            capture=capture,
+            backend=self._graphs,
+            dispatcher=Dispatcher(capture.mode, buckets, self._config.dispatch),
+        )
