@@ -57,8 +57,9 @@ def _read(config: Mapping[str, object]) -> tuple[ModelSpec | None, list[Unsuppor
             outer.refuse(family.text_key, inner, ["a table that describes the decoder"])
             return None, problems
         text = inner
+    defaults = {**family.sizes.by_key, **family.defaults}
     renamed = {family.aliases[alias]: text[alias] for alias in family.aliases if alias in text}
-    return _build(family, outer, ConfigReader({**text, **renamed}, problems, defaults=family.defaults)), problems
+    return _build(family, outer, ConfigReader({**text, **renamed}, problems, defaults=defaults)), problems
 
 
 def family_named(model_type: object) -> Family:
@@ -159,6 +160,8 @@ def _windows(family: Family, config: ConfigReader) -> list[int | None]:
     whose kernels count the keys *before* the query subtract one; nothing here does.
     """
     num_layers = config.size("num_hidden_layers")
+    if family.layer_types is None:
+        return [None] * num_layers
     named = config.texts_or_none("layer_types") if family.reads_layer_types else None
     types = list(named or family.layer_types(config, num_layers))
     if config.is_sound and len(types) != num_layers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -171,32 +171,28 @@ class ConfigReader:
         return value
 
     def texts_or_none(self, key: str) -> tuple[str, ...] | None:
-        value = self._values.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            self.refuse(key, value, ["a list of strings"])
-            return None
-        return tuple(value)
+        found = self._list_or_none(key, lambda item: isinstance(item, str), "a list of strings")
+        return None if found is None else tuple(map(str, found))
 
     def bits_or_none(self, key: str) -> tuple[bool, ...] | None:
         """A list of zeros and ones."""
+        found = self._list_or_none(key, lambda item: item in (0, 1), "a list of zeros and ones")
+        return None if found is None else tuple(map(bool, found))
+
+    def _list_or_none(self, key: str, is_item: Callable[[object], bool], wanted: str) -> list[object] | None:
         value = self._values.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, list) or not all(item in (0, 1) for item in value) or len(value) > MAX_LAYERS:
-            self.refuse(key, value, ["a list of 0 and 1"])
-            return None
-        return tuple(bool(item) for item in value)
+        if value is None or (isinstance(value, list) and all(map(is_item, value))):
+            return value
+        self.refuse(key, value, [wanted])
+        return None
 
     def table_or_none(self, key: str) -> ConfigReader | None:
         value = self._values.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, Mapping):
+        if isinstance(value, Mapping):
+            return self.table(key, value)
+        if value is not None:
             self.refuse(key, value, ["a table"])
-            return None
-        return self.table(key, value)
+        return None
 
     def table(self, key: str, values: Mapping[str, object]) -> ConfigReader:
         """A table that this config means without writing it; its problems are reported under `key`."""

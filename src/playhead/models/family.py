@@ -20,6 +20,37 @@ Switch = bool | str
 """A constant of the family, or the config key that says."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """The sizes of a config that leaves them out.
+
+    Without `kv_heads` every head has its own keys and values; without `head_dim` the heads share the hidden size.
+    """
+
+    vocab: int
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    context: int
+
+    @property
+    def by_key(self) -> dict[str, int | None]:
+        """The sizes under the keys that configs have for them."""
+        return {
+            "vocab_size": self.vocab,
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "max_position_embeddings": self.context,
+        }
+
+
 def rope_everywhere(config: ConfigReader, windows: Sequence[int | None]) -> list[bool]:
     return [True] * len(windows)
 
@@ -30,16 +61,20 @@ class Family:
 
     A family reads the keys it declares and no others: transformers ignores the rest, and so must we.
 
-    `defaults` are the values the family's authors assume for keys a config leaves out; `required` are options the
-    decoder has one answer to. `aliases` are second names of keys; where a config has both, the alias wins. `text_key`
-    names the part of the config that describes the decoder. The decoder's tensors start with one of `weight_prefixes`,
-    and its head has one of `head_names`; tensors under `ignored_prefixes` belong to other parts. `names` are the parts
-    of a layer that the family's checkpoints call otherwise than `NAMES` in checkpoint/pieces.py does.
+    `sizes` and `defaults` are the values the family's authors assume for keys a config leaves out. `required` are
+    options the decoder has one answer to. `aliases` are second names of keys; where a config has both, the alias wins.
+    `text_key` names the part of the config that describes the decoder.
+
+    The decoder's tensors start with one of `weight_prefixes`, and its head has one of `head_names`. Tensors under
+    `ignored_prefixes` belong to other parts. `names` are the parts of a layer that the family's checkpoints call
+    otherwise than `NAMES` in checkpoint/pieces.py does.
     """
 
     model_type: str
     architectures: tuple[str, ...]
-    layer_types: LayerTypes
+    sizes: Sizes
+    layer_types: LayerTypes | None = None
+    """The family's pattern of window and full layers. Without one every layer is full, whatever a config says."""
     reads_layer_types: bool = True
     """Whether a config's `layer_types` come before the family's own pattern."""
     has_window_switch: bool = False
@@ -96,10 +131,6 @@ class Family:
     has_partial_rope: bool = False
     """Whether `partial_rotary_factor` says how much of a head rotates. Others rotate whole heads."""
     has_interleaved_rope: bool = False
-
-
-def all_full(config: ConfigReader, num_layers: int) -> list[str]:
-    return [FULL_LAYER] * num_layers
 
 
 def all_windowed(config: ConfigReader, num_layers: int) -> list[str]:

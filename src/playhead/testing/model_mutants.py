@@ -27,7 +27,7 @@ from playhead.models.checkpoint.sources import TensorSource
 from playhead.models.config import ConfigReader, Range
 from playhead.models.decoder import Decoder
 from playhead.models.families import FAMILIES
-from playhead.models.family import Family
+from playhead.models.family import FULL_LAYER, Family
 from playhead.models.rope_config import NEW, RopeTable
 from playhead.models.spec import ModelSpec
 from playhead.settings import Declared, Refused
@@ -54,7 +54,12 @@ def trained_context_of_the_table_alone() -> AbstractContextManager[None]:
 
 
 def layer_types_of_every_family() -> AbstractContextManager[None]:
-    greedy = tuple(replace(family, reads_layer_types=True) for family in FAMILIES)
+    def all_full(config: ConfigReader, num_layers: int) -> list[str]:
+        return [FULL_LAYER] * num_layers
+
+    greedy = tuple(
+        replace(family, layer_types=family.layer_types or all_full, reads_layer_types=True) for family in FAMILIES
+    )
     return swapped(playhead.models.build, "FAMILIES", greedy)
 
 

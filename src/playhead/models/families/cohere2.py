@@ -12,7 +12,6 @@ COHERE2 = replace(
     model_type="cohere2",
     architectures=("Cohere2ForCausalLM",),
     layer_types=full_every(4, key="sliding_window_pattern"),
-    reads_layer_types=True,
     defaults={**COHERE.defaults, "sliding_window": 4096},
     required={
         **COHERE.required,

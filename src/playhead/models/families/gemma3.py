@@ -16,13 +16,8 @@ GEMMA3_TEXT = replace(
     model_type="gemma3_text",
     architectures=("Gemma3ForCausalLM",),
     layer_types=full_every(6, key="sliding_window_pattern"),
-    defaults={
-        **GEMMA2.defaults,
-        "vocab_size": 262_208,
-        "max_position_embeddings": 131_072,
-        "final_logit_softcapping": None,
-        "attn_logit_softcapping": None,
-    },
+    sizes=replace(GEMMA2.sizes, vocab=262_208, context=131_072),
+    defaults={**GEMMA2.defaults, "final_logit_softcapping": None, "attn_logit_softcapping": None},
     # The reference carries an attention softcap in its config and never applies it: both answers would be wrong.
     required={**GEMMA2.required, "attn_logit_softcapping": ()},
     qk_norm=QKNorm.HEAD,

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from playhead.layers.spec import StoredAs
-from playhead.models.family import Family, full_every
+from playhead.models.family import Family, Sizes, full_every
 
 GPT_OSS = Family(
     model_type="gpt_oss",
     architectures=("GptOssForCausalLM",),
     layer_types=full_every(2),
+    sizes=Sizes(
+        vocab=201_088, hidden=2880, intermediate=2880, layers=36, heads=64, kv_heads=8, head_dim=64, context=131_072
+    ),
     defaults={
-        "vocab_size": 201_088,
-        "hidden_size": 2880,
-        "intermediate_size": 2880,
-        "num_hidden_layers": 36,
         "num_local_experts": 128,
         "num_experts_per_tok": 4,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
         "sliding_window": 128,
-        "max_position_embeddings": 131_072,
         "rms_norm_eps": 1e-5,
         "attention_bias": True,
         "swiglu_alpha": 1.702,

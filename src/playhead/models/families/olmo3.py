@@ -12,7 +12,6 @@ OLMO3 = replace(
     model_type="olmo3",
     architectures=("Olmo3ForCausalLM",),
     layer_types=full_every(4),
-    reads_layer_types=True,
     defaults={**OLMO2.defaults, "sliding_window": 4096},
     rope_theta=500_000.0,
     has_rope_per_layer_type=True,
