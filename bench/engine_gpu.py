@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench.measure import emit
 from playhead.engine.front import RequestOptions
-from playhead.graph.runner import CaptureReport
+from playhead.graph.spec import CaptureReport
 from playhead.llm import LLM
 from playhead.sampling_params import SamplingParams
 from playhead.step.audit import audit_worker

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench import workload
-from playhead.graph.runner import CaptureReport
+from playhead.graph.spec import CaptureReport
 from playhead.llm import LLM
 from playhead.sampling_params import SamplingParams
 

@@ -29,7 +29,7 @@ from playhead.engine.front import (
 )
 from playhead.engine.progress import prompt_bar
 from playhead.errors import MisuseError, PlayheadError, RequestError
-from playhead.graph.runner import CaptureReport
+from playhead.graph.spec import CaptureReport
 from playhead.models.checkpoint.fill import OnProgress
 from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams

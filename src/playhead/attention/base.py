@@ -20,7 +20,7 @@ from torch import Tensor
 from playhead.errors import ConfigError
 from playhead.graph.breaks import Tensors
 from playhead.graph.capture import Inputs
-from playhead.graph.runner import OwnedMemory
+from playhead.graph.spec import OwnedMemory
 from playhead.kv.pool import ForwardLocs
 
 # Slots every step has. A padded request is row 0 (no page but the sink) with one key.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from playhead.attention.base import AttentionBackend, AttentionPlan, LayerAttention, decode_arguments, extend_arguments
 from playhead.graph.breaks import Tensors
-from playhead.graph.runner import OwnedMemory
+from playhead.graph.spec import OwnedMemory
 from playhead.kernels.attention import decode, extend
 from playhead.kernels.splits import DecodeShape, num_arrivals, num_parts, num_splits
 

@@ -25,7 +25,7 @@ from playhead.engine.front import CheckedPrompt, PromptReader, RequestOptions
 from playhead.engine.response import ResponseBuilder
 from playhead.engine.timeline import EngineStats, StepRecord, Timeline
 from playhead.errors import MisuseError, PagesLost, PlayheadError, RequestError, RequestFailed, caused
-from playhead.graph.runner import CaptureReport
+from playhead.graph.spec import CaptureReport
 from playhead.kv.ledger import Findings, KVWatch, report
 from playhead.models.text.tokenizer import Tokenizer
 from playhead.outputs import FinishReason, Logprob, RequestOutput

@@ -16,7 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from playhead.graph.runner import CaptureReport
+from playhead.graph.spec import CaptureReport
 from playhead.models.checkpoint.fill import LoadProgress
 from playhead.outputs import RequestOutput
 

@@ -21,8 +21,9 @@ from playhead.graph.oplog import Access, OpRecord, byte_span
 from playhead.graph.outputs import Outputs, map_tensors, tensors_of
 from playhead.graph.registry import CudaGraphBufferRegistry
 from playhead.graph.report import Check, Finding, GraphFacts, Report
-from playhead.graph.runner import GraphRunner, LivePlan
+from playhead.graph.runner import GraphRunner
 from playhead.graph.slots import Batch, FillContext, GraphSlot
+from playhead.graph.spec import LivePlan
 
 INT_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

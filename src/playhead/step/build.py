@@ -16,9 +16,10 @@ from playhead.graph.capture import Capture
 from playhead.graph.full import FullCapture
 from playhead.graph.piecewise import PiecewiseCapture, compiler_for
 from playhead.graph.registry import CudaGraphBufferRegistry
-from playhead.graph.runner import GraphRunner, StepSpec
+from playhead.graph.runner import GraphRunner
 from playhead.graph.shapes import Dispatcher, Mode, bucket_sizes
 from playhead.graph.sharing import InputBufferPool
+from playhead.graph.spec import StepSpec
 from playhead.kernels.binders import cpu_binders
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.plan import plan_kv

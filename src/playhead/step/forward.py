@@ -22,8 +22,8 @@ import torch
 from playhead.attention.base import ROWS_SLOT, AttentionBackend, AttentionPlan, LayerAttention, Phase
 from playhead.graph.breaks import BreakOp, RunBreak, Scope, Tensors, TensorSpec
 from playhead.graph.capture import Inputs, StepFn
-from playhead.graph.runner import OwnedMemory, RunAxis, StepSpec
 from playhead.graph.slots import Batch, FillContext
+from playhead.graph.spec import OwnedMemory, RunAxis, StepSpec
 from playhead.kernels.rope import qk_rope_write
 from playhead.kernels.tokens import advance, newest_ids
 from playhead.kv.geometry import KVDtype, KVGeometry, LayerKV

@@ -24,7 +24,7 @@ import torch
 
 from playhead.errors import INT64_MAX, RequestError
 from playhead.graph.capture import Inputs
-from playhead.graph.runner import OwnedMemory
+from playhead.graph.spec import OwnedMemory
 from playhead.kernels.tokens import choose_scratch, choose_tokens
 from playhead.sampling_params import (
     GREEDY_BELOW,

@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 import torch
 
 from playhead.graph.capture import Inputs
-from playhead.graph.runner import CaptureReport, GraphRunner
+from playhead.graph.runner import GraphRunner
 from playhead.graph.shapes import Decision, DispatchLimits, Mode
 from playhead.graph.slots import Batch
+from playhead.graph.spec import CaptureReport
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.plan import KVLimits
 from playhead.sampling_params import SamplingKind

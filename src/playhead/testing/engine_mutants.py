@@ -11,9 +11,10 @@ from weakref import WeakKeyDictionary
 from playhead.engine.engine import Engine, LaunchedStep
 from playhead.engine.response import ResponseBuilder
 from playhead.errors import PlayheadError
-from playhead.graph.runner import GraphRunner, LivePlan, StepResult
+from playhead.graph.runner import GraphRunner
 from playhead.graph.shapes import Decision
 from playhead.graph.slots import FillContext
+from playhead.graph.spec import LivePlan, StepResult
 from playhead.kv.cache import SequenceKV
 from playhead.kv.mapping import Int32Array
 from playhead.outputs import Logprob

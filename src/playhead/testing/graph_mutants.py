@@ -21,9 +21,10 @@ from playhead.graph.leases import BridgeLeases
 from playhead.graph.oplog import OpObserver
 from playhead.graph.registry import CudaGraphBufferRegistry, DeviceEntry
 from playhead.graph.report import Report
-from playhead.graph.runner import GraphRunner, LivePlan, StepResult
+from playhead.graph.runner import GraphRunner
 from playhead.graph.sharing import SharedBuffer
 from playhead.graph.slots import Batch, FillContext, GraphSlot
+from playhead.graph.spec import LivePlan, StepResult
 from playhead.graph.staging import Stage, StagingRing
 from playhead.testing.mutant import Mutant, swapped
 from playhead.testing.toy import ToyModel, ToyPlan

@@ -23,9 +23,10 @@ from playhead.graph.capture import Inputs
 from playhead.graph.copies import grouped_foreach_copy_
 from playhead.graph.oplog import OpObserver
 from playhead.graph.registry import CudaGraphBufferRegistry, DeviceEntry
-from playhead.graph.runner import GraphRunner, LivePlan, PlanKey, StepSpec
+from playhead.graph.runner import GraphRunner, PlanKey
 from playhead.graph.sharing import InputBufferPool, SharedBuffer
 from playhead.graph.slots import Batch, FillContext, GraphSlot, IndexSpace
+from playhead.graph.spec import LivePlan, StepSpec
 from playhead.kv import swa_pool as swa_pool_module
 from playhead.kv.hybrid import FULL
 from playhead.kv.mapping import Int32Array

@@ -19,8 +19,8 @@ from playhead.graph.audit import Sample, SampledStep
 from playhead.graph.breaks import BreakOp, Scope, Tensors, TensorSpec
 from playhead.graph.capture import Inputs
 from playhead.graph.registry import CudaGraphBufferRegistry
-from playhead.graph.runner import OwnedMemory, RunAxis, StepSpec
 from playhead.graph.slots import Batch, FillContext, IndexSpace, host_vector
+from playhead.graph.spec import OwnedMemory, RunAxis, StepSpec
 
 KV_LOCS = IndexSpace(name="kv locations", dtype=torch.int32)
 ROWS = IndexSpace(name="table rows", dtype=torch.int32)
