@@ -47,7 +47,7 @@ def test_decode_follows_the_window():
     tokens = [3 + n % 5 for n in range(20)]
     for n, token in enumerate(tokens, start=1):
         worker.kv.extend(seq, 1)
-        logits = worker.forward([Chunk.newest(seq, [token])]).logits_NV
+        logits = worker.run([Chunk.newest(seq, [token])]).logits_NV
         assert worst_error(logits, dense_logits(worker.model.decoder, tokens[:n])) < 5e-3
 
 

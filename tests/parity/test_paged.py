@@ -72,7 +72,7 @@ def run_all(worker: Worker, model, requests: list[Arrival]) -> set[Mode]:
                 running.append(request)
         if not chunks:
             return modes
-        result = worker.forward(chunks)
+        result = worker.run(chunks)
         modes.add(result.decision.mode)
         for row, request in enumerate(running):
             wanted = their_logits(model, request.tokens[: request.seq.num_tokens])[-1:]
@@ -133,7 +133,7 @@ def test_a_prefix_hit_gives_the_same_logits():
         seq = worker.kv.admit(name, tokens)
         rest = tokens[seq.num_hit_tokens :]
         worker.kv.extend(seq, len(rest))
-        logits.append(worker.forward([Chunk.newest(seq, rest)]).logits_NV.clone())
+        logits.append(worker.run([Chunk.newest(seq, rest)]).logits_NV.clone())
         worker.kv.finish(seq, tokens)
     assert seq.num_hit_tokens == len(tokens) - 1
     assert relative_error(logits[1], logits[0]) < 1e-5

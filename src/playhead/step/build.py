@@ -35,9 +35,9 @@ from playhead.step.inputs import (
     build_prefill_registry,
     one_null_request,
 )
-from playhead.step.publish import DevicePageTable
+from playhead.step.publish import DevicePageTable, Publisher
 from playhead.step.sampling import SamplerRows
-from playhead.step.worker import Worker, WorkerConfig, WorkerParts
+from playhead.step.worker import Worker, WorkerConfig
 
 
 def build_worker(decoder: Decoder, config: WorkerConfig) -> Worker:
@@ -63,18 +63,17 @@ def build_worker(decoder: Decoder, config: WorkerConfig) -> Worker:
         return runners.decode(kind, registry)
 
     return Worker(
-        WorkerParts(
-            config=config,
-            device=device,
-            kv=kv,
-            pool=pool,
-            page_table=page_table,
-            forward=forward,
-            decode_inputs=decode.made,
-            prefill_inputs=prefill.made,
-            prefill=runners.prefill(prefill),
-            make_decoder=make_decoder,
-        )
+        config=config,
+        device=device,
+        kv=kv,
+        pool=pool,
+        page_table=page_table,
+        publisher=Publisher(device),
+        forward=forward,
+        decode_inputs=decode.made,
+        prefill_inputs=prefill.made,
+        prefill=runners.prefill(prefill),
+        make_decoder=make_decoder,
     )
 
 

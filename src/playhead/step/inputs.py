@@ -93,7 +93,8 @@ def decodes(chunks: Sequence[Chunk]) -> bool:
 class StepInput:
     """A slot, and the function that makes its values: an array with one row per request or token of the step.
 
-    With `advances` a decode graph leaves the slot as the next step's.
+    With `advances` a decode graph leaves the slot as the next step's. Without it the values must stay the same while a
+    request decodes: a step that its slots hold already is not made again.
     """
 
     slot: GraphSlot
@@ -150,14 +151,13 @@ def usual_inputs(seq_len_fill_value: int = SHORTEST_LENGTH) -> tuple[StepInput, 
 
 
 QUERIES = (
-    # Where each request's queries are: its tokens of the step.
     StepInput(
         slot=host_vector("query_starts", "bs", torch.int32, pad_value=PAST_EVERY_TOKEN),
         make=lambda step: step.tokens.stops - step.tokens.lens,
     ),
     StepInput(slot=host_vector("query_lens", "bs", torch.int32), make=lambda step: step.tokens.lens),
 )
-"""What attention reads of a step in which a request may have any number of tokens."""
+"""What attention reads of a step over tokens: where each request's queries are."""
 
 OVER_TOKENS = (
     *QUERIES,
@@ -168,7 +168,6 @@ OVER_TOKENS = (
     StepInput(slot=host_vector("sampling_rows", "bs", ROWS.dtype, index=ROWS), make=sampling_rows),
 )
 """What a step over tokens reads besides."""
-
 
 SAMPLING = (
     *(

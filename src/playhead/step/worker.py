@@ -25,10 +25,11 @@ from playhead.kv.plan import KVLimits
 from playhead.sampling_params import SamplingKind
 from playhead.schedule.request import Chunk
 from playhead.schedule.rows import DecodeSlots, DeviceRows
-from playhead.step.forward import Forward, KVPool, StepOutput
+from playhead.step.forward import Forward, KVPool, ModelStep, StepOutput
 from playhead.step.inflight import Collected, InFlight, start_stopwatch
 from playhead.step.inputs import StepInput, StepRequests, batch_of
 from playhead.step.publish import DevicePageTable, Publisher
+from playhead.step.sampling import SamplerRows
 from playhead.types import Step
 
 
@@ -47,51 +48,43 @@ class WorkerConfig:
     """Steps between two full audits of the account of KV pages. None: as often as costs 1% of the time."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardResult:
-    """Logits of each chunk's last token, in order, and how the step ran."""
-
-    logits_NV: torch.Tensor
-    decision: Decision
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class WorkerParts:
-    """What a worker runs with. All decode runners run over the same slots."""
+@dataclass(kw_only=True, eq=False)  # mutable: steps come and go; without slots, so that it can be referred to weakly
+class Worker:
+    """One model on one device. `make_decoder` gives a decode runner for a kind of sampling, all over the same slots."""
 
     config: WorkerConfig
     device: torch.device
     kv: HybridKVCache
     pool: KVPool
     page_table: DevicePageTable
+    publisher: Publisher
     forward: Forward
     decode_inputs: tuple[StepInput, ...]
     prefill_inputs: tuple[StepInput, ...]
     prefill: GraphRunner
     make_decoder: Callable[[SamplingKind], GraphRunner]
+    rows: DeviceRows = field(default_factory=DeviceRows)
+    decoders: dict[SamplingKind, GraphRunner] = field(default_factory=dict)
+    _in_flight: dict[Step, InFlight] = field(default_factory=dict)
+    _inputs_by_request: dict[int, Inputs] = field(default_factory=dict)
+    _is_publishing: bool = False
 
+    @property
+    def model(self) -> ModelStep:
+        return self.forward.model
 
-class Worker:
-    """One model on one device."""
+    @property
+    def sampler(self) -> SamplerRows:
+        return self.forward.sampler
 
-    def __init__(self, parts: WorkerParts) -> None:
-        self._parts, self.config, self.device = parts, parts.config, parts.device
-        self.kv, self.pool, self.page_table = parts.kv, parts.pool, parts.page_table
-        self.model, self.sampler = parts.forward.model, parts.forward.sampler
-        self.rows = DeviceRows()
-        self.decode_inputs, self.prefill_inputs = parts.decode_inputs, parts.prefill_inputs
-        self.prefill = parts.prefill
-        self.decoders: dict[SamplingKind, GraphRunner] = {}
-        self.decode = self.decoder_for(SamplingKind.GREEDY)
-        self._publisher = Publisher(parts.device)
-        self._is_publishing = False
-        self._request_views: dict[int, Inputs] = {}
-        self._in_flight: dict[Step, InFlight] = {}
+    @property
+    def decode(self) -> GraphRunner:
+        return self.decoder_for(SamplingKind.GREEDY)
 
     def decoder_for(self, kind: SamplingKind) -> GraphRunner:
         """The decode runner with this sampling behind it."""
         if kind not in self.decoders:
-            self.decoders[kind] = self._parts.make_decoder(kind)
+            self.decoders[kind] = self.make_decoder(kind)
         return self.decoders[kind]
 
     def capture_all(self, progress: Callable[[CaptureReport], None] | None = None) -> None:
@@ -110,14 +103,14 @@ class Worker:
         mapping = self.kv.allocator.mapping
         if mapping.must_publish:
             writes += self.pool.take_writes(mapping)
-        self._publisher.send(writes)
+        self.publisher.send(writes)
         self._is_publishing = False
 
-    def forward(self, chunks: Sequence[Chunk]) -> ForwardResult:
-        """One step over sequences that were extended, and nothing else in flight."""
+    def run(self, chunks: Sequence[Chunk]) -> InFlight:
+        """One step over sequences that were extended, collected, with nothing else in flight."""
         launched = self.launch(chunks)
         self.collect(launched)
-        return ForwardResult(logits_NV=launched.logits_NV, decision=launched.decision)
+        return launched
 
     def requests(self, chunks: Sequence[Chunk]) -> StepRequests:
         """The requests of a step, as its inputs are made from them."""
@@ -174,17 +167,13 @@ class Worker:
         assert batch is not None, "a step over tokens is filled"
         num_requests = len(requests.chunks)
         result = self.prefill.run(batch, raw_bs=num_requests, raw_num_tokens=len(requests.tokens.rows))
-        inputs = self._inputs_by_request(num_requests)
-        return result.decision, self._parts.forward.sample_last(result.output, inputs, kind)
-
-    def _inputs_by_request(self, num_requests: int) -> Inputs:
-        """The slots of a step over tokens that have a row per request. Views are dear, so they are kept."""
-        views = self._request_views.get(num_requests)
-        if views is None:
-            slots = self.prefill.registry.slots
-            views = {name: slot.rows(0, num_requests) for name, slot in slots.items() if slot.axis == "bs"}
-            self._request_views[num_requests] = views
-        return views
+        # Sampling reads the slots that have a row per request. Views are dear, so they are kept.
+        inputs = self._inputs_by_request.get(num_requests)
+        if inputs is None:
+            slots = self.prefill.registry.slots.items()
+            inputs = {name: slot.rows(0, num_requests) for name, slot in slots if slot.axis == "bs"}
+            self._inputs_by_request[num_requests] = inputs
+        return result.decision, self.forward.sample_last(result.output, inputs, kind)
 
     def collect(self, launched: InFlight) -> Collected:
         """Wait for a step's tokens. What was given up while it ran can be reused. A second time gives the same."""

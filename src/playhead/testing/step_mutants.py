@@ -165,7 +165,7 @@ def token_by_token(wanted: Dense) -> list[str]:
     found = []
     for n, token in enumerate(prompt, start=1):
         worker.kv.extend(seq, 1)
-        logits = worker.forward([Chunk.newest(seq, [token])]).logits_NV
+        logits = worker.run([Chunk.newest(seq, [token])]).logits_NV
         found += differences(logits, wanted[tuple(prompt[:n])], f"{n} tokens")
     return found
 
@@ -187,7 +187,7 @@ def failed_step(wanted: Dense) -> list[str]:
     seq = worker.kv.admit("fails", prompt)
     worker.kv.extend(seq, len(prompt))
     with swapped(worker.prefill, "run", fails), suppress(MemoryError):
-        worker.forward([Chunk.newest(seq, prompt)])
+        worker.run([Chunk.newest(seq, prompt)])
     worker.kv.abort(seq)
     return against(last_logits(worker, [prompt]), [prompt], wanted)
 

@@ -96,7 +96,7 @@ def last_logits(worker: Worker, prompts: Sequence[Sequence[int]]) -> torch.Tenso
         seq = worker.kv.admit(f"request {i}", prompt)
         worker.kv.extend(seq, len(prompt) - seq.num_hit_tokens)
         chunks.append(Chunk.newest(seq, prompt[seq.num_hit_tokens :]))
-    logits_NV = worker.forward(chunks).logits_NV.clone()
+    logits_NV = worker.run(chunks).logits_NV.clone()
     for chunk, prompt in zip(chunks, prompts, strict=True):
         worker.kv.finish(chunk.seq, prompt)
     return logits_NV

@@ -118,7 +118,7 @@ def check_steps_of_one_size(wanted: dict[tuple[int, ...], torch.Tensor]) -> list
         for part in (slice(0, 4), slice(4, 7)):
             for seq, prompt in zip(sequences, SAME_SIZE, strict=True):
                 worker.kv.extend(seq, len(prompt[part]))
-                logits = worker.forward([Chunk.newest(seq, prompt[part])]).logits_NV
+                logits = worker.run([Chunk.newest(seq, prompt[part])]).logits_NV
                 if part.stop == len(prompt):
                     found += differences(logits, wanted[tuple(prompt)], f"{mode.value}, {prompt}")
         if found:
@@ -133,7 +133,7 @@ def check_engine_publication() -> list[str]:
     worker.kv.extend(seq, 3)
     with swapped(Worker, "publish", lambda worker: None):
         try:
-            worker.forward([Chunk.newest(seq, [7, 8, 9])])
+            worker.run([Chunk.newest(seq, [7, 8, 9])])
         except StaleTranslation:
             return []
     return ["a step ran on an unpublished mapping"]

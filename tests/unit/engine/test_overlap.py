@@ -82,7 +82,7 @@ def test_a_steady_decode_fills_nothing_and_publishes_nothing(engine):
     for _ in range(3):
         engine.step()
     registry, sent = engine.worker.decode.registry, []
-    engine.worker._publisher.send = sent.extend
+    engine.worker.publisher.send = sent.extend
     before = registry.num_fills
     for _ in range(10):
         engine.step()

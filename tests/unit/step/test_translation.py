@@ -98,7 +98,7 @@ def test_two_window_groups_give_the_logits_of_dense_attention(mode):
     for end in (5, 6, 7):
         chunk = SAME_SIZE[0][seq.num_tokens : end]
         worker.kv.extend(seq, len(chunk))
-        logits = worker.forward([Chunk.newest(seq, chunk)]).logits_NV
+        logits = worker.run([Chunk.newest(seq, chunk)]).logits_NV
         wanted = dense_logits(worker.model.decoder, SAME_SIZE[0][:end])
         torch.testing.assert_close(logits, wanted, rtol=1e-5, atol=1e-5)
 
@@ -108,11 +108,11 @@ def test_the_pages_of_a_prefix_hit_are_translated_in_a_row_that_never_held_them(
     worker, prompt = tiny_worker(mode, page_size=2), SAME_SIZE[0]
     first = worker.kv.admit("first", prompt)
     worker.kv.extend(first, len(prompt))
-    worker.forward([Chunk.newest(first, prompt)])
+    worker.run([Chunk.newest(first, prompt)])
     second = worker.kv.admit("second", prompt)
     assert (second.row != first.row, second.num_hit_tokens) == (True, 6)
     worker.kv.extend(second, 1)
-    logits = worker.forward([Chunk.newest(second, prompt[6:])]).logits_NV
+    logits = worker.run([Chunk.newest(second, prompt[6:])]).logits_NV
     torch.testing.assert_close(logits, dense_logits(worker.model.decoder, prompt), rtol=1e-5, atol=1e-5)
 
 

@@ -52,10 +52,10 @@ def test_one_token_each_goes_through_the_full_graph_and_anything_else_over_token
     seqs = [worker.kv.admit(f"r{i}", [5 + i, 6, 7]) for i in range(2)]
     for seq in seqs:
         worker.kv.extend(seq, 2)
-    first = worker.forward([Chunk.newest(seq, [5, 6]) for seq in seqs])
+    first = worker.run([Chunk.newest(seq, [5, 6]) for seq in seqs])
     for seq in seqs:
         worker.kv.extend(seq, 1)
-    second = worker.forward([Chunk.newest(seq, [7]) for seq in seqs])
+    second = worker.run([Chunk.newest(seq, [7]) for seq in seqs])
     assert (first.decision.mode, second.decision.mode) == (Mode.BREAKABLE, Mode.FULL)
     assert first.decision.reason is Reason.CAPTURE_NOW
 
@@ -83,7 +83,7 @@ def test_window_pages_come_back_while_a_request_decodes():
     seq = worker.kv.admit("long", [3])
     for n in range(20):
         worker.kv.extend(seq, 1)
-        logits = worker.forward([Chunk.newest(seq, [3 + n % 5])]).logits_NV
+        logits = worker.run([Chunk.newest(seq, [3 + n % 5])]).logits_NV
         assert len(seq.pages) - seq.frontiers[0] <= worker.model.decoder.spec.layers[0].attention.window + 1
     tokens = [3 + n % 5 for n in range(20)]
     torch.testing.assert_close(logits, dense_logits(worker.model.decoder, tokens), rtol=1e-5, atol=1e-5)
