@@ -32,7 +32,7 @@ R = TypeVar("R")
 # Does what one call of an op does, with the values that the call's memory has by then.
 Work = Callable[[], None]
 Bind = Callable[..., Work]
-# What can be written as a function, or as 'file:function' of this package, which is imported by the first call.
+# A function, or 'file:function' of this package, which the first call imports.
 Body = Callable[..., Any] | str
 
 NAMESPACE = "playhead"
@@ -70,8 +70,8 @@ def op(
 
     `mutates` names the arguments that the op writes; it writes nothing else. `out(*args)` makes the memory of the
     result, for ops that return one. `cuda` runs on CUDA tensors; None refuses them. `bind(*args)` gives the CPU's work
-    by numpy, or None for arguments that it cannot do. Those, and dtypes that numpy lacks, are the reference's; tests
-    hold the work to it. An op with `out` and `bind` gets the twin `name_into`, which `bind` binds.
+    by numpy. The reference does calls for which it gives None, and dtypes that numpy lacks; tests hold the work to the
+    reference. An op with `out` and `bind` gets the twin `name_into`, and `bind` is given the twin's arguments.
 
     With `inline` a tape records the torch ops of the reference instead of the op: torch redoes them without new
     memory. The schema comes from the reference's annotations and is flat, so ops take more arguments than other

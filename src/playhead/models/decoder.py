@@ -109,7 +109,7 @@ class Decoder(nn.Module):
 
     @property
     def sinks(self) -> tuple[torch.Tensor | None, ...]:
-        """Each layer's sink logits, or None. Attention adds them to its softmax."""
+        """Each layer's sink logits, which its attention needs; None for layers without sinks."""
         return tuple(block.attention.sinks_H for block in self._stack)
 
     @property

@@ -1,6 +1,6 @@
 """One forward, from token ids to sampled tokens: a decoder over paged KV, as steps a runner can capture.
 
-A forward begins with the pool's translation, which serves all layers. Attention is the one break: it norms and turns
+A forward begins with the pool's translation, which serves all layers. Attention is the one break: it norms and rotates
 queries and keys, writes this step's keys and values, and attends (`ModelStep`). Sampling follows (`Forward`). A decode
 graph samples and advances: it leaves its slots as the next step's inputs, so a batch that just goes on needs nothing
 from the host. A step over tokens samples after its replay, for each request's last token.
@@ -202,7 +202,7 @@ class ModelStep:
         )
 
     def _attend(self, plan: ModelPlan, inputs: Tensors, outputs: Tensors, layer_index: int) -> None:
-        """Turn queries and keys, keep the new keys and values, attend. Rows after the step's tokens are left alone."""
+        """Norms and rotates queries and keys, writes new keys and values, attends: for this step's tokens alone."""
         (qkv_TX, *rest), n = inputs, plan.num_tokens
         spec, layer, prepared = self._specs[layer_index], self.layers[layer_index], tuple(rest)
         group, transform = plan.groups[layer.kv_group], self._transforms[layer_index]
