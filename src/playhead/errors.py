@@ -37,10 +37,10 @@ class PlayheadError(Exception):
 
 
 class DescribedError(PlayheadError):
-    """An error whose four parts can be read one by one."""
+    """An error whose four parts can be read one by one. `wanted` may be empty where the fix says it all."""
 
     def __init__(self, where: str, found: str, wanted: str, fix: str) -> None:
-        super().__init__(f"{where}: {found}; wanted {wanted}. {fix}")
+        super().__init__(f"{where}: {found}{f'; wanted {wanted}' if wanted else ''}. {fix}")
         self.where, self.found, self.wanted, self.fix = where, found, wanted, fix
 
 

@@ -40,7 +40,7 @@ def config_problems(config: Mapping[str, object]) -> list[str]:
 
 
 def _read(config: Mapping[str, object]) -> tuple[ModelSpec | None, list[UnsupportedModelError]]:
-    """The spec, which is good if there are no problems."""
+    """The spec and the config's problems. The spec may be used only if there are none."""
     try:
         family = family_named(config.get("model_type"))
     except UnsupportedModelError as error:

@@ -119,7 +119,7 @@ class ConfigReader:
 
     @property
     def is_sound(self) -> bool:
-        """Whether everything read so far could be used. Comparing stand-ins would report what nobody wrote."""
+        """Whether no value has been refused so far. Values that stand in for refused ones must not be compared."""
         return not self._problems
 
     def has(self, key: str) -> bool:

@@ -49,7 +49,10 @@ class DecoderLayer(nn.Module):
         self.post_mlp_norm = norm("post_mlp_norm")
 
     def forward(self, residual_TM: torch.Tensor, normed_TM: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        """What is still to be added to the residual. What comes before it is added in place."""
+        """The output that the caller adds to the residual: the MLP's, or the sum of both blocks that run side by side.
+
+        Where attention comes first, its output is added here, in place.
+        """
         qkv_TX = self.attention.qkv(normed_TM, ctx.room(self.index, normed_TM))
         attended_TM: torch.Tensor = self.attention.out(ctx.attend(self.index, qkv_TX))
         if self.spec.placement is Placement.PARALLEL:
@@ -85,12 +88,13 @@ class Decoder(nn.Module):
         self.ropes = nn.ModuleList()
         self.blocks = nn.ModuleList(self._stack)
         self.final_norm = Norm(spec.final_norm, spec.hidden_size, dtype=dtype, device=device)
-        self.lm_head = PlainLinear(self.embedding_VM)
-        if not spec.is_tied:
+        if spec.is_tied:
+            self.lm_head = PlainLinear(self.embedding_VM)
+        else:
             self.lm_head = weights.linear(spec.hidden_size, spec.vocab_size, has_bias=False)
 
     def reach(self, num_positions: int) -> None:
-        """Make the rotary tables for positions below this, unless they are there. `transforms` has them from then on.
+        """Make the rotary tables for positions below this, unless they are there. `transforms` needs them.
 
         A table has a row for every position, so it is made for the context that is used and not for the one the model
         could have: 2**24 positions of 64 pairs take 8 GiB.
@@ -110,7 +114,7 @@ class Decoder(nn.Module):
 
     @property
     def transforms(self) -> tuple[QKTransform, ...]:
-        """What each layer's queries and keys go through before they meet, at positions within `reach`."""
+        """Each layer's norms and rotation of queries and keys, for positions below `num_positions`."""
         assert self.num_positions, "no table of positions: call `reach` first"
         ropes = [None if spec is None else self._ropes[spec] for spec in (b.spec.attention.rope for b in self._stack)]
         return tuple(block.attention.transform(rope) for block, rope in zip(self._stack, ropes, strict=True))
@@ -119,7 +123,7 @@ class Decoder(nn.Module):
         return embed(ids_T, self.embedding_VM, self.embed_scale)
 
     def layers(self, residual_TM: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        """What `head` reads, final norm included. The residual is used up: the layers add to it in place.
+        """The final norm's output, which `head` reads. The layers add to `residual_TM` in place: it is used up.
 
         Between two blocks there is one kernel, which adds the output of the first and norms for the second; the last
         of them is the final norm.
@@ -133,7 +137,7 @@ class Decoder(nn.Module):
 
     @property
     def logits_dtype(self) -> torch.dtype:
-        """The weights' own, as the projection rounds them; float32 where a scale or a cap would round them again."""
+        """The weights' dtype, to which the projection rounds; float32 where a scale or a cap would round once more."""
         is_bent = self.spec.logit_scale != 1.0 or self.spec.final_softcap is not None
         return torch.float32 if is_bent else self.dtype
 

@@ -29,6 +29,7 @@ from playhead.models.checkpoint.gguf_model import config_from_gguf
 from playhead.models.checkpoint.pieces import pieces_of
 from playhead.models.checkpoint.sources import InMemoryTensors
 from playhead.models.config import RANGES
+from playhead.models.dense_context import DenseContext, DenseSequence
 from playhead.models.load import ModelDescription
 from playhead.models.text.detokenize import byte_level_table
 from playhead.models.text.gguf_vocab import tokenizer_from_gguf
@@ -222,6 +223,51 @@ def head_of_a_tied_checkpoint() -> list[str]:
     return ["the head in the file was ignored"] if decoder.spec.is_tied else []
 
 
+def fused_tensors() -> list[str]:
+    """A checkpoint with one tensor for q, k and v loads as one with three, and so does each half of it."""
+    spec = spec_from_config(config_of("phi3", num_hidden_layers=1))
+    pieces = pieces_of(spec, family_named("phi3"), ())
+    shapes = {name: shape for piece in pieces for name, shape in piece.sources}
+    source = InMemoryTensors({name: torch.randn(shape) for name, shape in shapes.items()})
+    fused = source.read("model.layers.0.self_attn.qkv_proj.weight")
+    decoder = load_decoder(spec, source, dtype=torch.float32, device=CPU)
+    found = []
+    if not torch.equal(decoder.get_parameter("blocks.0.attention.qkv.weight"), fused):
+        found.append("q, k and v are not the rows of the tensor")
+    parts = [piece for piece in pieces if piece.target == "blocks.0.attention.qkv.weight"]
+    halves = [[fused[part.index] for part in (piece.part(rank, 2) for piece in parts) if part] for rank in range(2)]
+    for whole, first, second in zip(fused.chunk(3), *halves, strict=True):
+        if not torch.equal(torch.cat((first, second)), whole):
+            found.append("the halves of two ranks are not the whole")
+    return found
+
+
+def residual_factor() -> list[str]:
+    """Granite adds a part of what its blocks give: as much as with smaller matrices."""
+    config = config_of("granite", num_hidden_layers=1)
+    halved = dummy_decoder(spec_from_config(config), dtype=torch.float32, device=CPU)
+    scaled = dummy_decoder(spec_from_config({**config, "residual_multiplier": 0.5}), dtype=torch.float32, device=CPU)
+    logits = []
+    for decoder in (halved, scaled):
+        for name, parameter in decoder.named_parameters():
+            is_output = name.endswith(("attention.out.weight", "mlp.down.weight"))
+            parameter.mul_(0.5 if is_output and decoder is halved else 1.0)
+        ctx = DenseContext(decoder, [DenseSequence()], [4])
+        logits.append(decoder.head(decoder.layers(decoder.embed(torch.arange(4)), ctx)))
+    return [] if torch.allclose(logits[0], logits[1]) else ["the factor on the residual is not the matmul's"]
+
+
+def layers_without_rope() -> list[str]:
+    """The layers that a list names, or every so-many-th, do not rotate."""
+    found = []
+    for keys, wanted in (({"no_rope_layers": [0, 1, 1, 0]}, [0, 1, 1, 0]), ({"no_rope_layer_interval": 2}, [1, 0] * 2)):
+        spec = spec_from_config(config_of("smollm3", **keys))
+        rotating = [int(layer.attention.rope is not None) for layer in spec.layers]
+        if rotating != wanted:
+            found.append(f"{keys}: layers with rope {rotating}")
+    return found
+
+
 def rotary_tables() -> list[str]:
     """A worker's rotary tables have a row for every position of its own context."""
     spec = spec_from_config(config_of("llama"))
@@ -276,6 +322,9 @@ MODEL_CHECKERS: tuple[Checker, ...] = (
     Checker(name="BOS of a GGUF file", run=bos_of_a_gguf_file),
     Checker(name="a stale index", run=stale_index),
     Checker(name="the head of a tied checkpoint", run=head_of_a_tied_checkpoint),
+    Checker(name="fused tensors", run=fused_tensors),
+    Checker(name="the factor on the residual", run=residual_factor),
+    Checker(name="layers without rope", run=layers_without_rope),
     Checker(name="rotary tables", run=rotary_tables),
     Checker(name="a long context", run=long_context, raises=(ConfigError,)),
     Checker(name="settings as they are made", run=settings_made),

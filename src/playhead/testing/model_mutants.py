@@ -23,11 +23,13 @@ import playhead.models.text.gguf_vocab
 from playhead.engine.config import EngineConfig
 from playhead.kv.geometry import KVGeometry
 from playhead.kv.plan import KVLimits
-from playhead.models.checkpoint.sources import TensorSource
+from playhead.layers.linear import PlainLinear, PlainWeights
+from playhead.models.checkpoint.pieces import Piece
+from playhead.models.checkpoint.sources import Part, TensorSource
 from playhead.models.config import ConfigReader, Range
 from playhead.models.decoder import Decoder
 from playhead.models.families import FAMILIES
-from playhead.models.family import FULL_LAYER, Family
+from playhead.models.family import FULL_LAYER, Family, rope_everywhere
 from playhead.models.rope_config import NEW, RopeTable
 from playhead.models.spec import ModelSpec
 from playhead.settings import Declared, Refused
@@ -135,6 +137,32 @@ def config_ties_before_the_files() -> AbstractContextManager[None]:
     return swapped(playhead.models.checkpoint.fill, "as_stored", as_configured)
 
 
+def fused_tensors_from_their_start() -> AbstractContextManager[None]:
+    part_of = Piece.part
+
+    def from_start(self: Piece, rank: int = 0, num_ranks: int = 1) -> Part | None:
+        part = part_of(self, rank, num_ranks)
+        return part if part is None else replace(part, start=0, stop=part.stop - part.start)
+
+    return swapped(Piece, "part", from_start)
+
+
+def residual_factor_ignored() -> AbstractContextManager[None]:
+    linear = PlainWeights.linear
+
+    def unscaled(
+        self: PlainWeights, num_inputs: int, num_outputs: int, *, has_bias: bool, scale: float = 1.0
+    ) -> PlainLinear:
+        return linear(self, num_inputs, num_outputs, has_bias=has_bias)
+
+    return swapped(PlainWeights, "linear", unscaled)
+
+
+def rope_lists_ignored() -> AbstractContextManager[None]:
+    rotating = tuple(replace(family, rope_on=rope_everywhere) for family in FAMILIES)
+    return swapped(playhead.models.build, "FAMILIES", rotating)
+
+
 def tables_of_the_whole_context() -> AbstractContextManager[None]:
     reach = Decoder.reach
 
@@ -234,6 +262,24 @@ MODEL_MUTANTS: tuple[Mutant, ...] = (
         source="found here: a head in the file was ignored",
         apply=config_ties_before_the_files,
         killed_by=("the head of a tied checkpoint",),
+    ),
+    Mutant(
+        name="fused tensors read from their start",
+        source="k and v would be q's first rows",
+        apply=fused_tensors_from_their_start,
+        killed_by=("fused tensors",),
+    ),
+    Mutant(
+        name="the factor on the residual ignored",
+        source="Granite's logits would be noise",
+        apply=residual_factor_ignored,
+        killed_by=("the factor on the residual",),
+    ),
+    Mutant(
+        name="lists of layers without rope ignored",
+        source="SmolLM 3 would lose long contexts",
+        apply=rope_lists_ignored,
+        killed_by=("layers without rope",),
     ),
     Mutant(
         name="tables of the whole context",

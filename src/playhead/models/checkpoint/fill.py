@@ -77,9 +77,9 @@ def as_stored(spec: ModelSpec, family: Family, source: TensorSource) -> ModelSpe
 
 
 def check_tensors(spec: ModelSpec, source: TensorSource) -> list[Piece]:
-    """The pieces of a decoder, all there. Or all disagreements at once: what is missing, of another shape, or nobody's.
+    """The decoder's pieces, each with its tensors in the source. Headers are enough: no tensor is read.
 
-    Headers are enough: no tensor is read.
+    Otherwise one error lists every tensor that is missing, unexpected, or of another shape or type.
     """
     family = family_named(spec.family)
     pieces = pieces_of(spec, family, source.tensors)

@@ -170,7 +170,7 @@ def _quants(path: Path) -> _Quants:
         import gguf.quants
     except ImportError:
         raise CheckpointError(
-            path.name, "the gguf package is not installed", "it, to read GGUF files", "Install 'playhead[gguf]'."
+            path.name, "this is a GGUF file, and the gguf package is not installed", "", "Install playhead[gguf]."
         ) from None
     return _Quants(path, gguf)
 

@@ -40,9 +40,9 @@ def _download(model: str, revision: str | None, *, config_only: bool) -> Path:
     except ImportError:
         raise CheckpointError(
             model,
-            "huggingface_hub is not installed",
-            "it, to read a model of the hub",
-            "Install 'playhead[hub]', or download the files and give their directory.",
+            "this is a hub id, and huggingface_hub is not installed",
+            "",
+            "Install playhead[hub], or pass a local directory.",
         ) from None
     try:
         if config_only:
@@ -53,7 +53,7 @@ def _download(model: str, revision: str | None, *, config_only: bool) -> Path:
         raise CheckpointError(
             model,
             "the hub cannot be reached and the model is not in the local cache",
-            "either of them",
+            "",
             "Go online once, or copy the files here and give their directory.",
         ) from None
     except HfHubHTTPError as error:
