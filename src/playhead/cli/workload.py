@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from playhead.engine.timeline import EngineStats
 from playhead.errors import ConfigError, shown
 from playhead.llm import LLM
 from playhead.outputs import RequestOutput
-from playhead.sampling_params import SamplingParams
+from playhead.sampling_params import PARAMETERS, SamplingParams
 from playhead.settings import Setting, check_settings, declare, settings_of
 
 MAX_RANGE_RATIO = 0.99  # a length may shrink to 1%, not to nothing
@@ -34,7 +34,7 @@ class WorkloadSpec:
         0.0, Setting(group="drawn", help="lengths vary by this share up and down", low=0, high=MAX_RANGE_RATIO)
     )
     seed: int = declare(0, Setting(group="fixed", help="same seed, same prompts and lengths"))
-    temperature: float = declare(1.0, Setting(group="fixed", help="0 is greedy", aliases=("-t",)))
+    temperature: float = declare(1.0, replace(PARAMETERS["temperature"], group="fixed"))
 
     def __post_init__(self) -> None:
         check_settings(self, WORKLOAD, refused)

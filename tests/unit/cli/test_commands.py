@@ -138,6 +138,7 @@ def test_generate_stops_before_the_stop_text():
         (("bench", "throughput", "--random-range-ratio", "1"), "random-range-ratio"),
         (("bench", "throughput", "--input-len", "1000", "--output-len", "100"), "1100 tokens together"),
         (("bench", "latency", "--num-iters", "0"), "num-iters"),
+        (("bench", "latency", "--temperature", "-1"), "--temperature"),
         (("chat",), "GGUF"),
     ],
 )
