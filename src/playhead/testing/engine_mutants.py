@@ -27,7 +27,7 @@ from playhead.step.inflight import Collected, HostReadback, HostStopwatch, InFli
 from playhead.step.sampling import SampledTokens, SamplerRows
 from playhead.step.worker import Worker
 from playhead.testing.fault_mutants import FAULT_CHECKERS, FAULT_MUTANTS
-from playhead.testing.mutant import Checker, Mutant, Oracle, swapped
+from playhead.testing.mutant import Checker, Mutant, Oracle, mutant, swapped
 from playhead.testing.tiny_engine import (
     LEFTOVERS,
     LIMITS,
@@ -51,6 +51,9 @@ FAILING_READS = (4, 20)  # of the schedule: one request decodes; several do
 FAILS_EVERY = 5  # runs of a graph
 
 
+@mutant(
+    "slots told by row", source="found here: a row used again, at the same length", killed_by=("overlapped schedule",)
+)
 def slots_told_by_row() -> AbstractContextManager[None]:
     """A request in the row of one that ended, as long as that one would be now, goes on with its token."""
 
@@ -67,6 +70,7 @@ def slots_told_by_row() -> AbstractContextManager[None]:
     return swapped(DeviceRows, "can_replay_in_place", by_row)
 
 
+@mutant("next place not known", source="a graph that advances past its pages", killed_by=("crowd in little memory",))
 def next_place_not_known() -> AbstractContextManager[None]:
     """A step goes on although its next page was not in the table when the last one looked there."""
 
@@ -82,6 +86,7 @@ def next_place_not_known() -> AbstractContextManager[None]:
     return swapped(DeviceRows, "can_replay_in_place", anyway)
 
 
+@mutant("sampler row kept", source="per-request state in a recycled row", killed_by=("overlapped schedule",))
 def sampler_row_kept() -> AbstractContextManager[None]:
     """A recycled row keeps the seed and the temperature of its former request."""
     original = SamplerRows.set
@@ -96,6 +101,7 @@ def sampler_row_kept() -> AbstractContextManager[None]:
     return swapped(SamplerRows, "set", only_once)
 
 
+@mutant("newest token of any row", source="a preempted request comes back", killed_by=("failed launch",))
 def newest_token_of_any_row() -> AbstractContextManager[None]:
     """A request that comes back with one token to compute takes the newest token of whoever had its row."""
     original = Scheduler._chunk
@@ -107,11 +113,13 @@ def newest_token_of_any_row() -> AbstractContextManager[None]:
     return swapped(Scheduler, "_chunk", always)
 
 
+@mutant("preempted for nothing", source="deferred frees and preemption", killed_by=("crowd in little memory",))
 def preempted_for_nothing() -> AbstractContextManager[None]:
     """Memory taken from others while steps run cannot be had yet: one short request costs all the others theirs."""
     return swapped(Scheduler, "_in_flight", False)
 
 
+@mutant("bias kept in a row", source="found in review: wide tables, sparse writes", killed_by=("leftovers",))
 def table_row_kept() -> AbstractContextManager[None]:
     """A recycled row keeps the bias of its former request, in force whenever a neighbour makes the step look."""
 
@@ -121,6 +129,7 @@ def table_row_kept() -> AbstractContextManager[None]:
     return swapped(SamplerRows, "_clear_tables", keep)
 
 
+@mutant("counts kept in a row", source="found here by the fuzz: rows counted unasked", killed_by=("leftovers",))
 def counts_kept_in_a_row() -> AbstractContextManager[None]:
     """A recycled row keeps what was counted in it beside a neighbour who wanted counts."""
     original = SamplerRows._clear_tables
@@ -132,6 +141,7 @@ def counts_kept_in_a_row() -> AbstractContextManager[None]:
     return swapped(SamplerRows, "_clear_tables", only_written)
 
 
+@mutant("prompt counted as output", source="found in review: chunks of one token", killed_by=("leftovers",))
 def prompts_counted_as_output() -> AbstractContextManager[None]:
     """A prompt's chunk of one token runs as decode, which counts what it draws as generated."""
 
@@ -141,6 +151,7 @@ def prompts_counted_as_output() -> AbstractContextManager[None]:
     return swapped(inputs, "decodes", any_single)
 
 
+@mutant("interrupted read", source="found in review: Ctrl-C during a wait", killed_by=("interrupted read",))
 def forgotten_when_interrupted() -> AbstractContextManager[None]:
     """A step leaves the pipeline before its tokens are there: an interrupt loses them."""
     original = Engine._read
@@ -153,6 +164,7 @@ def forgotten_when_interrupted() -> AbstractContextManager[None]:
     return swapped(Engine, "_read", first_forgotten)
 
 
+@mutant("failed step in flight", source="found in review: no pinned memory", killed_by=("no way back",))
 def failed_step_in_flight() -> AbstractContextManager[None]:
     """A step that did not run is never retired: what was given up while it ran stays out of reach."""
 
@@ -162,6 +174,7 @@ def failed_step_in_flight() -> AbstractContextManager[None]:
     return swapped(Worker, "settle", nothing)
 
 
+@mutant("text lost at the end", source="found in review: text read late", killed_by=("text of a stopped request",))
 def text_lost_at_the_end() -> AbstractContextManager[None]:
     """The token that ends a text counts as all of it when nobody has looked at the text before."""
     original = ResponseBuilder.take
@@ -295,72 +308,17 @@ def text_of_a_stopped_request(wanted: tuple[int, str]) -> list[str]:
 
 
 ENGINE_MUTANTS: tuple[Mutant, ...] = (
-    Mutant(
-        name="slots told by row",
-        source="found here: a row used again, at the same length",
-        apply=slots_told_by_row,
-        killed_by=("overlapped schedule",),
-    ),
-    Mutant(
-        name="next place not known",
-        source="a graph that advances past its pages",
-        apply=next_place_not_known,
-        killed_by=("crowd in little memory",),
-    ),
-    Mutant(
-        name="sampler row kept",
-        source="per-request state in a recycled row",
-        apply=sampler_row_kept,
-        killed_by=("overlapped schedule",),
-    ),
-    Mutant(
-        name="newest token of any row",
-        source="a preempted request comes back",
-        apply=newest_token_of_any_row,
-        killed_by=("failed launch",),
-    ),
-    Mutant(
-        name="bias kept in a row",
-        source="found in review: wide tables, sparse writes",
-        apply=table_row_kept,
-        killed_by=("leftovers",),
-    ),
-    Mutant(
-        name="counts kept in a row",
-        source="found here by the fuzz: rows counted unasked",
-        apply=counts_kept_in_a_row,
-        killed_by=("leftovers",),
-    ),
-    Mutant(
-        name="prompt counted as output",
-        source="found in review: chunks of one token",
-        apply=prompts_counted_as_output,
-        killed_by=("leftovers",),
-    ),
-    Mutant(
-        name="interrupted read",
-        source="found in review: Ctrl-C during a wait",
-        apply=forgotten_when_interrupted,
-        killed_by=("interrupted read",),
-    ),
-    Mutant(
-        name="failed step in flight",
-        source="found in review: no pinned memory",
-        apply=failed_step_in_flight,
-        killed_by=("no way back",),
-    ),
-    Mutant(
-        name="text lost at the end",
-        source="found in review: text read late",
-        apply=text_lost_at_the_end,
-        killed_by=("text of a stopped request",),
-    ),
-    Mutant(
-        name="preempted for nothing",
-        source="deferred frees and preemption",
-        apply=preempted_for_nothing,
-        killed_by=("crowd in little memory",),
-    ),
+    slots_told_by_row,
+    next_place_not_known,
+    sampler_row_kept,
+    newest_token_of_any_row,
+    table_row_kept,
+    counts_kept_in_a_row,
+    prompts_counted_as_output,
+    forgotten_when_interrupted,
+    failed_step_in_flight,
+    text_lost_at_the_end,
+    preempted_for_nothing,
     *FAULT_MUTANTS,
 )
 

@@ -26,7 +26,7 @@ from playhead.step import forward
 from playhead.step.publish import Publisher
 from playhead.testing.fault_runs import FaultPicker, check_outputs, leftovers, run_with_faults
 from playhead.testing.faults import injected
-from playhead.testing.mutant import Checker, Mutant, Oracle, swapped
+from playhead.testing.mutant import Checker, Mutant, Oracle, mutant, swapped
 from playhead.testing.tiny_engine import Ask, crowd, greedy, tiny_engine, tokens_alone
 from playhead.testing.tiny_worker import tiny_worker
 
@@ -38,6 +38,9 @@ THREE = tuple(
 Tokens = Mapping[str, tuple[int, ...]]
 
 
+@mutant(
+    "plan not taken back", source="found in review: rows leaked until nothing ran", killed_by=("faults while planning",)
+)
 def plan_not_taken_back() -> AbstractContextManager[None]:
     """A plan that came to nothing keeps its places, and its requests wait for tokens that no step samples."""
 
@@ -47,6 +50,7 @@ def plan_not_taken_back() -> AbstractContextManager[None]:
     return swapped(Scheduler, "take_back", closed_only)
 
 
+@mutant("half a change trusted", source="found in review: an exception in admit", killed_by=("faults while planning",))
 def half_a_change_trusted() -> AbstractContextManager[None]:
     """A change that was cut short is taken for done: pages and rows that it had taken are nobody's."""
 
@@ -57,6 +61,9 @@ def half_a_change_trusted() -> AbstractContextManager[None]:
     return swapped(HybridKVCache, "settle", trusting)
 
 
+@mutant(
+    "token committed twice", source="a read that goes on where an interrupt came", killed_by=("interrupted commits",)
+)
 def token_committed_twice() -> AbstractContextManager[None]:
     """A read that was interrupted is repeated, and adds its token again."""
 
@@ -67,6 +74,7 @@ def token_committed_twice() -> AbstractContextManager[None]:
     return swapped(Scheduler, "commit", always)
 
 
+@mutant("one error for all", source="found in review: a detokenizer that raises", killed_by=("broken text",))
 def one_error_for_all() -> AbstractContextManager[None]:
     """What one request's text raises is the step's error."""
 
@@ -76,6 +84,7 @@ def one_error_for_all() -> AbstractContextManager[None]:
     return swapped(Engine, "_fail", raising)
 
 
+@mutant("publication lost", source="no pinned memory for a page table", killed_by=("failed publication",))
 def publication_lost() -> AbstractContextManager[None]:
     """A publication that raised is not repeated: the device never hears of these pages."""
 
@@ -85,6 +94,7 @@ def publication_lost() -> AbstractContextManager[None]:
     return swapped(RowTables, "show_all", nothing)
 
 
+@mutant("ledger not run", source="found in review: only tests made one", killed_by=("corrupted account",))
 def ledger_not_run() -> AbstractContextManager[None]:
     def blind(self: KVWatch, *, is_idle: bool) -> Findings:
         return NOTHING
@@ -92,6 +102,7 @@ def ledger_not_run() -> AbstractContextManager[None]:
     return swapped(KVWatch, "look", blind)
 
 
+@mutant("touched requests go on", source="wrong tokens, then a clean account", killed_by=("corrupted account",))
 def touched_requests_go_on() -> AbstractContextManager[None]:
     """The pages are quarantined, and who had them is computed anew: after tokens that may have been wrong."""
 
@@ -101,6 +112,7 @@ def touched_requests_go_on() -> AbstractContextManager[None]:
     return swapped(Engine, "_end_the_touched", forgiving)
 
 
+@mutant("quarantined prefix kept", source="shared pages that failed an audit", killed_by=("corrupted prefix",))
 def quarantined_prefix_kept() -> AbstractContextManager[None]:
     """Pages of the prefix cache that failed an audit can be hit again."""
 
@@ -110,6 +122,7 @@ def quarantined_prefix_kept() -> AbstractContextManager[None]:
     return swapped(PrefixCache, "restore", keep)
 
 
+@mutant("anybody may enter", source="two threads in one engine", killed_by=("second thread",))
 def anybody_may_enter() -> AbstractContextManager[None]:
     def open_to_all(self: Engine) -> None:
         return None
@@ -117,6 +130,9 @@ def anybody_may_enter() -> AbstractContextManager[None]:
     return swapped(Engine, "check_use", open_to_all)
 
 
+@mutant(
+    "memory waits for the collector", source="found in review: 112 GiB kept after close", killed_by=("dropped engine",)
+)
 def memory_waits_for_the_collector() -> AbstractContextManager[None]:
     """The attention break holds the model whose method it calls, and the model holds the break."""
 
@@ -287,66 +303,16 @@ CROWD_OF_FAULTS = Oracle(name="crowd of faults alone", compute=lambda: tokens_al
 THREE_ALONE = Oracle(name="three alone", compute=lambda: tokens_alone(THREE))
 
 FAULT_MUTANTS: tuple[Mutant, ...] = (
-    Mutant(
-        name="plan not taken back",
-        source="found in review: rows leaked until nothing ran",
-        apply=plan_not_taken_back,
-        killed_by=("faults while planning",),
-    ),
-    Mutant(
-        name="half a change trusted",
-        source="found in review: an exception in admit",
-        apply=half_a_change_trusted,
-        killed_by=("faults while planning",),
-    ),
-    Mutant(
-        name="token committed twice",
-        source="a read that goes on where an interrupt came",
-        apply=token_committed_twice,
-        killed_by=("interrupted commits",),
-    ),
-    Mutant(
-        name="publication lost",
-        source="no pinned memory for a page table",
-        apply=publication_lost,
-        killed_by=("failed publication",),
-    ),
-    Mutant(
-        name="one error for all",
-        source="found in review: a detokenizer that raises",
-        apply=one_error_for_all,
-        killed_by=("broken text",),
-    ),
-    Mutant(
-        name="ledger not run",
-        source="found in review: only tests made one",
-        apply=ledger_not_run,
-        killed_by=("corrupted account",),
-    ),
-    Mutant(
-        name="touched requests go on",
-        source="wrong tokens, then a clean account",
-        apply=touched_requests_go_on,
-        killed_by=("corrupted account",),
-    ),
-    Mutant(
-        name="quarantined prefix kept",
-        source="shared pages that failed an audit",
-        apply=quarantined_prefix_kept,
-        killed_by=("corrupted prefix",),
-    ),
-    Mutant(
-        name="anybody may enter",
-        source="two threads in one engine",
-        apply=anybody_may_enter,
-        killed_by=("second thread",),
-    ),
-    Mutant(
-        name="memory waits for the collector",
-        source="found in review: 112 GiB kept after close",
-        apply=memory_waits_for_the_collector,
-        killed_by=("dropped engine",),
-    ),
+    plan_not_taken_back,
+    half_a_change_trusted,
+    token_committed_twice,
+    publication_lost,
+    one_error_for_all,
+    ledger_not_run,
+    touched_requests_go_on,
+    quarantined_prefix_kept,
+    anybody_may_enter,
+    memory_waits_for_the_collector,
 )
 
 # An engine whose account is wrong says so itself, as do kernels and queues that find a request where none can be.

@@ -16,7 +16,7 @@ from playhead.kv.ledger import Ledger
 from playhead.llm import LLM
 from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
-from playhead.testing.mutant import Checker, Mutant, swapped
+from playhead.testing.mutant import Checker, Mutant, mutant, swapped
 from playhead.testing.text_mutants import TEXT_CHECKERS, TEXT_MUTANTS
 from playhead.testing.tiny_engine import small_llm
 
@@ -27,6 +27,7 @@ ENDLESS = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
 FEW = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 
 
+@mutant("leavers forgotten", source="leak on abort: a client that disconnects", killed_by=("a consumer leaves",))
 def leavers_forgotten() -> AbstractContextManager[None]:
     original = AsyncEngine._order
 
@@ -37,6 +38,7 @@ def leavers_forgotten() -> AbstractContextManager[None]:
     return swapped(AsyncEngine, "_order", deaf)
 
 
+@mutant("failed step kept quiet", source="engines whose clients hang", killed_by=("a step fails under a consumer",))
 def failed_step_kept_quiet() -> AbstractContextManager[None]:
     def quiet(self: AsyncEngine, error: Exception, orders: Sequence[Order]) -> None:
         return None
@@ -44,6 +46,7 @@ def failed_step_kept_quiet() -> AbstractContextManager[None]:
     return swapped(AsyncEngine, "_fail_begun", quiet)
 
 
+@mutant("closed without a word", source="engines whose clients hang", killed_by=("closed under a consumer",))
 def closed_without_a_word() -> AbstractContextManager[None]:
     def silent(self: AsyncEngine, cause: BaseException | None) -> None:
         self._is_open = False
@@ -51,6 +54,9 @@ def closed_without_a_word() -> AbstractContextManager[None]:
     return swapped(AsyncEngine, "_stop", silent)
 
 
+@mutant(
+    "every output calls the loop", source="queues between engine and slow clients", killed_by=("calls on a busy loop",)
+)
 def every_output_calls_the_loop() -> AbstractContextManager[None]:
     deliver = AsyncEngine._deliver
 
@@ -62,6 +68,11 @@ def every_output_calls_the_loop() -> AbstractContextManager[None]:
     return swapped(AsyncEngine, "_deliver", one_by_one)
 
 
+@mutant(
+    "values printed whole",
+    source="found here: Python prints no integer of 5,000 digits",
+    killed_by=("an endless token id",),
+)
 def values_printed_whole() -> AbstractContextManager[None]:
     def whole(value: object) -> str:
         return repr(value)
@@ -69,6 +80,7 @@ def values_printed_whole() -> AbstractContextManager[None]:
     return swapped(playhead.engine.front, "shown", whole)
 
 
+@mutant("streams lost at close", source="found here: KeyError after close", killed_by=("closed with a stream open",))
 def streams_lost_at_close() -> AbstractContextManager[None]:
     def clear(self: LLM) -> None:
         for request_id in list(self._inboxes):
@@ -217,42 +229,12 @@ def closed_with_a_stream_open() -> list[str]:
 
 
 FRONT_MUTANTS: tuple[Mutant, ...] = (
-    Mutant(
-        name="leavers forgotten",
-        source="leak on abort: a client that disconnects",
-        apply=leavers_forgotten,
-        killed_by=("a consumer leaves",),
-    ),
-    Mutant(
-        name="failed step kept quiet",
-        source="engines whose clients hang",
-        apply=failed_step_kept_quiet,
-        killed_by=("a step fails under a consumer",),
-    ),
-    Mutant(
-        name="closed without a word",
-        source="engines whose clients hang",
-        apply=closed_without_a_word,
-        killed_by=("closed under a consumer",),
-    ),
-    Mutant(
-        name="every output calls the loop",
-        source="queues between engine and slow clients",
-        apply=every_output_calls_the_loop,
-        killed_by=("calls on a busy loop",),
-    ),
-    Mutant(
-        name="values printed whole",
-        source="found here: Python prints no integer of 5,000 digits",
-        apply=values_printed_whole,
-        killed_by=("an endless token id",),
-    ),
-    Mutant(
-        name="streams lost at close",
-        source="found here: KeyError after close",
-        apply=streams_lost_at_close,
-        killed_by=("closed with a stream open",),
-    ),
+    leavers_forgotten,
+    failed_step_kept_quiet,
+    closed_without_a_word,
+    every_output_calls_the_loop,
+    values_printed_whole,
+    streams_lost_at_close,
     *TEXT_MUTANTS,
 )
 

@@ -26,7 +26,7 @@ from playhead.graph.sharing import SharedBuffer
 from playhead.graph.slots import Batch, FillContext, GraphSlot
 from playhead.graph.spec import LivePlan, StepResult
 from playhead.graph.staging import Stage, StagingRing
-from playhead.testing.mutant import Mutant, swapped
+from playhead.testing.mutant import Mutant, mutant, swapped
 from playhead.testing.toy import ToyModel, ToyPlan
 
 Apply = Callable[[], AbstractContextManager[None]]
@@ -45,6 +45,7 @@ def stale_tail(slot_name: str) -> Apply:
     return lambda: swapped(CudaGraphBufferRegistry, "_reset_staged_tail", forgetful)
 
 
+@mutant("stale device tail", source="SGLang #26742: tails stale by default", killed_by=("K1 poison",))
 def device_tail_never_reset() -> AbstractContextManager[None]:
     def nothing(self: CudaGraphBufferRegistry, entry: DeviceEntry, ctx: FillContext) -> None:
         return None
@@ -52,6 +53,7 @@ def device_tail_never_reset() -> AbstractContextManager[None]:
     return swapped(CudaGraphBufferRegistry, "_reset_tail", nothing)
 
 
+@mutant("shared tail trusted", source="two registries, one buffer", killed_by=("K1 shared buffers",))
 def own_mark_trusted() -> AbstractContextManager[None]:
     """A registry trusts its own mark although another one filled the shared buffer since."""
     reset = CudaGraphBufferRegistry._reset_tail
@@ -64,6 +66,7 @@ def own_mark_trusted() -> AbstractContextManager[None]:
     return swapped(CudaGraphBufferRegistry, "_reset_tail", trusting)
 
 
+@mutant("slice from the end", source="capture and fill used other rows", killed_by=("audit, full",))
 def slice_from_the_end() -> AbstractContextManager[None]:
     def from_the_end(self: GraphSlot, bs: int, num_tokens: int) -> torch.Tensor:
         assert self.buffer is not None
@@ -72,6 +75,7 @@ def slice_from_the_end() -> AbstractContextManager[None]:
     return swapped(GraphSlot, "slice_for", from_the_end)
 
 
+@mutant("warm-up pollutes capture", source="SGLang #25824: memo filled by warm-up", killed_by=("audit, full",))
 def warm_up_remembered() -> AbstractContextManager[None]:
     """A look-up memoised by address: the warm-up computes it, the capture finds it done and records nothing."""
     memo: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
@@ -83,6 +87,7 @@ def warm_up_remembered() -> AbstractContextManager[None]:
     return swapped(ToyModel, "_per_token", memoised)
 
 
+@mutant("staging reused before its copy", source="pinned buffer without an event", killed_by=("K7 lagging device",))
 def stage_reused_early() -> AbstractContextManager[None]:
     def impatient(self: StagingRing) -> Stage:
         stage = self.stages[self._next]
@@ -92,6 +97,7 @@ def stage_reused_early() -> AbstractContextManager[None]:
     return swapped(StagingRing, "acquire", impatient)
 
 
+@mutant("source missing", source="SGLang #26742: None was skipped", killed_by=("missing source refused",))
 def missing_source_skipped() -> AbstractContextManager[None]:
     """A value the batch lacks keeps the last step's, silently."""
 
@@ -104,6 +110,7 @@ def missing_source_skipped() -> AbstractContextManager[None]:
     return swapped(CudaGraphBufferRegistry, "_check_fill", tolerant)
 
 
+@mutant("dtype wrap", source="int64 locations in int32 memory", killed_by=("wrapped value refused",))
 def dtype_wraps() -> AbstractContextManager[None]:
     def wrapping(slot: GraphSlot, dtype: np.dtype[Any], source: object) -> np.ndarray[Any, Any]:
         return np.asarray(source).astype(dtype, casting="unsafe")
@@ -111,6 +118,11 @@ def dtype_wraps() -> AbstractContextManager[None]:
     return swapped(registry_module, "as_host_array", wrapping)
 
 
+@mutant(
+    "break output reused by a later bucket",
+    source="weak references into the graph pool",
+    killed_by=("audit, breakable",),
+)
 @contextmanager
 def bridge_replaced_by_later_bucket() -> Iterator[None]:
     """Each bucket gets bridges of its own, and live work writes into those of the bucket captured last."""
@@ -136,6 +148,9 @@ def bridge_replaced_by_later_bucket() -> Iterator[None]:
         yield
 
 
+@mutant(
+    "metadata prepared at capture only", source="SGLang #26742: the DSV4 upgrade hole", killed_by=("audit, breakable",)
+)
 def plan_made_at_capture_only() -> AbstractContextManager[None]:
     replay = GraphRunner.replay
 
@@ -146,6 +161,7 @@ def plan_made_at_capture_only() -> AbstractContextManager[None]:
     return swapped(GraphRunner, "replay", with_first_plan)
 
 
+@mutant("dummy run through live rows", source="capture in mid-serving wrote KV", killed_by=("late capture",))
 @contextmanager
 def dummy_run_through_live_rows() -> Iterator[None]:
     """Placeholders of ones instead of sinks, and nobody looks."""
@@ -164,6 +180,7 @@ def dummy_run_through_live_rows() -> Iterator[None]:
         yield
 
 
+@mutant("host value baked in", source=".item() at capture", killed_by=("host value refused",))
 def host_sync_recorded() -> AbstractContextManager[None]:
     """A value read on the host at capture becomes a constant of the graph."""
 
@@ -173,6 +190,11 @@ def host_sync_recorded() -> AbstractContextManager[None]:
     return swapped(OpObserver, "_refuse", lenient)
 
 
+@mutant(
+    "padding written once is moved by the graph",
+    source="an index slot with FILL_ONCE that its graph advances",
+    killed_by=("moving padding refused",),
+)
 def moving_padding_accepted() -> AbstractContextManager[None]:
     rules_of = GraphSlot._broken_rules
 
@@ -182,6 +204,11 @@ def moving_padding_accepted() -> AbstractContextManager[None]:
     return swapped(GraphSlot, "_broken_rules", without_one)
 
 
+@mutant(
+    "audit stops after one step",
+    source="padded rows that a graph moves are put back by every fill",
+    killed_by=("consecutive steps",),
+)
 def one_step_audited() -> AbstractContextManager[None]:
     def nothing(runner: GraphRunner, step: SampledStep, ctx: FillContext, report: Report) -> None:
         return None
@@ -190,6 +217,11 @@ def one_step_audited() -> AbstractContextManager[None]:
     return swapped(import_module("playhead.graph.audit"), "audit_padded_rows", nothing)
 
 
+@mutant(
+    "break output read after its memory was reused",
+    source="bridges are shared by all calls of a break",
+    killed_by=("stale break output refused",),
+)
 def leases_never_end() -> AbstractContextManager[None]:
     def nothing(self: BridgeLeases, reader: str, where: str, tensors: Sequence[torch.Tensor]) -> None:
         return None
@@ -197,6 +229,9 @@ def leases_never_end() -> AbstractContextManager[None]:
     return swapped(BridgeLeases, "refuse_expired", nothing)
 
 
+@mutant(
+    "bind overwrites", source="padding written into an adopted tensor at registration", killed_by=("adopted tensors",)
+)
 def bind_overwrites() -> AbstractContextManager[None]:
     adopted = CudaGraphBufferRegistry._adopted
 
@@ -207,6 +242,7 @@ def bind_overwrites() -> AbstractContextManager[None]:
     return swapped(CudaGraphBufferRegistry, "_adopted", overwriting)
 
 
+@mutant("expanded tensor bound", source="all rows of a slot in one place", killed_by=("adopted tensors",))
 def any_bind_accepted() -> AbstractContextManager[None]:
     def nothing(slot: GraphSlot, bind: torch.Tensor, shape: Sequence[int], device: torch.device) -> None:
         return None
@@ -214,6 +250,7 @@ def any_bind_accepted() -> AbstractContextManager[None]:
     return swapped(registry_module, "check_bind", nothing)
 
 
+@mutant("goes on over another's fill", source="two runners over one registry", killed_by=("going on",))
 def foreign_fill_ignored() -> AbstractContextManager[None]:
     """A step goes on although the slots were filled since."""
 
@@ -225,12 +262,18 @@ def foreign_fill_ignored() -> AbstractContextManager[None]:
     return swapped(GraphRunner, "replay_advanced", anyway)
 
 
+@mutant("shared fill not counted", source="two registries, one buffer", killed_by=("going on",))
 def shared_fill_not_counted() -> AbstractContextManager[None]:
     """Another registry's fill of shared memory does not show in `num_fills`."""
     own_fills = property(lambda registry: registry._num_own_fills)
     return swapped(CudaGraphBufferRegistry, "num_fills", own_fills)
 
 
+@mutant(
+    "joining registry's padding trusted",
+    source="two registries, one buffer, another pad value",
+    killed_by=("late joiner",),
+)
 def joining_goes_unnoticed() -> AbstractContextManager[None]:
     def only_fills(self: SharedBuffer, by: object | None) -> None:
         self.filled_by = by or self.filled_by
@@ -239,6 +282,11 @@ def joining_goes_unnoticed() -> AbstractContextManager[None]:
     return swapped(SharedBuffer, "mark_written", only_fills)
 
 
+@mutant(
+    "dataclass outputs keep their padding",
+    source="pytree takes a dataclass for one value",
+    killed_by=("nested outputs",),
+)
 def dataclasses_are_opaque() -> AbstractContextManager[None]:
     def by_pytree(fn: Callable[[torch.Tensor], torch.Tensor], output: Any) -> Any:
         return tree_map_only(torch.Tensor, fn, output)
@@ -267,124 +315,24 @@ GRAPH_MUTANTS: tuple[Mutant, ...] = (
         apply=stale_tail("req_pool_indices"),
         killed_by=("K1 shrinking fills",),
     ),
-    Mutant(
-        name="stale device tail",
-        source="SGLang #26742: tails stale by default",
-        apply=device_tail_never_reset,
-        killed_by=("K1 poison",),
-    ),
-    Mutant(
-        name="shared tail trusted",
-        source="two registries, one buffer",
-        apply=own_mark_trusted,
-        killed_by=("K1 shared buffers",),
-    ),
-    Mutant(
-        name="slice from the end",
-        source="capture and fill used other rows",
-        apply=slice_from_the_end,
-        killed_by=("audit, full",),
-    ),
-    Mutant(
-        name="warm-up pollutes capture",
-        source="SGLang #25824: memo filled by warm-up",
-        apply=warm_up_remembered,
-        killed_by=("audit, full",),
-    ),
-    Mutant(
-        name="staging reused before its copy",
-        source="pinned buffer without an event",
-        apply=stage_reused_early,
-        killed_by=("K7 lagging device",),
-    ),
-    Mutant(
-        name="source missing",
-        source="SGLang #26742: None was skipped",
-        apply=missing_source_skipped,
-        killed_by=("missing source refused",),
-    ),
-    Mutant(
-        name="dtype wrap",
-        source="int64 locations in int32 memory",
-        apply=dtype_wraps,
-        killed_by=("wrapped value refused",),
-    ),
-    Mutant(
-        name="break output reused by a later bucket",
-        source="weak references into the graph pool",
-        apply=bridge_replaced_by_later_bucket,
-        killed_by=("audit, breakable",),
-    ),
-    Mutant(
-        name="metadata prepared at capture only",
-        source="SGLang #26742: the DSV4 upgrade hole",
-        apply=plan_made_at_capture_only,
-        killed_by=("audit, breakable",),
-    ),
-    Mutant(
-        name="dummy run through live rows",
-        source="capture in mid-serving wrote KV",
-        apply=dummy_run_through_live_rows,
-        killed_by=("late capture",),
-    ),
-    Mutant(
-        name="host value baked in",
-        source=".item() at capture",
-        apply=host_sync_recorded,
-        killed_by=("host value refused",),
-    ),
-    Mutant(
-        name="padding written once is moved by the graph",
-        source="an index slot with FILL_ONCE that its graph advances",
-        apply=moving_padding_accepted,
-        killed_by=("moving padding refused",),
-    ),
-    Mutant(
-        name="audit stops after one step",
-        source="padded rows that a graph moves are put back by every fill",
-        apply=one_step_audited,
-        killed_by=("consecutive steps",),
-    ),
-    Mutant(
-        name="break output read after its memory was reused",
-        source="bridges are shared by all calls of a break",
-        apply=leases_never_end,
-        killed_by=("stale break output refused",),
-    ),
-    Mutant(
-        name="bind overwrites",
-        source="padding written into an adopted tensor at registration",
-        apply=bind_overwrites,
-        killed_by=("adopted tensors",),
-    ),
-    Mutant(
-        name="expanded tensor bound",
-        source="all rows of a slot in one place",
-        apply=any_bind_accepted,
-        killed_by=("adopted tensors",),
-    ),
-    Mutant(
-        name="goes on over another's fill",
-        source="two runners over one registry",
-        apply=foreign_fill_ignored,
-        killed_by=("going on",),
-    ),
-    Mutant(
-        name="shared fill not counted",
-        source="two registries, one buffer",
-        apply=shared_fill_not_counted,
-        killed_by=("going on",),
-    ),
-    Mutant(
-        name="joining registry's padding trusted",
-        source="two registries, one buffer, another pad value",
-        apply=joining_goes_unnoticed,
-        killed_by=("late joiner",),
-    ),
-    Mutant(
-        name="dataclass outputs keep their padding",
-        source="pytree takes a dataclass for one value",
-        apply=dataclasses_are_opaque,
-        killed_by=("nested outputs",),
-    ),
+    device_tail_never_reset,
+    own_mark_trusted,
+    slice_from_the_end,
+    warm_up_remembered,
+    stage_reused_early,
+    missing_source_skipped,
+    dtype_wraps,
+    bridge_replaced_by_later_bucket,
+    plan_made_at_capture_only,
+    dummy_run_through_live_rows,
+    host_sync_recorded,
+    moving_padding_accepted,
+    one_step_audited,
+    leases_never_end,
+    bind_overwrites,
+    any_bind_accepted,
+    foreign_fill_ignored,
+    shared_fill_not_counted,
+    joining_goes_unnoticed,
+    dataclasses_are_opaque,
 )

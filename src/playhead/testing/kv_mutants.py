@@ -16,11 +16,12 @@ from playhead.kv.hybrid import HybridAllocator
 from playhead.kv.mapping import Int32Array, WindowMapping
 from playhead.kv.prefix import PrefixCache, PrefixHit
 from playhead.kv.rows import RowTables
-from playhead.testing.mutant import Mutant, swapped
+from playhead.testing.mutant import Mutant, mutant, swapped
 from playhead.testing.translation_mutants import TRANSLATION_MUTANTS
 from playhead.types import Row
 
 
+@mutant("double free of window pages", source="K10", killed_by=("reference pool (K5, K8)",))
 def double_free_of_windows() -> AbstractContextManager[None]:
     """The end of a request gives window pages back that had slid out before."""
 
@@ -32,6 +33,7 @@ def double_free_of_windows() -> AbstractContextManager[None]:
     return swapped(HybridKVCache, "_release", release)
 
 
+@mutant("leak on abort", source="K10", killed_by=("rules (K6)",))
 def leak_on_abort() -> AbstractContextManager[None]:
     """An aborted request leaves its window pages behind."""
 
@@ -43,6 +45,7 @@ def leak_on_abort() -> AbstractContextManager[None]:
     return swapped(HybridKVCache, "abort", abort)
 
 
+@mutant("free while in flight", source="K10: overlapped scheduling", killed_by=("rules (K6)",))
 def free_while_in_flight() -> AbstractContextManager[None]:
     """Pages go back at once, although a launched step may still touch them."""
 
@@ -53,6 +56,7 @@ def free_while_in_flight() -> AbstractContextManager[None]:
     return swapped(HybridAllocator, "_free", free)
 
 
+@mutant("two-pool allocation without roll-back", source="K10", killed_by=("rules (K6)",))
 def no_roll_back() -> AbstractContextManager[None]:
     """When a later group is out of pages, what the earlier ones gave stays taken."""
     allocate = HybridAllocator.allocate
@@ -70,6 +74,7 @@ def no_roll_back() -> AbstractContextManager[None]:
     return swapped(HybridAllocator, "allocate", careless)
 
 
+@mutant("window frontier a page ahead", source="K10", killed_by=("reference pool (K5, K8)",))
 def frontier_one_page_ahead() -> AbstractContextManager[None]:
     """The window lets go of the page its oldest visible token is in."""
 
@@ -79,6 +84,7 @@ def frontier_one_page_ahead() -> AbstractContextManager[None]:
     return swapped(cache_module, "window_frontier", ahead)
 
 
+@mutant("window frontier pages behind", source="issue: window + chunk + page", killed_by=("rules (K6)",))
 def frontier_one_page_behind() -> AbstractContextManager[None]:
     """A window that slides keeps pages nobody sees: more than window + chunk + page."""
     slide = HybridKVCache._slide
@@ -93,6 +99,7 @@ def frontier_one_page_behind() -> AbstractContextManager[None]:
     return swapped(HybridKVCache, "_slide", lazily)
 
 
+@mutant("window slides late", source="a shortcut around pages that cannot move yet", killed_by=("rules (K6)",))
 def slides_late() -> AbstractContextManager[None]:
     """Whoever skips the look at a window until its next page can go must not skip too long."""
 
@@ -102,6 +109,7 @@ def slides_late() -> AbstractContextManager[None]:
     return swapped(cache_module, "next_slide", later)
 
 
+@mutant("prefix hit with expired window", source="K10", killed_by=("rules (K6)",))
 def hit_with_expired_window() -> AbstractContextManager[None]:
     """A prefix counts as found when its full pages are there, whatever became of their windows."""
 
@@ -111,6 +119,7 @@ def hit_with_expired_window() -> AbstractContextManager[None]:
     return swapped(PrefixCache, "_longest_valid", all_of_it)
 
 
+@mutant("recycled row", source="K10", killed_by=("rules (K6)",))
 def recycled_row() -> AbstractContextManager[None]:
     """A row is given to the next request as the last one left it."""
 
@@ -120,6 +129,7 @@ def recycled_row() -> AbstractContextManager[None]:
     return swapped(RowTables, "give_back", give_back)
 
 
+@mutant("page numbers wrap at 16 bits", source="K10: dtype wrap", killed_by=("device mapping",))
 def dtype_wraps() -> AbstractContextManager[None]:
     """Window pages pass through 16 bits on their way to the device."""
     take = WindowMapping.take_unpublished
@@ -133,11 +143,13 @@ def dtype_wraps() -> AbstractContextManager[None]:
     return swapped(WindowMapping, "take_unpublished", wrapping)
 
 
+@mutant("locations beyond int32", source="a limit that no test noticed", killed_by=("int32 locations",))
 def locations_beyond_int32() -> AbstractContextManager[None]:
     """An arena is planned whose last locations do not fit the device's int32."""
     return swapped(plan_module, "MAX_LOCS", 2**40)
 
 
+@mutant("uncomputed tokens cached", source="found while building", killed_by=("rules (K6)",))
 def placed_counts_as_computed() -> AbstractContextManager[None]:
     """A preempted request's tokens are cached although the step that would have computed them was never launched."""
     finish = HybridKVCache.finish
@@ -149,6 +161,7 @@ def placed_counts_as_computed() -> AbstractContextManager[None]:
     return swapped(HybridKVCache, "finish", eager)
 
 
+@mutant("prefixes shared across salts", source="K9: cache salt A vs B", killed_by=("rules (K6)",))
 def salts_share() -> AbstractContextManager[None]:
     """A lookup searches every salt's tree: a request learns what another key's prompt was."""
     match = PrefixCache.match
@@ -159,6 +172,7 @@ def salts_share() -> AbstractContextManager[None]:
     return swapped(PrefixCache, "match", anywhere)
 
 
+@mutant("windows moved from a shared page", source="found by our own state machine", killed_by=("rules (K6)",))
 def shared_page_stolen() -> AbstractContextManager[None]:
     """A page's windows are moved away under another sequence that holds it too."""
     adopt = HybridKVCache._adopt
@@ -170,6 +184,7 @@ def shared_page_stolen() -> AbstractContextManager[None]:
     return swapped(HybridKVCache, "_adopt", regardless)
 
 
+@mutant("sink handed out", source="S2.1", killed_by=("rules (K6)",))
 def sink_handed_out() -> AbstractContextManager[None]:
     """The arena lends slab 0 too, where padded rows write."""
 
@@ -182,94 +197,19 @@ def sink_handed_out() -> AbstractContextManager[None]:
 
 KV_MUTANTS: tuple[Mutant, ...] = (
     *TRANSLATION_MUTANTS,
-    Mutant(
-        name="double free of window pages",
-        source="K10",
-        apply=double_free_of_windows,
-        killed_by=("reference pool (K5, K8)",),
-    ),
-    Mutant(
-        name="leak on abort",
-        source="K10",
-        apply=leak_on_abort,
-        killed_by=("rules (K6)",),
-    ),
-    Mutant(
-        name="free while in flight",
-        source="K10: overlapped scheduling",
-        apply=free_while_in_flight,
-        killed_by=("rules (K6)",),
-    ),
-    Mutant(
-        name="two-pool allocation without roll-back",
-        source="K10",
-        apply=no_roll_back,
-        killed_by=("rules (K6)",),
-    ),
-    Mutant(
-        name="window frontier a page ahead",
-        source="K10",
-        apply=frontier_one_page_ahead,
-        killed_by=("reference pool (K5, K8)",),
-    ),
-    Mutant(
-        name="window frontier pages behind",
-        source="issue: window + chunk + page",
-        apply=frontier_one_page_behind,
-        killed_by=("rules (K6)",),
-    ),
-    Mutant(
-        name="window slides late",
-        source="a shortcut around pages that cannot move yet",
-        apply=slides_late,
-        killed_by=("rules (K6)",),
-    ),
-    Mutant(
-        name="prefix hit with expired window",
-        source="K10",
-        apply=hit_with_expired_window,
-        killed_by=("rules (K6)",),
-    ),
-    Mutant(
-        name="recycled row",
-        source="K10",
-        apply=recycled_row,
-        killed_by=("rules (K6)",),
-    ),
-    Mutant(
-        name="page numbers wrap at 16 bits",
-        source="K10: dtype wrap",
-        apply=dtype_wraps,
-        killed_by=("device mapping",),
-    ),
-    Mutant(
-        name="locations beyond int32",
-        source="a limit that no test noticed",
-        apply=locations_beyond_int32,
-        killed_by=("int32 locations",),
-    ),
-    Mutant(
-        name="uncomputed tokens cached",
-        source="found while building",
-        apply=placed_counts_as_computed,
-        killed_by=("rules (K6)",),
-    ),
-    Mutant(
-        name="prefixes shared across salts",
-        source="K9: cache salt A vs B",
-        apply=salts_share,
-        killed_by=("rules (K6)",),
-    ),
-    Mutant(
-        name="windows moved from a shared page",
-        source="found by our own state machine",
-        apply=shared_page_stolen,
-        killed_by=("rules (K6)",),
-    ),
-    Mutant(
-        name="sink handed out",
-        source="S2.1",
-        apply=sink_handed_out,
-        killed_by=("rules (K6)",),
-    ),
+    double_free_of_windows,
+    leak_on_abort,
+    free_while_in_flight,
+    no_roll_back,
+    frontier_one_page_ahead,
+    frontier_one_page_behind,
+    slides_late,
+    hit_with_expired_window,
+    recycled_row,
+    dtype_wraps,
+    locations_beyond_int32,
+    placed_counts_as_computed,
+    salts_share,
+    shared_page_stolen,
+    sink_handed_out,
 )

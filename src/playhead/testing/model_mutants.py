@@ -33,9 +33,14 @@ from playhead.models.family import FULL_LAYER, Family, rope_everywhere
 from playhead.models.rope_config import NEW, RopeTable
 from playhead.models.spec import ModelSpec
 from playhead.settings import Declared, Refused
-from playhead.testing.mutant import Mutant, swapped
+from playhead.testing.mutant import Mutant, mutant, swapped
 
 
+@mutant(
+    "the new name of rope wins",
+    source="found here: rope_scaling beside rope_parameters was ignored",
+    killed_by=("rope rules",),
+)
 def new_rope_name_wins() -> AbstractContextManager[None]:
     read = playhead.models.rope_config._only_table
 
@@ -46,6 +51,11 @@ def new_rope_name_wins() -> AbstractContextManager[None]:
     return swapped(playhead.models.rope_config, "_only_table", new_first)
 
 
+@mutant(
+    "trained context of the table alone",
+    source="found here: a context outside the rope table was ignored",
+    killed_by=("rope rules",),
+)
 def trained_context_of_the_table_alone() -> AbstractContextManager[None]:
     read = playhead.models.rope_config._only_table
 
@@ -55,6 +65,11 @@ def trained_context_of_the_table_alone() -> AbstractContextManager[None]:
     return swapped(playhead.models.rope_config, "_only_table", inner)
 
 
+@mutant(
+    "layer_types of every family",
+    source="found here: layer_types changed llama's logits",
+    killed_by=("keys a family ignores",),
+)
 def layer_types_of_every_family() -> AbstractContextManager[None]:
     def all_full(config: ConfigReader, num_layers: int) -> list[str]:
         return [FULL_LAYER] * num_layers
@@ -65,6 +80,11 @@ def layer_types_of_every_family() -> AbstractContextManager[None]:
     return swapped(playhead.models.build, "FAMILIES", greedy)
 
 
+@mutant(
+    "softcaps of every family",
+    source="found here: softcaps changed llama's logits",
+    killed_by=("keys a family ignores",),
+)
 def softcaps_of_every_family() -> AbstractContextManager[None]:
     greedy = tuple(
         replace(
@@ -77,6 +97,11 @@ def softcaps_of_every_family() -> AbstractContextManager[None]:
     return swapped(playhead.models.build, "FAMILIES", greedy)
 
 
+@mutant(
+    "use_sliding_window of every family",
+    source="found here: Qwen's switch turned off Mistral's window",
+    killed_by=("keys a family ignores",),
+)
 def window_switch_of_every_family() -> AbstractContextManager[None]:
     windows = playhead.models.build._windows
 
@@ -87,6 +112,11 @@ def window_switch_of_every_family() -> AbstractContextManager[None]:
     return swapped(playhead.models.build, "_windows", switched)
 
 
+@mutant(
+    "any number will do",
+    source="found here: NaN, zero and negative numbers in configs ran to garbage",
+    killed_by=("senseless numbers",),
+)
 def any_number_will_do() -> AbstractContextManager[None]:
     def holds(self: Range, value: object) -> bool:
         return isinstance(value, int | float)
@@ -94,6 +124,11 @@ def any_number_will_do() -> AbstractContextManager[None]:
     return swapped(Range, "holds", holds)
 
 
+@mutant(
+    "GGUF keys unseen",
+    source="found here: logit_scale and expert_count of a GGUF file were ignored",
+    killed_by=("GGUF keys",),
+)
 def gguf_keys_unseen() -> AbstractContextManager[None]:
     def blind(metadata: Mapping[str, Any], architecture: str) -> None:
         return None
@@ -101,6 +136,11 @@ def gguf_keys_unseen() -> AbstractContextManager[None]:
     return swapped(playhead.models.checkpoint.gguf_model, "check_keys", blind)
 
 
+@mutant(
+    "a GGUF rope factor needs a type",
+    source="found here: rope.scaling.factor without a type was ignored",
+    killed_by=("GGUF keys",),
+)
 def gguf_rope_factor_needs_a_type() -> AbstractContextManager[None]:
     scaling = playhead.models.checkpoint.gguf_model.rope_scaling
 
@@ -110,6 +150,7 @@ def gguf_rope_factor_needs_a_type() -> AbstractContextManager[None]:
     return swapped(playhead.models.checkpoint.gguf_model, "rope_scaling", typed)
 
 
+@mutant("GGUF prompts without BOS", source="found here: Llama 3 prompts lacked BOS", killed_by=("BOS of a GGUF file",))
 def gguf_prompts_without_bos() -> AbstractContextManager[None]:
     def nothing(metadata: Mapping[str, Any], ids: Mapping[str, int | None], *, is_llama3: bool) -> dict[str, list[Any]]:
         return {"single": ["$A"], "special_tokens": []}
@@ -117,6 +158,11 @@ def gguf_prompts_without_bos() -> AbstractContextManager[None]:
     return swapped(playhead.models.text.gguf_vocab, "_around", nothing)
 
 
+@mutant(
+    "the index before the single file",
+    source="found here: a stale index hid model.safetensors",
+    killed_by=("a stale index",),
+)
 def index_before_the_single_file() -> AbstractContextManager[None]:
     shards = playhead.models.checkpoint.directory._shards
 
@@ -130,6 +176,11 @@ def index_before_the_single_file() -> AbstractContextManager[None]:
     return swapped(playhead.models.checkpoint.directory, "_shards", index_first)
 
 
+@mutant(
+    "the config ties before the files",
+    source="found here: a head in the file was ignored",
+    killed_by=("the head of a tied checkpoint",),
+)
 def config_ties_before_the_files() -> AbstractContextManager[None]:
     def as_configured(spec: ModelSpec, family: Family, source: TensorSource) -> ModelSpec:
         return spec
@@ -137,6 +188,7 @@ def config_ties_before_the_files() -> AbstractContextManager[None]:
     return swapped(playhead.models.checkpoint.fill, "as_stored", as_configured)
 
 
+@mutant("fused tensors read from their start", source="k and v would be q's first rows", killed_by=("fused tensors",))
 def fused_tensors_from_their_start() -> AbstractContextManager[None]:
     part_of = Piece.part
 
@@ -147,6 +199,11 @@ def fused_tensors_from_their_start() -> AbstractContextManager[None]:
     return swapped(Piece, "part", from_start)
 
 
+@mutant(
+    "the factor on the residual ignored",
+    source="Granite's logits would be noise",
+    killed_by=("the factor on the residual",),
+)
 def residual_factor_ignored() -> AbstractContextManager[None]:
     linear = PlainWeights.linear
 
@@ -158,11 +215,21 @@ def residual_factor_ignored() -> AbstractContextManager[None]:
     return swapped(PlainWeights, "linear", unscaled)
 
 
+@mutant(
+    "lists of layers without rope ignored",
+    source="SmolLM 3 would lose long contexts",
+    killed_by=("layers without rope",),
+)
 def rope_lists_ignored() -> AbstractContextManager[None]:
     rotating = tuple(replace(family, rope_on=rope_everywhere) for family in FAMILIES)
     return swapped(playhead.models.build, "FAMILIES", rotating)
 
 
+@mutant(
+    "tables of the whole context",
+    source="found here: 2 GB of rotary tables for a context of 128",
+    killed_by=("rotary tables",),
+)
 def tables_of_the_whole_context() -> AbstractContextManager[None]:
     reach = Decoder.reach
 
@@ -172,6 +239,11 @@ def tables_of_the_whole_context() -> AbstractContextManager[None]:
     return swapped(Decoder, "reach", reach_all)
 
 
+@mutant(
+    "the context does not give way",
+    source="found here: 128k models did not start on default settings",
+    killed_by=("a long context",),
+)
 def context_does_not_give_way() -> AbstractContextManager[None]:
     def as_wanted(
         limits: KVLimits, config: EngineConfig, geometry: KVGeometry, kv_bytes: int, notes: list[str]
@@ -181,6 +253,11 @@ def context_does_not_give_way() -> AbstractContextManager[None]:
     return swapped(playhead.engine.memory, "_with_context_that_fits", as_wanted)
 
 
+@mutant(
+    "settings unchecked",
+    source="found here: wrong settings failed after the weights were loaded",
+    killed_by=("settings as they are made",),
+)
 def settings_unchecked() -> AbstractContextManager[None]:
     def taken(owner: object, settings: Sequence[Declared], refused: Refused) -> None:
         return None
@@ -188,6 +265,11 @@ def settings_unchecked() -> AbstractContextManager[None]:
     return swapped(playhead.engine.config, "check_settings", taken)
 
 
+@mutant(
+    "torch's own grouped matmul",
+    source="found here: gpt-oss could not be traced in float32 and float16",
+    killed_by=("traced experts",),
+)
 def torchs_own_grouped_matmul() -> AbstractContextManager[None]:
     def grouped(*args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
         rows_PI, weights_XIO, ends_X = args
@@ -197,112 +279,22 @@ def torchs_own_grouped_matmul() -> AbstractContextManager[None]:
 
 
 MODEL_MUTANTS: tuple[Mutant, ...] = (
-    Mutant(
-        name="the new name of rope wins",
-        source="found here: rope_scaling beside rope_parameters was ignored",
-        apply=new_rope_name_wins,
-        killed_by=("rope rules",),
-    ),
-    Mutant(
-        name="trained context of the table alone",
-        source="found here: a context outside the rope table was ignored",
-        apply=trained_context_of_the_table_alone,
-        killed_by=("rope rules",),
-    ),
-    Mutant(
-        name="layer_types of every family",
-        source="found here: layer_types changed llama's logits",
-        apply=layer_types_of_every_family,
-        killed_by=("keys a family ignores",),
-    ),
-    Mutant(
-        name="softcaps of every family",
-        source="found here: softcaps changed llama's logits",
-        apply=softcaps_of_every_family,
-        killed_by=("keys a family ignores",),
-    ),
-    Mutant(
-        name="use_sliding_window of every family",
-        source="found here: Qwen's switch turned off Mistral's window",
-        apply=window_switch_of_every_family,
-        killed_by=("keys a family ignores",),
-    ),
-    Mutant(
-        name="any number will do",
-        source="found here: NaN, zero and negative numbers in configs ran to garbage",
-        apply=any_number_will_do,
-        killed_by=("senseless numbers",),
-    ),
-    Mutant(
-        name="GGUF keys unseen",
-        source="found here: logit_scale and expert_count of a GGUF file were ignored",
-        apply=gguf_keys_unseen,
-        killed_by=("GGUF keys",),
-    ),
-    Mutant(
-        name="a GGUF rope factor needs a type",
-        source="found here: rope.scaling.factor without a type was ignored",
-        apply=gguf_rope_factor_needs_a_type,
-        killed_by=("GGUF keys",),
-    ),
-    Mutant(
-        name="GGUF prompts without BOS",
-        source="found here: Llama 3 prompts lacked BOS",
-        apply=gguf_prompts_without_bos,
-        killed_by=("BOS of a GGUF file",),
-    ),
-    Mutant(
-        name="the index before the single file",
-        source="found here: a stale index hid model.safetensors",
-        apply=index_before_the_single_file,
-        killed_by=("a stale index",),
-    ),
-    Mutant(
-        name="the config ties before the files",
-        source="found here: a head in the file was ignored",
-        apply=config_ties_before_the_files,
-        killed_by=("the head of a tied checkpoint",),
-    ),
-    Mutant(
-        name="fused tensors read from their start",
-        source="k and v would be q's first rows",
-        apply=fused_tensors_from_their_start,
-        killed_by=("fused tensors",),
-    ),
-    Mutant(
-        name="the factor on the residual ignored",
-        source="Granite's logits would be noise",
-        apply=residual_factor_ignored,
-        killed_by=("the factor on the residual",),
-    ),
-    Mutant(
-        name="lists of layers without rope ignored",
-        source="SmolLM 3 would lose long contexts",
-        apply=rope_lists_ignored,
-        killed_by=("layers without rope",),
-    ),
-    Mutant(
-        name="tables of the whole context",
-        source="found here: 2 GB of rotary tables for a context of 128",
-        apply=tables_of_the_whole_context,
-        killed_by=("rotary tables",),
-    ),
-    Mutant(
-        name="the context does not give way",
-        source="found here: 128k models did not start on default settings",
-        apply=context_does_not_give_way,
-        killed_by=("a long context",),
-    ),
-    Mutant(
-        name="settings unchecked",
-        source="found here: wrong settings failed after the weights were loaded",
-        apply=settings_unchecked,
-        killed_by=("settings as they are made",),
-    ),
-    Mutant(
-        name="torch's own grouped matmul",
-        source="found here: gpt-oss could not be traced in float32 and float16",
-        apply=torchs_own_grouped_matmul,
-        killed_by=("traced experts",),
-    ),
+    new_rope_name_wins,
+    trained_context_of_the_table_alone,
+    layer_types_of_every_family,
+    softcaps_of_every_family,
+    window_switch_of_every_family,
+    any_number_will_do,
+    gguf_keys_unseen,
+    gguf_rope_factor_needs_a_type,
+    gguf_prompts_without_bos,
+    index_before_the_single_file,
+    config_ties_before_the_files,
+    fused_tensors_from_their_start,
+    residual_factor_ignored,
+    rope_lists_ignored,
+    tables_of_the_whole_context,
+    context_does_not_give_way,
+    settings_unchecked,
+    torchs_own_grouped_matmul,
 )

@@ -25,6 +25,9 @@ class MutantError(Exception):
     """A mutant or a checker is wrong in itself: a stale patch, an unknown checker, an oracle asked of broken code."""
 
 
+Patch = Callable[[], AbstractContextManager[None]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
     """A bug class with the place it was seen. `apply` puts it into the running code and takes it out again.
@@ -34,8 +37,13 @@ class Mutant:
 
     name: str
     source: str
-    apply: Callable[[], AbstractContextManager[None]]
+    apply: Patch
     killed_by: tuple[str, ...]
+
+
+def mutant(name: str, *, source: str, killed_by: tuple[str, ...]) -> Callable[[Patch], Mutant]:
+    """Declares a patch as a mutant: `apply` is the function below."""
+    return lambda apply: Mutant(name=name, source=source, apply=apply, killed_by=killed_by)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,14 +100,6 @@ class Package:
         return [checker for name in mutant.killed_by for checker in self.checkers if checker.name == name]
 
 
-class Outcome(Enum):
-    """How a checker's run ended."""
-
-    SILENT = "silent"
-    FIRED = "fired"
-    CRASHED = "crashed"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """What one checker said: its first violation, or the last line of a traceback."""
@@ -107,6 +107,14 @@ class Answer:
     checker: str
     outcome: Outcome
     said: str = ""
+
+
+class Outcome(Enum):
+    """How a checker's run ended."""
+
+    SILENT = "silent"
+    FIRED = "fired"
+    CRASHED = "crashed"
 
 
 @contextmanager

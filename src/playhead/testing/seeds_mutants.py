@@ -325,7 +325,8 @@ def tensors_kept_per_batch_size() -> Patch:
     return swapped(GraphRunner, "prepare", prepare)
 
 
-REMOVALS: tuple[tuple[str, str, Callable[[], Patch]], ...] = (
+# Some removals are mutants of other packages, too.
+REMOVALS: tuple[tuple[str, str, Mutant | Callable[[], Patch]], ...] = (
     ("S0.1", "translation in every layer", translation_per_layer),
     ("S0.2", "a plain pool has a mapping", plain_pool_with_a_mapping),
     ("S0.3", "copies go one by one", copied_one_by_one),
@@ -383,8 +384,8 @@ SEEDS_MUTANTS: tuple[Mutant, ...] = tuple(
     Mutant(
         name=f"{requirement}: {name}",
         source=SOURCES[requirement.partition(".")[0]],
-        apply=apply,
+        apply=removal.apply if isinstance(removal, Mutant) else removal,
         killed_by=(requirement,),
     )
-    for requirement, name, apply in REMOVALS
+    for requirement, name, removal in REMOVALS
 )

@@ -30,7 +30,7 @@ from playhead.step.inflight import InFlight
 from playhead.step.inputs import StepInput, StepRequests, batch_of
 from playhead.step.publish import DevicePageTable
 from playhead.step.worker import Worker
-from playhead.testing.mutant import Checker, Mutant, Oracle, swapped
+from playhead.testing.mutant import Checker, Mutant, Oracle, mutant, swapped
 from playhead.testing.tiny_engine import Ask, greedy, tiny_engine, tokens_alone
 from playhead.testing.tiny_worker import dense_logits, differences, last_logits, tiny_worker
 from playhead.types import Step
@@ -39,6 +39,11 @@ PROMPTS = ([7, 8, 9, 10, 11, 12], [7], [20, 21, 22])
 MANY_PROMPTS = ([7, 8, 9, 10, 11, 12], [20, 21, 22, 23, 24, 25], [30, 31, 32, 33])
 
 
+@mutant(
+    "places read after the launch",
+    source="found here: equal first pages in one step",
+    killed_by=("batch against dense attention",),
+)
 def places_read_after_launch() -> AbstractContextManager[None]:
     """The launch exchanged a page for the prefix cache's; the batch then points at one, the table at the other."""
     original = Worker.launch
@@ -52,6 +57,7 @@ def places_read_after_launch() -> AbstractContextManager[None]:
     return swapped(Worker, "launch", late)
 
 
+@mutant("page table behind", source="a table copied once", killed_by=("batch against dense attention",))
 def page_table_behind() -> AbstractContextManager[None]:
     def nothing(self: DevicePageTable) -> list[DeviceWrite]:
         return []
@@ -59,6 +65,7 @@ def page_table_behind() -> AbstractContextManager[None]:
     return swapped(DevicePageTable, "take_writes", nothing)
 
 
+@mutant("read past length", source="lengths that count one more", killed_by=("token by token",))
 def read_past_length() -> AbstractContextManager[None]:
     def one_more(inputs: Sequence[StepInput], step: StepRequests) -> dict[str, Any]:
         made = batch_of(inputs, step)
@@ -67,6 +74,11 @@ def read_past_length() -> AbstractContextManager[None]:
     return swapped(worker, "batch_of", one_more)
 
 
+@mutant(
+    "placeholder past its row",
+    source="found here: a bucket larger than the context",
+    killed_by=("chunks beyond the context",),
+)
 def placeholder_past_its_row() -> AbstractContextManager[None]:
     def all_of_them(num_tokens: int, max_context_tokens: int) -> int:
         return num_tokens
@@ -74,6 +86,11 @@ def placeholder_past_its_row() -> AbstractContextManager[None]:
     return swapped(inputs, "placeholder_tokens", all_of_them)
 
 
+@mutant(
+    "failed step stays in the prefix cache",
+    source="found in review: pages offered at launch, never computed",
+    killed_by=("failed step",),
+)
 def offered_before_it_runs() -> AbstractContextManager[None]:
     """A step's tokens count as written before the step is on its way."""
     begin = HybridKVCache.begin
@@ -86,6 +103,11 @@ def offered_before_it_runs() -> AbstractContextManager[None]:
     return swapped(HybridKVCache, "begin", too_soon)
 
 
+@mutant(
+    "padding in the sink",
+    source="found here: rows after a full graph's tokens are never computed",
+    killed_by=("worker audit",),
+)
 def padding_in_the_sink() -> AbstractContextManager[None]:
     """Tokens that are nobody's leave whatever memory held in the sink, where a padded row of decode reads."""
 
@@ -96,6 +118,7 @@ def padding_in_the_sink() -> AbstractContextManager[None]:
     return swapped(rope, "write_rows", everywhere)
 
 
+@mutant("keys looked up by the warm-up", source="a value of one step kept for the next", killed_by=("token by token",))
 def keys_of_the_warm_up() -> AbstractContextManager[None]:
     """Keys are looked up by the first forward of each size: a graph's replays attend to where they lay then."""
     prepare = CpuBackend.prepare
@@ -109,6 +132,7 @@ def keys_of_the_warm_up() -> AbstractContextManager[None]:
     return swapped(CpuBackend, "prepare", once)
 
 
+@mutant("graph goes on over filled slots", source="a guard that no test noticed", killed_by=("capture between steps",))
 def goes_on_over_anything() -> AbstractContextManager[None]:
     """A decode graph goes on over its slots, although a capture has filled them since."""
     goes_on = DeviceRows.can_replay_in_place
@@ -123,6 +147,11 @@ def goes_on_over_anything() -> AbstractContextManager[None]:
     return swapped(DeviceRows, "can_replay_in_place", careless)
 
 
+@mutant(
+    "decode moves its padded rows",
+    source="a graph that advances itself by an unmasked increment",
+    killed_by=("worker audit",),
+)
 def padded_rows_advanced() -> AbstractContextManager[None]:
     """Decode counts null requests as live ones and moves them along. Every fill puts them back."""
     live_rows: Callable[..., None] = advance
@@ -217,60 +246,15 @@ def capture_between_steps(wanted: dict[str, tuple[int, ...]]) -> list[str]:
 
 
 STEP_MUTANTS: tuple[Mutant, ...] = (
-    Mutant(
-        name="places read after the launch",
-        source="found here: equal first pages in one step",
-        apply=places_read_after_launch,
-        killed_by=("batch against dense attention",),
-    ),
-    Mutant(
-        name="page table behind",
-        source="a table copied once",
-        apply=page_table_behind,
-        killed_by=("batch against dense attention",),
-    ),
-    Mutant(
-        name="placeholder past its row",
-        source="found here: a bucket larger than the context",
-        apply=placeholder_past_its_row,
-        killed_by=("chunks beyond the context",),
-    ),
-    Mutant(
-        name="failed step stays in the prefix cache",
-        source="found in review: pages offered at launch, never computed",
-        apply=offered_before_it_runs,
-        killed_by=("failed step",),
-    ),
-    Mutant(
-        name="read past length",
-        source="lengths that count one more",
-        apply=read_past_length,
-        killed_by=("token by token",),
-    ),
-    Mutant(
-        name="keys looked up by the warm-up",
-        source="a value of one step kept for the next",
-        apply=keys_of_the_warm_up,
-        killed_by=("token by token",),
-    ),
-    Mutant(
-        name="padding in the sink",
-        source="found here: rows after a full graph's tokens are never computed",
-        apply=padding_in_the_sink,
-        killed_by=("worker audit",),
-    ),
-    Mutant(
-        name="graph goes on over filled slots",
-        source="a guard that no test noticed",
-        apply=goes_on_over_anything,
-        killed_by=("capture between steps",),
-    ),
-    Mutant(
-        name="decode moves its padded rows",
-        source="a graph that advances itself by an unmasked increment",
-        apply=padded_rows_advanced,
-        killed_by=("worker audit",),
-    ),
+    places_read_after_launch,
+    page_table_behind,
+    placeholder_past_its_row,
+    offered_before_it_runs,
+    read_past_length,
+    keys_of_the_warm_up,
+    padding_in_the_sink,
+    goes_on_over_anything,
+    padded_rows_advanced,
 )
 
 DENSE_PROMPTS = Oracle(name="dense prompts", compute=lambda: dense([*PROMPTS, *MANY_PROMPTS]))

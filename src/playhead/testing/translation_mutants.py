@@ -19,7 +19,7 @@ from playhead.kv.mapping import WindowMapping
 from playhead.kv.pool import ForwardLocs, ForwardTokens
 from playhead.kv.swa_pool import SWAKVPool
 from playhead.step.forward import ModelPlan, ModelStep
-from playhead.testing.mutant import Mutant, swapped
+from playhead.testing.mutant import Mutant, mutant, swapped
 
 
 def remembered(key_of: Callable[[SWAKVPool, torch.Tensor], Hashable]) -> AbstractContextManager[None]:
@@ -41,16 +41,19 @@ def address(locs: torch.Tensor) -> tuple[int, int, int]:
     return locs.untyped_storage().data_ptr(), int(locs.storage_offset()), locs.shape[0]
 
 
+@mutant("memo not invalidated", source="S3.7: SGLang #25824", killed_by=("steps of one size",))
 def memo_not_invalidated() -> AbstractContextManager[None]:
     """A translation is remembered by address: a slot refilled in place finds the last step's."""
     return remembered(lambda pool, locs: address(locs))
 
 
+@mutant("memo of the warm-up", source="S3.5: SGLang #25824", killed_by=("one translation in the engine's graphs",))
 def memo_of_the_warm_up() -> AbstractContextManager[None]:
     """A translation is remembered by address and version. The warm-up's is found by the capture, which skips the op."""
     return remembered(lambda pool, locs: (*address(locs), pool.mapping.version))
 
 
+@mutant("memo keyed by the storage's base", source="S3.3: SGLang #25824", killed_by=("views of one storage",))
 def memo_by_storage() -> AbstractContextManager[None]:
     """A translation is remembered by the storage's base, so views at different offsets are taken for each other."""
     return remembered(lambda pool, locs: (locs.untyped_storage().data_ptr(), locs.shape[0], pool.mapping.version))
@@ -70,6 +73,11 @@ class TranslatingScope:
         return self._scope.bridge(op, position, spec, like)
 
 
+@mutant(
+    "translation in every layer",
+    source="S0.1: before SGLang #23552",
+    killed_by=("one translation in the engine's graphs",),
+)
 def translation_per_layer() -> AbstractContextManager[None]:
     """Every layer translates again, instead of using what the forward began with."""
     hidden = ModelStep.hidden
@@ -83,6 +91,9 @@ def translation_per_layer() -> AbstractContextManager[None]:
     return swapped(ModelStep, "hidden", again)
 
 
+@mutant(
+    "look-up inside attention", source="S0.4: how our own engine did it", killed_by=("live layers without a mapping",)
+)
 def look_up_in_attention() -> AbstractContextManager[None]:
     """Attention looks its new locations up in the mapping, layer by layer, where no op log of a graph shows it."""
     attend = ModelStep._attend
@@ -98,6 +109,7 @@ def look_up_in_attention() -> AbstractContextManager[None]:
     return swapped(ModelStep, "_attend", alone)
 
 
+@mutant("mapping used before it is published", source="S3.4", killed_by=("publication before a step",))
 def unpublished_mapping_used() -> AbstractContextManager[None]:
     """Nobody notices that the device's mapping is behind."""
 
@@ -107,6 +119,9 @@ def unpublished_mapping_used() -> AbstractContextManager[None]:
     return swapped(WindowMapping, "require_published", silent)
 
 
+@mutant(
+    "window layers at full locations", source="S3.1: a translation that is not used", killed_by=("steps of one size",)
+)
 def full_locations_in_windows() -> AbstractContextManager[None]:
     """A window layer is given the full group's table and locations."""
 
@@ -118,6 +133,7 @@ def full_locations_in_windows() -> AbstractContextManager[None]:
     return swapped(SWAKVPool, "forward_locs", as_full)
 
 
+@mutant("location -1 written into the last page", source="S3.6", killed_by=("nobody's token",))
 def minus_one_wraps() -> AbstractContextManager[None]:
     """A location of -1 is written at the end of the last page."""
 
@@ -130,52 +146,12 @@ def minus_one_wraps() -> AbstractContextManager[None]:
 
 
 TRANSLATION_MUTANTS: tuple[Mutant, ...] = (
-    Mutant(
-        name="memo not invalidated",
-        source="S3.7: SGLang #25824",
-        apply=memo_not_invalidated,
-        killed_by=("steps of one size",),
-    ),
-    Mutant(
-        name="memo of the warm-up",
-        source="S3.5: SGLang #25824",
-        apply=memo_of_the_warm_up,
-        killed_by=("one translation in the engine's graphs",),
-    ),
-    Mutant(
-        name="memo keyed by the storage's base",
-        source="S3.3: SGLang #25824",
-        apply=memo_by_storage,
-        killed_by=("views of one storage",),
-    ),
-    Mutant(
-        name="translation in every layer",
-        source="S0.1: before SGLang #23552",
-        apply=translation_per_layer,
-        killed_by=("one translation in the engine's graphs",),
-    ),
-    Mutant(
-        name="look-up inside attention",
-        source="S0.4: how our own engine did it",
-        apply=look_up_in_attention,
-        killed_by=("live layers without a mapping",),
-    ),
-    Mutant(
-        name="mapping used before it is published",
-        source="S3.4",
-        apply=unpublished_mapping_used,
-        killed_by=("publication before a step",),
-    ),
-    Mutant(
-        name="window layers at full locations",
-        source="S3.1: a translation that is not used",
-        apply=full_locations_in_windows,
-        killed_by=("steps of one size",),
-    ),
-    Mutant(
-        name="location -1 written into the last page",
-        source="S3.6",
-        apply=minus_one_wraps,
-        killed_by=("nobody's token",),
-    ),
+    memo_not_invalidated,
+    memo_of_the_warm_up,
+    memo_by_storage,
+    translation_per_layer,
+    look_up_in_attention,
+    unpublished_mapping_used,
+    full_locations_in_windows,
+    minus_one_wraps,
 )
