@@ -26,7 +26,8 @@ from playhead.engine.response import ResponseBuilder
 from playhead.engine.timeline import EngineStats, StepRecord, Timeline
 from playhead.errors import MisuseError, PagesLost, PlayheadError, RequestError, RequestFailed, caused
 from playhead.graph.spec import CaptureReport
-from playhead.kv.ledger import Findings, KVWatch, report
+from playhead.kv.audit import report
+from playhead.kv.ledger import Findings, KVWatch
 from playhead.models.text.tokenizer import Tokenizer
 from playhead.outputs import FinishReason, Logprob, RequestOutput
 from playhead.sampling_params import SamplingParams

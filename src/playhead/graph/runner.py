@@ -234,12 +234,15 @@ class GraphRunner:
             return fn(inputs, InlineScope(live))
 
     def views(self, ctx: FillContext) -> Mapping[str, torch.Tensor]:
-        """Every slot at the padded size. Making views costs more than replaying, so captured sizes keep theirs."""
+        """Every slot at the padded size. Making views costs more than replaying, so they are kept.
+
+        Of the many sizes that a step over tokens can have, the captured ones are.
+        """
         key = (ctx.padded_bs, ctx.padded_num_tokens)
         views = self._views.get(key)
         if views is None:
             views = self.registry.extract_buffer(ctx)
-            if (ctx.padded_bs if self.step.axis == "bs" else ctx.padded_num_tokens) in self.dispatcher.buckets:
+            if self.step.axis == "bs" or ctx.padded_num_tokens in self.dispatcher.buckets:
                 self._views[key] = views
         return views
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from playhead.kernels.elementwise import softmax_with_sinks
 from playhead.kernels.op import op
 
 
@@ -97,12 +98,4 @@ def attention_weights(score_J: Tensor, seen_J: Tensor, softcap: float | None, si
     """
     if softcap is not None:
         score_J = softcap * torch.tanh(score_J / softcap)
-    return with_sinks(score_J.masked_fill(~seen_J, float("-inf")), sinks)
-
-
-def with_sinks(score_J: Tensor, sinks: Tensor | None) -> Tensor:
-    """Softmax of scores that are -inf where nothing is seen, with the sinks among them."""
-    if sinks is None:
-        return torch.softmax(score_J, dim=-1)
-    sink_1 = sinks.float()[..., None].expand(*score_J.shape[:-1], 1)
-    return torch.softmax(torch.cat((score_J, sink_1), dim=-1), dim=-1)[..., :-1]
+    return softmax_with_sinks(score_J.masked_fill(~seen_J, float("-inf")), sinks)

@@ -1,6 +1,7 @@
-"""Ops of a decoder that are neither matmul, norm nor attention: embedding, the feed-forward gate, the cap on logits.
+"""What a decoder computes on each number by itself, and a softmax: embedding, feed-forward gate, cap on logits.
 
-Shapes: T tokens, V vocabulary, D width, I intermediate width, J = 2 * I with the gate in [0, I) and up in [I, 2I).
+Shapes: T tokens, V vocabulary, D width, I intermediate width, J = 2 * I with the gate in [0, I) and up in [I, 2I); in
+the softmax J keys.
 """
 
 from __future__ import annotations
@@ -57,3 +58,11 @@ def gated_activation(gate_up_TJ: Tensor, activation: str, alpha: float, limit: f
 def softcap_(logits_TV: Tensor, cap: float) -> None:
     """Bends logits into (-cap, cap), in place: cap * tanh(logits / cap)."""
     logits_TV.copy_(cap * torch.tanh(logits_TV.float() / cap))
+
+
+def softmax_with_sinks(score_J: Tensor, sinks: Tensor | None) -> Tensor:
+    """Softmax of scores that are -inf where nothing is seen, with the sinks among them."""
+    if sinks is None:
+        return torch.softmax(score_J, dim=-1)
+    sink_1 = sinks.float()[..., None].expand(*score_J.shape[:-1], 1)
+    return torch.softmax(torch.cat((score_J, sink_1), dim=-1), dim=-1)[..., :-1]

@@ -145,22 +145,3 @@ class KVWatch:
         if self._every_steps is not None:
             return self._num_since_audit >= self._every_steps
         return (is_idle or self._num_since_audit >= MIN_BUSY_STEPS) and self._clock() >= self._next_audit_s
-
-
-def report(cache: HybridKVCache) -> str:
-    """The account as a table, one line per group, and what was ever found wrong."""
-    allocator = cache.allocator
-    head = f"{'group':<12}{'pages':>10}{'free':>10}{'pending':>10}{'held':>10}{'cached':>10}{'quarantined':>13}"
-    lines = [head]
-    for index, group in enumerate(allocator.groups):
-        lines.append(
-            f"{group.name:<12}{group.num_pages:>10}{group.num_free:>10}{allocator.num_pending[index]:>10}"
-            f"{allocator.num_held[index]:>10}{allocator.num_cached[index]:>10}{group.num_quarantined:>13}"
-        )
-    lines.append(
-        f"{allocator.arena.num_free} of {allocator.arena.num_slabs} slabs free, {len(cache.sequences)} sequences"
-    )
-    for kind, count in cache.violations.num_by_kind.items():
-        last = next(one for one in reversed(cache.violations.kept) if one.kind is kind)
-        lines.append(f"{count} x {kind.value}; the last: {last}")
-    return "\n".join(lines)

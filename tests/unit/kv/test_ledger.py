@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from playhead.errors import LedgerError
+from playhead.kv.audit import report
 from playhead.kv.cache import HybridKVCache
-from playhead.kv.ledger import Ledger, report
+from playhead.kv.ledger import Ledger
 from playhead.kv.prefix import token_key
 from playhead.kv.violations import Violation, ViolationKind, ViolationLog
 from playhead.testing.kv_rules import run_step, small_layer, small_plan

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from playhead.kernels.attention import with_sinks
 from playhead.kernels.cpu.arrays import Array, as_arrays
+from playhead.kernels.elementwise import softmax_with_sinks
 from playhead.kernels.op import Work, op
 
 # What is added to the score of a key that is not there. Finite, because 0 times infinity is no number: the smallest
@@ -141,7 +141,7 @@ def bind_decode_cells(*call: Any) -> Work:
             np.multiply(np.tanh(np.divide(score, softcap, score), score), softcap, score)
         if fewest < width:
             np.add(score, bias[:, None, None, :width], score)
-        weight = with_sinks(torch.from_numpy(score), sinks_KG).numpy()
+        weight = softmax_with_sinks(torch.from_numpy(score), sinks_KG).numpy()
         np.matmul(weight, v.transpose(0, 2, 1, 3), out)
 
     return work
@@ -166,7 +166,7 @@ def decode_cells(
         score.div_(softcap).tanh_().mul_(softcap)
     if fewest < width:
         score.add_(bias_BJ.narrow(1, 0, width).unsqueeze(1))
-    weight = with_sinks(score, sinks_H).reshape(num_requests * num_kv_heads, -1, width)
+    weight = softmax_with_sinks(score, sinks_H).reshape(num_requests * num_kv_heads, -1, width)
     out_BHD.copy_(torch.bmm(weight, v).view(num_requests, num_heads, head_dim))
 
 
@@ -242,7 +242,7 @@ def extend_cells(
     if softcap is not None:
         score.div_(softcap).tanh_().mul_(softcap)
     score.add_(spans.bias_b1QC)
-    weight = with_sinks(score, None if sinks_H is None else sinks_H[:, None])
+    weight = softmax_with_sinks(score, None if sinks_H is None else sinks_H[:, None])
     out = torch.bmm(weight.reshape(num_requests * num_kv_heads, -1, width), v)
     out = out.view(num_requests, num_heads, num_queries, head_dim).transpose(1, 2)
     out_THD.index_copy_(0, tokens, out.reshape(-1, num_heads, head_dim).to(out_THD.dtype))
