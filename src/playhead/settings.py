@@ -175,6 +175,8 @@ def check_settings(owner: object, settings: Sequence[Declared], refused: Refused
     """Check every field of a frozen dataclass in its `__post_init__`, and keep what `taken` gives."""
     for declared in settings:
         value = declared.value_of(owner)
+        if value is declared.default:  # most are, and a request's parameters are made anew a few times
+            continue
         taken = declared.taken(value, refused)
         if taken is not value:
             object.__setattr__(owner, declared.name, taken)  # frozen, so not by `=`
