@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from playhead.errors import PlayheadError, RequestError
-from playhead.sampling_params import SamplingKind, SamplingParams
+from playhead.sampling_params import SAMPLING_SETTINGS, SamplingKind, SamplingParams
 
 NAN, INF = math.nan, math.inf
 HUGE = 10**5000  # more digits than Python prints
@@ -67,13 +67,25 @@ ALLOWED = {
 }
 
 
-def test_every_field_has_a_list_of_refused_values():
-    assert set(REFUSED) == {field.name for field in dataclasses.fields(SamplingParams)}
+def outside(declared):
+    """Values that a number's own declaration rules out."""
+    low, high = declared.setting.low, declared.setting.high
+    beyond = [low - 1 if low is not None else None, high + 1 if high is not None else None]
+    edges = [value for value in (*beyond, low if declared.setting.above else None) if value is not None]
+    return [*edges, True, "1", NAN, *([] if declared.is_optional else [None])]
+
+
+NUMBERS = [one for one in SAMPLING_SETTINGS if one.kind in (int, float) and one.setting.take is None]
+REFUSED_VALUES = [(name, value) for name, values in REFUSED.items() for value in values]
+REFUSED_VALUES += [(one.name, value) for one in NUMBERS for value in outside(one)]
+
+
+def test_every_field_has_refused_values():
+    assert {name for name, _ in REFUSED_VALUES} == {field.name for field in dataclasses.fields(SamplingParams)}
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [pytest.param(name, value, id=f"{name}-{i}") for name, values in REFUSED.items() for i, value in enumerate(values)],
+    ("name", "value"), [pytest.param(*case, id=f"{case[0]}-{i}") for i, case in enumerate(REFUSED_VALUES)]
 )
 def test_a_bad_value_is_refused_by_name(name, value):
     with pytest.raises(RequestError) as refusal:

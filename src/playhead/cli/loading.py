@@ -11,7 +11,7 @@ from playhead.engine.config import EngineConfig
 from playhead.engine.front import Prompt
 from playhead.engine.progress import load_bar
 from playhead.llm import LLM
-from playhead.sampling_params import SAMPLING_SETTINGS, SamplingParams
+from playhead.sampling_params import PARAMETERS, SAMPLING_SETTINGS, SamplingParams
 
 
 def sampling(*names: str, **defaults: Any) -> Flags[dict[str, Any]]:
@@ -20,7 +20,7 @@ def sampling(*names: str, **defaults: Any) -> Flags[dict[str, Any]]:
     return Flags(
         settings=tuple(replace(one, default=defaults.get(one.name), is_optional=True) for one in settings),
         make=asked_for,
-        unset={one.name: "the model's" for one in settings if one.default is not None and not one.is_list},
+        unset={one.name: "the model's" for one in settings if PARAMETERS[one.name].in_checkpoints},
     )
 
 
