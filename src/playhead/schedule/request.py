@@ -9,7 +9,7 @@ from playhead.kv.cache import SequenceKV
 from playhead.outputs import FinishReason
 from playhead.sampling_params import SamplingParams
 
-MAX_PREEMPTIONS = 8  # after which a request goes before all others: nobody is computed anew for ever
+MAX_PREEMPTIONS = 8  # then a request goes before all others: no request is computed anew for ever
 
 
 @dataclass(slots=True, kw_only=True, eq=False)  # mutable: it is the state of a request
@@ -17,7 +17,7 @@ class Request:
     """One sequence to generate. Lower `priority` goes first; equals go in the order of `arrival`.
 
     `ending_ids` are the token ids that end it. `num_sampled` counts the tokens that launched steps have sampled: those
-    in `output`, and those that nobody has read yet. `DeviceRows` knows its KV memory while it runs.
+    in `output`, and those that the host has not read yet. `DeviceRows` knows its KV memory while it runs.
     """
 
     id: str
@@ -46,19 +46,19 @@ class Request:
 
     @property
     def num_unread(self) -> int:
-        """Tokens that launched steps sample and nobody has read yet."""
+        """Tokens that launched steps sample and the host has not read yet."""
         return self.num_sampled - len(self.output)
 
     @property
     def num_to_sample(self) -> int:
-        """Tokens it may still get, beyond those that are under way."""
+        """Tokens that steps to come may still sample for it."""
         return self.max_new_tokens - self.num_sampled
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Who goes first. The last in this order is preempted first, so the first always gets on.
+        """Requests go in this order, and are preempted from its end, so the first request always gets on.
 
-        Those that have been preempted often enough come before all others, the longest there first.
+        Requests that were preempted often enough come before all others, in the order of arrival.
         """
         if self.num_preemptions >= MAX_PREEMPTIONS:
             return 0, self.arrival, 0

@@ -1,14 +1,15 @@
 """Which tokens of which requests run in the next step. Integers in, integers out; no torch.
 
-Running requests that decode go first, then prompts under way, then new ones, while the step has room. Memory is taken
-while planning: a request that finds none takes it from the last in order, which computes its tokens again later. Memory
-is planned so that the longest request fits every group, and the first in order gives nothing up: one always gets on.
-A step may be planned before the tokens of the last one are read. Pages taken from a preempted request become usable
-only after every step in flight that may touch them has been read.
+Running requests that decode go first, then prompts under way, then new requests, while the step has room. Memory is
+taken while planning: a request that finds none takes it from the last request in order, which computes its tokens again
+later. The longest request fits every KV group, and the first request in order gives nothing up, so one request always
+gets on. A step may be planned before the tokens of the last one are read. Pages taken from a preempted request become
+usable only after every step in flight that may touch them has been read.
 
 A plan is all or nothing. It stays open until `close_plan` says that its step runs. `take_back` undoes an open plan,
-whole or cut short by any exception: who is here (`_requests`) and who has memory (`kv.sequences`) are the truth, and
-who waits and who runs follow from them. The next plan takes back one that was left open.
+whole or cut short by any exception. The requests there are (`_requests`) and the sequences that have memory
+(`kv.sequences`) are the truth; the waiting and the running requests follow from them. The next plan takes back one that
+was left open.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Scheduler:
         """Whether a plan is open or a change was cut short: `take_back` puts it right."""
         self._num_restored = 0
         self.is_starved = False
-        """Whether the last plan left somebody out whose memory only the end of the steps in flight can free."""
+        """Whether the last plan left a request out that needs memory which the steps in flight must free first."""
 
     @property
     def has_work(self) -> bool:
@@ -82,7 +83,7 @@ class Scheduler:
         Empty if there is nothing to do before the steps in flight are read.
         """
         if self.in_doubt:
-            self.take_back(was_launched=True)  # nobody said that it was not
+            self.take_back(was_launched=True)  # its launch may have been tried
         if not self._kv.settle():
             self.is_starved = True  # the account can be counted again when the steps in flight are read
             return []
@@ -103,7 +104,7 @@ class Scheduler:
         self.open_plan, self.in_doubt = None, False
 
     def take_back(self, *, was_launched: bool = False) -> None:
-        """Undo the open plan: its tokens are placed nowhere and sampled by nobody.
+        """Undo the open plan: its tokens have no places, and no step samples them.
 
         If its launch was tried, the device may have changed what it keeps in the rows of these requests. They give up
         their memory then, and wait to be computed anew.
@@ -118,7 +119,7 @@ class Scheduler:
         self.close_plan()
 
     def _sort_out(self) -> None:
-        """Who waits and who runs, from who is here and who has memory.
+        """Find the waiting and the running requests anew, from the requests there are and the sequences with memory.
 
         Memory that no step has written anything to is given back: it was taken by a plan that came to nothing.
         """
@@ -161,7 +162,7 @@ class Scheduler:
         return planned
 
     def _by_turn(self) -> list[tuple[Request, int]]:
-        """Running requests and how much they have to compute: those that decode, then prompts, each in order."""
+        """Running requests and how many tokens they have to compute: decoding requests, then prompts, each in order."""
         placed = self._rows.sequences
         turns = [(one, len(one.prompt) + one.num_sampled - placed[one].num_tokens) for one in self.running]
         decoding = [turn for turn in turns if turn[1] == 1 and turn[0].num_to_sample > 0]
@@ -194,9 +195,9 @@ class Scheduler:
         return is_new
 
     def finish(self, request: Request, reason: FinishReason) -> None:
-        """The request is done or given up, wherever it is; its memory goes back, its prefix stays for others.
+        """End a request, waiting or running. Its memory goes back; its prefix stays for other requests.
 
-        Whatever the memory raises meanwhile, the request is gone.
+        The request is gone even if giving its memory back raises.
         """
         was_in_doubt, self.in_doubt = self.in_doubt, True
         request.finish_reason = reason
@@ -237,7 +238,7 @@ class Scheduler:
     def _make_room(self, request: Request, num_tokens: int, chunks: dict[str, Chunk]) -> bool:
         """Places for these tokens, at the expense of later requests; False if the request itself had to go, or to wait.
 
-        While steps are in flight nothing that others give up can be had: whoever needs it sits this step out.
+        While steps are in flight no page that another request gives up can be used: the request sits this step out.
         """
         while True:
             try:
@@ -255,7 +256,7 @@ class Scheduler:
                 return True
 
     def _preempt(self, victim: Request) -> None:
-        """Take a request's memory and put it back in line, where its order says."""
+        """Take a running request's memory, and let the request wait at its place in the order."""
         self._kv.preempt(self._rows.sequences[victim], victim.tokens)
         victim.num_preemptions += 1
         del self._rows.sequences[victim]

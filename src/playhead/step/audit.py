@@ -1,4 +1,4 @@
-"""The audit of a worker: all its runners, on random steps over sequences that are really in its KV cache."""
+"""The audit of a worker: all its runners, on random steps over real sequences of its KV cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from playhead.step.worker import Worker
 
 
 def audit_worker(worker: Worker) -> list[Report]:
-    """One report per runner. The worker must be idle; whatever it does not have captured yet is captured."""
+    """One report per runner. The worker must be idle; missing captures are made first."""
     worker.capture_all()
     sequences: list[SequenceKV] = []
     try:

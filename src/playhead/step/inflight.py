@@ -17,10 +17,10 @@ class Readback(Protocol):
     """Results on their way to the host. The device's memory may be overwritten by the next launch at once."""
 
     def wait(self) -> SampledTokens:
-        """The results, when they are there."""
+        """The results, as soon as they have arrived."""
 
     def device_us(self) -> float:
-        """What the step took on its device, once it has been waited for."""
+        """The time the step took on its device. Call `wait` first."""
 
 
 class Stopwatch(Protocol):
@@ -30,7 +30,7 @@ class Stopwatch(Protocol):
 
 
 class HostStopwatch:
-    """On a CPU the launch is the step."""
+    """A launch on a CPU returns when the step is done."""
 
     def __init__(self) -> None:
         self._started_s = time.perf_counter()
@@ -42,7 +42,7 @@ class HostStopwatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostReadback:
-    """Results that are there."""
+    """Results that need no waiting for."""
 
     results: SampledTokens
     elapsed_us: float
@@ -86,7 +86,7 @@ class CudaReadback:
 
 
 def copied_to_pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that is there when what was launched before it is done."""
+    """A copy in pinned memory, made after all work that was launched before."""
     if not tensor.numel():
         return torch.empty(tensor.shape, dtype=tensor.dtype)
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
@@ -109,7 +109,7 @@ class InFlight:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Collected:
-    """What a step gave, on the host, one row per chunk, and how long the device took."""
+    """The tokens of a step on the host, one row per chunk, and how long the device took."""
 
     sampled: SampledTokens
     device_us: float

@@ -27,7 +27,7 @@ class DevicePageTable:
         self.table_RP = torch.zeros(rows.tables[0].shape, dtype=torch.int32, device=device)
 
     def take_writes(self) -> list[DeviceWrite]:
-        """What changed since the last call: row 2, entries [1, 3) of a table with 8 a row are 17 and 18."""
+        """The entries that changed since the last call: entries [1, 3) of row 2 lie at 17 and 18, with 8 a row."""
         table = self._rows.tables[0]
         spans = self._rows.take_changed()
         if not spans:
@@ -37,7 +37,7 @@ class DevicePageTable:
 
 
 class Publisher:
-    """Carries `DeviceWrite`s, ordered before what is launched next on the current stream."""
+    """Carries out `DeviceWrite`s on the current stream, before all work that is launched later."""
 
     def __init__(self, device: torch.device, *, max_entries: int = MAX_ENTRIES) -> None:
         self._max_entries = max_entries
