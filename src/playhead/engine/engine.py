@@ -33,9 +33,8 @@ from playhead.outputs import FinishReason, Logprob, RequestOutput
 from playhead.sampling_params import SamplingParams
 from playhead.schedule.request import Chunk, Request
 from playhead.schedule.scheduler import ScheduleLimits, Scheduler
-from playhead.step.inflight import Collected, InFlight
 from playhead.step.sampling import SampledTokens
-from playhead.step.worker import Worker
+from playhead.step.worker import Collected, InFlight, Worker
 
 WAITING_PER_RUNNING = 4  # in a longer queue every request would come too late
 

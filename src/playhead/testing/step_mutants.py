@@ -26,10 +26,9 @@ from playhead.schedule.request import Chunk
 from playhead.schedule.rows import DeviceRows
 from playhead.step import forward, inputs, worker
 from playhead.step.audit import audit_worker
-from playhead.step.inflight import InFlight
 from playhead.step.inputs import StepInput, StepRequests, batch_of
 from playhead.step.publish import DevicePageTable
-from playhead.step.worker import Worker
+from playhead.step.worker import InFlight, Worker
 from playhead.testing.mutant import Checker, Mutant, Oracle, mutant, swapped
 from playhead.testing.tiny_engine import Ask, greedy, tiny_engine, tokens_alone
 from playhead.testing.tiny_worker import dense_logits, differences, last_logits, tiny_worker
