@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
@@ -26,7 +25,7 @@ from playhead.step import inputs
 from playhead.step.sampling import SampledTokens, SamplerRows
 from playhead.step.worker import Collected, HostReadback, HostStopwatch, InFlight, Worker
 from playhead.testing.fault_mutants import FAULT_CHECKERS, FAULT_MUTANTS
-from playhead.testing.mutant import Checker, Mutant, Oracle, mutant, swapped
+from playhead.testing.mutant import Checker, Mutant, Oracle, Patch, mutant, swapped
 from playhead.testing.tiny_engine import (
     LEFTOVERS,
     LIMITS,
@@ -53,7 +52,7 @@ FAILS_EVERY = 5  # runs of a graph
 @mutant(
     "slots told by row", source="found here: a row used again, at the same length", killed_by=("overlapped schedule",)
 )
-def slots_told_by_row() -> AbstractContextManager[None]:
+def slots_told_by_row() -> Patch:
     """A request in the row of one that ended, as long as that one would be now, goes on with its token."""
 
     goes_on = DeviceRows.can_replay_in_place
@@ -70,7 +69,7 @@ def slots_told_by_row() -> AbstractContextManager[None]:
 
 
 @mutant("next place not known", source="a graph that advances past its pages", killed_by=("crowd in little memory",))
-def next_place_not_known() -> AbstractContextManager[None]:
+def next_place_not_known() -> Patch:
     """A step goes on although its next page was not in the table when the last one looked there."""
 
     goes_on = DeviceRows.can_replay_in_place
@@ -86,7 +85,7 @@ def next_place_not_known() -> AbstractContextManager[None]:
 
 
 @mutant("sampler row kept", source="per-request state in a recycled row", killed_by=("overlapped schedule",))
-def sampler_row_kept() -> AbstractContextManager[None]:
+def sampler_row_kept() -> Patch:
     """A recycled row keeps the seed and the temperature of its former request."""
     original = SamplerRows.set
     known: WeakKeyDictionary[SamplerRows, set[Row]] = WeakKeyDictionary()
@@ -101,7 +100,7 @@ def sampler_row_kept() -> AbstractContextManager[None]:
 
 
 @mutant("newest token of any row", source="a preempted request comes back", killed_by=("failed launch",))
-def newest_token_of_any_row() -> AbstractContextManager[None]:
+def newest_token_of_any_row() -> Patch:
     """A request that comes back with one token to compute takes the newest token of whoever had its row."""
     original = Scheduler._chunk
 
@@ -113,13 +112,13 @@ def newest_token_of_any_row() -> AbstractContextManager[None]:
 
 
 @mutant("preempted for nothing", source="deferred frees and preemption", killed_by=("crowd in little memory",))
-def preempted_for_nothing() -> AbstractContextManager[None]:
+def preempted_for_nothing() -> Patch:
     """Memory taken from others while steps run cannot be had yet: one short request costs all the others theirs."""
     return swapped(Scheduler, "_in_flight", False)
 
 
 @mutant("bias kept in a row", source="found in review: wide tables, sparse writes", killed_by=("leftovers",))
-def table_row_kept() -> AbstractContextManager[None]:
+def table_row_kept() -> Patch:
     """A recycled row keeps the bias of its former request, in force whenever a neighbour makes the step look."""
 
     def keep(self: SamplerRows, row: Row) -> None:
@@ -129,7 +128,7 @@ def table_row_kept() -> AbstractContextManager[None]:
 
 
 @mutant("counts kept in a row", source="found here by the fuzz: rows counted unasked", killed_by=("leftovers",))
-def counts_kept_in_a_row() -> AbstractContextManager[None]:
+def counts_kept_in_a_row() -> Patch:
     """A recycled row keeps what was counted in it beside a neighbour who wanted counts."""
     original = SamplerRows._clear_tables
 
@@ -141,7 +140,7 @@ def counts_kept_in_a_row() -> AbstractContextManager[None]:
 
 
 @mutant("prompt counted as output", source="found in review: chunks of one token", killed_by=("leftovers",))
-def prompts_counted_as_output() -> AbstractContextManager[None]:
+def prompts_counted_as_output() -> Patch:
     """A prompt's chunk of one token runs as decode, which counts what it draws as generated."""
 
     def any_single(chunks: Sequence[Chunk]) -> bool:
@@ -151,7 +150,7 @@ def prompts_counted_as_output() -> AbstractContextManager[None]:
 
 
 @mutant("interrupted read", source="found in review: Ctrl-C during a wait", killed_by=("interrupted read",))
-def forgotten_when_interrupted() -> AbstractContextManager[None]:
+def forgotten_when_interrupted() -> Patch:
     """A step leaves the pipeline before its tokens are there: an interrupt loses them."""
     original = Engine._read
 
@@ -164,7 +163,7 @@ def forgotten_when_interrupted() -> AbstractContextManager[None]:
 
 
 @mutant("failed step in flight", source="found in review: no pinned memory", killed_by=("no way back",))
-def failed_step_in_flight() -> AbstractContextManager[None]:
+def failed_step_in_flight() -> Patch:
     """A step that did not run is never retired: what was given up while it ran stays out of reach."""
 
     def nothing(self: Worker) -> None:
@@ -174,7 +173,7 @@ def failed_step_in_flight() -> AbstractContextManager[None]:
 
 
 @mutant("text lost at the end", source="found in review: text read late", killed_by=("text of a stopped request",))
-def text_lost_at_the_end() -> AbstractContextManager[None]:
+def text_lost_at_the_end() -> Patch:
     """The token that ends a text counts as all of it when nobody has looked at the text before."""
     original = ResponseBuilder.take
 

@@ -7,7 +7,7 @@ import random
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from weakref import WeakMethod
 
 from playhead.engine.engine import Engine
@@ -26,7 +26,7 @@ from playhead.step import forward
 from playhead.step.publish import Publisher
 from playhead.testing.fault_runs import FaultPicker, check_outputs, leftovers, run_with_faults
 from playhead.testing.faults import injected
-from playhead.testing.mutant import Checker, Mutant, Oracle, mutant, swapped
+from playhead.testing.mutant import Checker, Mutant, Oracle, Patch, mutant, swapped
 from playhead.testing.tiny_engine import Ask, crowd, greedy, tiny_engine, tokens_alone
 from playhead.testing.tiny_worker import tiny_worker
 
@@ -41,7 +41,7 @@ Tokens = Mapping[str, tuple[int, ...]]
 @mutant(
     "plan not taken back", source="found in review: rows leaked until nothing ran", killed_by=("faults while planning",)
 )
-def plan_not_taken_back() -> AbstractContextManager[None]:
+def plan_not_taken_back() -> Patch:
     """A plan that came to nothing keeps its places, and its requests wait for tokens that no step samples."""
 
     def closed_only(self: Scheduler, *, was_launched: bool = False) -> None:
@@ -51,7 +51,7 @@ def plan_not_taken_back() -> AbstractContextManager[None]:
 
 
 @mutant("half a change trusted", source="found in review: an exception in admit", killed_by=("faults while planning",))
-def half_a_change_trusted() -> AbstractContextManager[None]:
+def half_a_change_trusted() -> Patch:
     """A change that was cut short is taken for done: pages and rows that it had taken are nobody's."""
 
     def trusting(self: HybridKVCache) -> bool:
@@ -64,7 +64,7 @@ def half_a_change_trusted() -> AbstractContextManager[None]:
 @mutant(
     "token committed twice", source="a read that goes on where an interrupt came", killed_by=("interrupted commits",)
 )
-def token_committed_twice() -> AbstractContextManager[None]:
+def token_committed_twice() -> Patch:
     """A read that was interrupted is repeated, and adds its token again."""
 
     def always(self: Scheduler, chunk: Chunk, token: int) -> bool:
@@ -75,7 +75,7 @@ def token_committed_twice() -> AbstractContextManager[None]:
 
 
 @mutant("one error for all", source="found in review: a detokenizer that raises", killed_by=("broken text",))
-def one_error_for_all() -> AbstractContextManager[None]:
+def one_error_for_all() -> Patch:
     """What one request's text raises is the step's error."""
 
     def raising(self: Engine, response: ResponseBuilder, error: BaseException) -> RequestOutput:
@@ -85,7 +85,7 @@ def one_error_for_all() -> AbstractContextManager[None]:
 
 
 @mutant("publication lost", source="no pinned memory for a page table", killed_by=("failed publication",))
-def publication_lost() -> AbstractContextManager[None]:
+def publication_lost() -> Patch:
     """A publication that raised is not repeated: the device never hears of these pages."""
 
     def nothing(self: RowTables | WindowMapping) -> None:
@@ -95,7 +95,7 @@ def publication_lost() -> AbstractContextManager[None]:
 
 
 @mutant("ledger not run", source="found in review: only tests made one", killed_by=("corrupted account",))
-def ledger_not_run() -> AbstractContextManager[None]:
+def ledger_not_run() -> Patch:
     def blind(self: KVWatch, *, is_idle: bool) -> Findings:
         return NOTHING
 
@@ -103,7 +103,7 @@ def ledger_not_run() -> AbstractContextManager[None]:
 
 
 @mutant("touched requests go on", source="wrong tokens, then a clean account", killed_by=("corrupted account",))
-def touched_requests_go_on() -> AbstractContextManager[None]:
+def touched_requests_go_on() -> Patch:
     """The pages are quarantined, and who had them is computed anew: after tokens that may have been wrong."""
 
     def forgiving(self: Engine, findings: Findings) -> None:
@@ -113,7 +113,7 @@ def touched_requests_go_on() -> AbstractContextManager[None]:
 
 
 @mutant("quarantined prefix kept", source="shared pages that failed an audit", killed_by=("corrupted prefix",))
-def quarantined_prefix_kept() -> AbstractContextManager[None]:
+def quarantined_prefix_kept() -> Patch:
     """Pages of the prefix cache that failed an audit can be hit again."""
 
     def keep(self: PrefixCache) -> None:
@@ -123,7 +123,7 @@ def quarantined_prefix_kept() -> AbstractContextManager[None]:
 
 
 @mutant("anybody may enter", source="two threads in one engine", killed_by=("second thread",))
-def anybody_may_enter() -> AbstractContextManager[None]:
+def anybody_may_enter() -> Patch:
     def open_to_all(self: Engine) -> None:
         return None
 
@@ -133,7 +133,7 @@ def anybody_may_enter() -> AbstractContextManager[None]:
 @mutant(
     "memory waits for the collector", source="found in review: 112 GiB kept after close", killed_by=("dropped engine",)
 )
-def memory_waits_for_the_collector() -> AbstractContextManager[None]:
+def memory_waits_for_the_collector() -> Patch:
     """The attention break holds the model whose method it calls, and the model holds the break."""
 
     def strong(method: WeakMethod[RunBreak]) -> RunBreak:

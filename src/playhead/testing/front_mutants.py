@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 import playhead.engine.front
@@ -16,7 +15,7 @@ from playhead.kv.ledger import Ledger
 from playhead.llm import LLM
 from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
-from playhead.testing.mutant import Checker, Mutant, mutant, swapped
+from playhead.testing.mutant import Checker, Mutant, Patch, mutant, swapped
 from playhead.testing.text_mutants import TEXT_CHECKERS, TEXT_MUTANTS
 from playhead.testing.tiny_engine import small_llm
 
@@ -28,7 +27,7 @@ FEW = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 
 
 @mutant("leavers forgotten", source="leak on abort: a client that disconnects", killed_by=("a consumer leaves",))
-def leavers_forgotten() -> AbstractContextManager[None]:
+def leavers_forgotten() -> Patch:
     original = AsyncEngine._order
 
     def deaf(self: AsyncEngine, order: Order) -> None:
@@ -39,7 +38,7 @@ def leavers_forgotten() -> AbstractContextManager[None]:
 
 
 @mutant("failed step kept quiet", source="engines whose clients hang", killed_by=("a step fails under a consumer",))
-def failed_step_kept_quiet() -> AbstractContextManager[None]:
+def failed_step_kept_quiet() -> Patch:
     def quiet(self: AsyncEngine, error: Exception, orders: Sequence[Order]) -> None:
         return None
 
@@ -47,7 +46,7 @@ def failed_step_kept_quiet() -> AbstractContextManager[None]:
 
 
 @mutant("closed without a word", source="engines whose clients hang", killed_by=("closed under a consumer",))
-def closed_without_a_word() -> AbstractContextManager[None]:
+def closed_without_a_word() -> Patch:
     def silent(self: AsyncEngine, cause: BaseException | None) -> None:
         self._is_open = False
 
@@ -57,7 +56,7 @@ def closed_without_a_word() -> AbstractContextManager[None]:
 @mutant(
     "every output calls the loop", source="queues between engine and slow clients", killed_by=("calls on a busy loop",)
 )
-def every_output_calls_the_loop() -> AbstractContextManager[None]:
+def every_output_calls_the_loop() -> Patch:
     deliver = AsyncEngine._deliver
 
     def one_by_one(self: AsyncEngine, outputs: Sequence[RequestOutput]) -> None:
@@ -73,7 +72,7 @@ def every_output_calls_the_loop() -> AbstractContextManager[None]:
     source="found here: Python prints no integer of 5,000 digits",
     killed_by=("an endless token id",),
 )
-def values_printed_whole() -> AbstractContextManager[None]:
+def values_printed_whole() -> Patch:
     def whole(value: object) -> str:
         return repr(value)
 
@@ -81,7 +80,7 @@ def values_printed_whole() -> AbstractContextManager[None]:
 
 
 @mutant("streams lost at close", source="found here: KeyError after close", killed_by=("closed with a stream open",))
-def streams_lost_at_close() -> AbstractContextManager[None]:
+def streams_lost_at_close() -> Patch:
     def clear(self: LLM) -> None:
         for request_id in list(self._inboxes):
             self.engine.abort(request_id)

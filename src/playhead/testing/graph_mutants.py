@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -26,10 +26,10 @@ from playhead.graph.sharing import SharedBuffer
 from playhead.graph.slots import Batch, FillContext, GraphSlot
 from playhead.graph.spec import LivePlan, StepResult
 from playhead.graph.staging import Stage, StagingRing
-from playhead.testing.mutant import Mutant, mutant, swapped
+from playhead.testing.mutant import Mutant, Patch, mutant, swapped
 from playhead.testing.toy import ToyModel, ToyPlan
 
-Apply = Callable[[], AbstractContextManager[None]]
+Apply = Callable[[], Patch]
 
 
 def stale_tail(slot_name: str) -> Apply:
@@ -46,7 +46,7 @@ def stale_tail(slot_name: str) -> Apply:
 
 
 @mutant("stale device tail", source="SGLang #26742: tails stale by default", killed_by=("K1 poison",))
-def device_tail_never_reset() -> AbstractContextManager[None]:
+def device_tail_never_reset() -> Patch:
     def nothing(self: CudaGraphBufferRegistry, entry: DeviceEntry, ctx: FillContext) -> None:
         return None
 
@@ -54,7 +54,7 @@ def device_tail_never_reset() -> AbstractContextManager[None]:
 
 
 @mutant("shared tail trusted", source="two registries, one buffer", killed_by=("K1 shared buffers",))
-def own_mark_trusted() -> AbstractContextManager[None]:
+def own_mark_trusted() -> Patch:
     """A registry trusts its own mark although another one filled the shared buffer since."""
     reset = CudaGraphBufferRegistry._reset_tail
 
@@ -67,7 +67,7 @@ def own_mark_trusted() -> AbstractContextManager[None]:
 
 
 @mutant("slice from the end", source="capture and fill used other rows", killed_by=("audit, full",))
-def slice_from_the_end() -> AbstractContextManager[None]:
+def slice_from_the_end() -> Patch:
     def from_the_end(self: GraphSlot, bs: int, num_tokens: int) -> torch.Tensor:
         assert self.buffer is not None
         return self.buffer if self.axis == "none" else self.buffer[-(bs if self.axis == "bs" else num_tokens) :]
@@ -76,7 +76,7 @@ def slice_from_the_end() -> AbstractContextManager[None]:
 
 
 @mutant("warm-up pollutes capture", source="SGLang #25824: memo filled by warm-up", killed_by=("audit, full",))
-def warm_up_remembered() -> AbstractContextManager[None]:
+def warm_up_remembered() -> Patch:
     """A look-up memoised by address: the warm-up computes it, the capture finds it done and records nothing."""
     memo: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -88,7 +88,7 @@ def warm_up_remembered() -> AbstractContextManager[None]:
 
 
 @mutant("staging reused before its copy", source="pinned buffer without an event", killed_by=("K7 lagging device",))
-def stage_reused_early() -> AbstractContextManager[None]:
+def stage_reused_early() -> Patch:
     def impatient(self: StagingRing) -> Stage:
         stage = self.stages[self._next]
         self._next = (self._next + 1) % len(self.stages)
@@ -98,7 +98,7 @@ def stage_reused_early() -> AbstractContextManager[None]:
 
 
 @mutant("source missing", source="SGLang #26742: None was skipped", killed_by=("missing source refused",))
-def missing_source_skipped() -> AbstractContextManager[None]:
+def missing_source_skipped() -> Patch:
     """A value the batch lacks keeps the last step's, silently."""
 
     def tolerant(self: CudaGraphBufferRegistry, batch: Batch, ctx: FillContext) -> None:
@@ -111,7 +111,7 @@ def missing_source_skipped() -> AbstractContextManager[None]:
 
 
 @mutant("dtype wrap", source="int64 locations in int32 memory", killed_by=("wrapped value refused",))
-def dtype_wraps() -> AbstractContextManager[None]:
+def dtype_wraps() -> Patch:
     def wrapping(slot: GraphSlot, dtype: np.dtype[Any], source: object) -> np.ndarray[Any, Any]:
         return np.asarray(source).astype(dtype, casting="unsafe")
 
@@ -151,7 +151,7 @@ def bridge_replaced_by_later_bucket() -> Iterator[None]:
 @mutant(
     "metadata prepared at capture only", source="SGLang #26742: the DSV4 upgrade hole", killed_by=("audit, breakable",)
 )
-def plan_made_at_capture_only() -> AbstractContextManager[None]:
+def plan_made_at_capture_only() -> Patch:
     replay = GraphRunner.replay
 
     def with_first_plan(self: GraphRunner, bucket: int, live: LivePlan | None) -> Any:
@@ -181,7 +181,7 @@ def dummy_run_through_live_rows() -> Iterator[None]:
 
 
 @mutant("host value baked in", source=".item() at capture", killed_by=("host value refused",))
-def host_sync_recorded() -> AbstractContextManager[None]:
+def host_sync_recorded() -> Patch:
     """A value read on the host at capture becomes a constant of the graph."""
 
     def lenient(self: OpObserver, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -195,7 +195,7 @@ def host_sync_recorded() -> AbstractContextManager[None]:
     source="an index slot with FILL_ONCE that its graph advances",
     killed_by=("moving padding refused",),
 )
-def moving_padding_accepted() -> AbstractContextManager[None]:
+def moving_padding_accepted() -> Patch:
     rules_of = GraphSlot._broken_rules
 
     def without_one(self: GraphSlot) -> list[tuple[str, str, str]]:
@@ -209,7 +209,7 @@ def moving_padding_accepted() -> AbstractContextManager[None]:
     source="padded rows that a graph moves are put back by every fill",
     killed_by=("consecutive steps",),
 )
-def one_step_audited() -> AbstractContextManager[None]:
+def one_step_audited() -> Patch:
     def nothing(runner: GraphRunner, step: SampledStep, ctx: FillContext, report: Report) -> None:
         return None
 
@@ -222,7 +222,7 @@ def one_step_audited() -> AbstractContextManager[None]:
     source="bridges are shared by all calls of a break",
     killed_by=("stale break output refused",),
 )
-def leases_never_end() -> AbstractContextManager[None]:
+def leases_never_end() -> Patch:
     def nothing(self: BridgeLeases, reader: str, where: str, tensors: Sequence[torch.Tensor]) -> None:
         return None
 
@@ -232,7 +232,7 @@ def leases_never_end() -> AbstractContextManager[None]:
 @mutant(
     "bind overwrites", source="padding written into an adopted tensor at registration", killed_by=("adopted tensors",)
 )
-def bind_overwrites() -> AbstractContextManager[None]:
+def bind_overwrites() -> Patch:
     adopted = CudaGraphBufferRegistry._adopted
 
     def overwriting(self: CudaGraphBufferRegistry, slot: GraphSlot, bind: torch.Tensor | None) -> torch.Tensor | None:
@@ -243,7 +243,7 @@ def bind_overwrites() -> AbstractContextManager[None]:
 
 
 @mutant("expanded tensor bound", source="all rows of a slot in one place", killed_by=("adopted tensors",))
-def any_bind_accepted() -> AbstractContextManager[None]:
+def any_bind_accepted() -> Patch:
     def nothing(slot: GraphSlot, bind: torch.Tensor, shape: Sequence[int], device: torch.device) -> None:
         return None
 
@@ -251,7 +251,7 @@ def any_bind_accepted() -> AbstractContextManager[None]:
 
 
 @mutant("goes on over another's fill", source="two runners over one registry", killed_by=("going on",))
-def foreign_fill_ignored() -> AbstractContextManager[None]:
+def foreign_fill_ignored() -> Patch:
     """A step goes on although the slots were filled since."""
 
     def anyway(self: GraphRunner) -> StepResult:
@@ -263,7 +263,7 @@ def foreign_fill_ignored() -> AbstractContextManager[None]:
 
 
 @mutant("shared fill not counted", source="two registries, one buffer", killed_by=("going on",))
-def shared_fill_not_counted() -> AbstractContextManager[None]:
+def shared_fill_not_counted() -> Patch:
     """Another registry's fill of shared memory does not show in `num_fills`."""
     own_fills = property(lambda registry: registry._num_own_fills)
     return swapped(CudaGraphBufferRegistry, "num_fills", own_fills)
@@ -274,7 +274,7 @@ def shared_fill_not_counted() -> AbstractContextManager[None]:
     source="two registries, one buffer, another pad value",
     killed_by=("late joiner",),
 )
-def joining_goes_unnoticed() -> AbstractContextManager[None]:
+def joining_goes_unnoticed() -> Patch:
     def only_fills(self: SharedBuffer, by: object | None) -> None:
         self.filled_by = by or self.filled_by
         self.num_writes += 1
@@ -287,7 +287,7 @@ def joining_goes_unnoticed() -> AbstractContextManager[None]:
     source="pytree takes a dataclass for one value",
     killed_by=("nested outputs",),
 )
-def dataclasses_are_opaque() -> AbstractContextManager[None]:
+def dataclasses_are_opaque() -> Patch:
     def by_pytree(fn: Callable[[torch.Tensor], torch.Tensor], output: Any) -> Any:
         return tree_map_only(torch.Tensor, fn, output)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 
 from playhead.errors import OutOfPages
 from playhead.kv import cache as cache_module
@@ -16,13 +15,13 @@ from playhead.kv.hybrid import HybridAllocator
 from playhead.kv.mapping import Int32Array, WindowMapping
 from playhead.kv.prefix import PrefixCache, PrefixHit
 from playhead.kv.rows import RowTables
-from playhead.testing.mutant import Mutant, mutant, swapped
+from playhead.testing.mutant import Mutant, Patch, mutant, swapped
 from playhead.testing.translation_mutants import TRANSLATION_MUTANTS
 from playhead.types import Row
 
 
 @mutant("double free of window pages", source="K10", killed_by=("reference pool (K5, K8)",))
-def double_free_of_windows() -> AbstractContextManager[None]:
+def double_free_of_windows() -> Patch:
     """The end of a request gives window pages back that had slid out before."""
 
     def release(self: HybridKVCache, seq: SequenceKV) -> None:
@@ -34,7 +33,7 @@ def double_free_of_windows() -> AbstractContextManager[None]:
 
 
 @mutant("leak on abort", source="K10", killed_by=("rules (K6)",))
-def leak_on_abort() -> AbstractContextManager[None]:
+def leak_on_abort() -> Patch:
     """An aborted request leaves its window pages behind."""
 
     def abort(self: HybridKVCache, seq: SequenceKV) -> None:
@@ -46,7 +45,7 @@ def leak_on_abort() -> AbstractContextManager[None]:
 
 
 @mutant("free while in flight", source="K10: overlapped scheduling", killed_by=("rules (K6)",))
-def free_while_in_flight() -> AbstractContextManager[None]:
+def free_while_in_flight() -> Patch:
     """Pages go back at once, although a launched step may still touch them."""
 
     def free(self: HybridAllocator, group_index: int, pages: list[int]) -> None:
@@ -57,7 +56,7 @@ def free_while_in_flight() -> AbstractContextManager[None]:
 
 
 @mutant("two-pool allocation without roll-back", source="K10", killed_by=("rules (K6)",))
-def no_roll_back() -> AbstractContextManager[None]:
+def no_roll_back() -> Patch:
     """When a later group is out of pages, what the earlier ones gave stays taken."""
     allocate = HybridAllocator.allocate
 
@@ -75,7 +74,7 @@ def no_roll_back() -> AbstractContextManager[None]:
 
 
 @mutant("window frontier a page ahead", source="K10", killed_by=("reference pool (K5, K8)",))
-def frontier_one_page_ahead() -> AbstractContextManager[None]:
+def frontier_one_page_ahead() -> Patch:
     """The window lets go of the page its oldest visible token is in."""
 
     def ahead(num_tokens: int, window: int, page_size: int) -> int:
@@ -85,7 +84,7 @@ def frontier_one_page_ahead() -> AbstractContextManager[None]:
 
 
 @mutant("window frontier pages behind", source="issue: window + chunk + page", killed_by=("rules (K6)",))
-def frontier_one_page_behind() -> AbstractContextManager[None]:
+def frontier_one_page_behind() -> Patch:
     """A window that slides keeps pages nobody sees: more than window + chunk + page."""
     slide = HybridKVCache._slide
 
@@ -100,7 +99,7 @@ def frontier_one_page_behind() -> AbstractContextManager[None]:
 
 
 @mutant("window slides late", source="a shortcut around pages that cannot move yet", killed_by=("rules (K6)",))
-def slides_late() -> AbstractContextManager[None]:
+def slides_late() -> Patch:
     """Whoever skips the look at a window until its next page can go must not skip too long."""
 
     def later(frontier: int, window: int, page_size: int) -> int:
@@ -110,7 +109,7 @@ def slides_late() -> AbstractContextManager[None]:
 
 
 @mutant("prefix hit with expired window", source="K10", killed_by=("rules (K6)",))
-def hit_with_expired_window() -> AbstractContextManager[None]:
+def hit_with_expired_window() -> Patch:
     """A prefix counts as found when its full pages are there, whatever became of their windows."""
 
     def all_of_it(self: PrefixCache, pages: array[int]) -> int:
@@ -120,7 +119,7 @@ def hit_with_expired_window() -> AbstractContextManager[None]:
 
 
 @mutant("recycled row", source="K10", killed_by=("rules (K6)",))
-def recycled_row() -> AbstractContextManager[None]:
+def recycled_row() -> Patch:
     """A row is given to the next request as the last one left it."""
 
     def give_back(self: RowTables, row: Row) -> None:
@@ -130,7 +129,7 @@ def recycled_row() -> AbstractContextManager[None]:
 
 
 @mutant("page numbers wrap at 16 bits", source="K10: dtype wrap", killed_by=("device mapping",))
-def dtype_wraps() -> AbstractContextManager[None]:
+def dtype_wraps() -> Patch:
     """Window pages pass through 16 bits on their way to the device."""
     take = WindowMapping.take_unpublished
 
@@ -144,13 +143,13 @@ def dtype_wraps() -> AbstractContextManager[None]:
 
 
 @mutant("locations beyond int32", source="a limit that no test noticed", killed_by=("int32 locations",))
-def locations_beyond_int32() -> AbstractContextManager[None]:
+def locations_beyond_int32() -> Patch:
     """An arena is planned whose last locations do not fit the device's int32."""
     return swapped(plan_module, "MAX_LOCS", 2**40)
 
 
 @mutant("uncomputed tokens cached", source="found while building", killed_by=("rules (K6)",))
-def placed_counts_as_computed() -> AbstractContextManager[None]:
+def placed_counts_as_computed() -> Patch:
     """A preempted request's tokens are cached although the step that would have computed them was never launched."""
     finish = HybridKVCache.finish
 
@@ -162,7 +161,7 @@ def placed_counts_as_computed() -> AbstractContextManager[None]:
 
 
 @mutant("prefixes shared across salts", source="K9: cache salt A vs B", killed_by=("rules (K6)",))
-def salts_share() -> AbstractContextManager[None]:
+def salts_share() -> Patch:
     """A lookup searches every salt's tree: a request learns what another key's prompt was."""
     match = PrefixCache.match
 
@@ -173,7 +172,7 @@ def salts_share() -> AbstractContextManager[None]:
 
 
 @mutant("windows moved from a shared page", source="found by our own state machine", killed_by=("rules (K6)",))
-def shared_page_stolen() -> AbstractContextManager[None]:
+def shared_page_stolen() -> Patch:
     """A page's windows are moved away under another sequence that holds it too."""
     adopt = HybridKVCache._adopt
 
@@ -185,7 +184,7 @@ def shared_page_stolen() -> AbstractContextManager[None]:
 
 
 @mutant("sink handed out", source="S2.1", killed_by=("rules (K6)",))
-def sink_handed_out() -> AbstractContextManager[None]:
+def sink_handed_out() -> Patch:
     """The arena lends slab 0 too, where padded rows write."""
 
     def from_zero(self: SlabArena, num_slabs: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from playhead.models.family import FULL_LAYER, Family, rope_everywhere
 from playhead.models.rope_config import NEW, RopeTable
 from playhead.models.spec import ModelSpec
 from playhead.settings import Declared, Refused
-from playhead.testing.mutant import Mutant, mutant, swapped
+from playhead.testing.mutant import Mutant, Patch, mutant, swapped
 
 
 @mutant(
@@ -41,7 +40,7 @@ from playhead.testing.mutant import Mutant, mutant, swapped
     source="found here: rope_scaling beside rope_parameters was ignored",
     killed_by=("rope rules",),
 )
-def new_rope_name_wins() -> AbstractContextManager[None]:
+def new_rope_name_wins() -> Patch:
     read = playhead.models.rope_config._only_table
 
     def new_first(family: Family, config: ConfigReader) -> RopeTable:
@@ -56,7 +55,7 @@ def new_rope_name_wins() -> AbstractContextManager[None]:
     source="found here: a context outside the rope table was ignored",
     killed_by=("rope rules",),
 )
-def trained_context_of_the_table_alone() -> AbstractContextManager[None]:
+def trained_context_of_the_table_alone() -> Patch:
     read = playhead.models.rope_config._only_table
 
     def inner(family: Family, config: ConfigReader) -> RopeTable:
@@ -70,7 +69,7 @@ def trained_context_of_the_table_alone() -> AbstractContextManager[None]:
     source="found here: layer_types changed llama's logits",
     killed_by=("keys a family ignores",),
 )
-def layer_types_of_every_family() -> AbstractContextManager[None]:
+def layer_types_of_every_family() -> Patch:
     def all_full(config: ConfigReader, num_layers: int) -> list[str]:
         return [FULL_LAYER] * num_layers
 
@@ -85,7 +84,7 @@ def layer_types_of_every_family() -> AbstractContextManager[None]:
     source="found here: softcaps changed llama's logits",
     killed_by=("keys a family ignores",),
 )
-def softcaps_of_every_family() -> AbstractContextManager[None]:
+def softcaps_of_every_family() -> Patch:
     greedy = tuple(
         replace(
             family,
@@ -102,7 +101,7 @@ def softcaps_of_every_family() -> AbstractContextManager[None]:
     source="found here: Qwen's switch turned off Mistral's window",
     killed_by=("keys a family ignores",),
 )
-def window_switch_of_every_family() -> AbstractContextManager[None]:
+def window_switch_of_every_family() -> Patch:
     windows = playhead.models.build._windows
 
     def switched(family: Family, config: ConfigReader) -> list[int | None]:
@@ -117,7 +116,7 @@ def window_switch_of_every_family() -> AbstractContextManager[None]:
     source="found here: NaN, zero and negative numbers in configs ran to garbage",
     killed_by=("senseless numbers",),
 )
-def any_number_will_do() -> AbstractContextManager[None]:
+def any_number_will_do() -> Patch:
     def holds(self: Range, value: object) -> bool:
         return isinstance(value, int | float)
 
@@ -129,7 +128,7 @@ def any_number_will_do() -> AbstractContextManager[None]:
     source="found here: logit_scale and expert_count of a GGUF file were ignored",
     killed_by=("GGUF keys",),
 )
-def gguf_keys_unseen() -> AbstractContextManager[None]:
+def gguf_keys_unseen() -> Patch:
     def blind(metadata: Mapping[str, Any], architecture: str) -> None:
         return None
 
@@ -141,7 +140,7 @@ def gguf_keys_unseen() -> AbstractContextManager[None]:
     source="found here: rope.scaling.factor without a type was ignored",
     killed_by=("GGUF keys",),
 )
-def gguf_rope_factor_needs_a_type() -> AbstractContextManager[None]:
+def gguf_rope_factor_needs_a_type() -> Patch:
     scaling = playhead.models.checkpoint.gguf_model.rope_scaling
 
     def typed(values: Mapping[str, Any], architecture: str) -> dict[str, object] | None:
@@ -151,7 +150,7 @@ def gguf_rope_factor_needs_a_type() -> AbstractContextManager[None]:
 
 
 @mutant("GGUF prompts without BOS", source="found here: Llama 3 prompts lacked BOS", killed_by=("BOS of a GGUF file",))
-def gguf_prompts_without_bos() -> AbstractContextManager[None]:
+def gguf_prompts_without_bos() -> Patch:
     def nothing(metadata: Mapping[str, Any], ids: Mapping[str, int | None], *, is_llama3: bool) -> dict[str, list[Any]]:
         return {"single": ["$A"], "special_tokens": []}
 
@@ -163,7 +162,7 @@ def gguf_prompts_without_bos() -> AbstractContextManager[None]:
     source="found here: a stale index hid model.safetensors",
     killed_by=("a stale index",),
 )
-def index_before_the_single_file() -> AbstractContextManager[None]:
+def index_before_the_single_file() -> Patch:
     shards = playhead.models.checkpoint.directory._shards
 
     def index_first(directory: Path) -> dict[str, set[str] | None]:
@@ -181,7 +180,7 @@ def index_before_the_single_file() -> AbstractContextManager[None]:
     source="found here: a head in the file was ignored",
     killed_by=("the head of a tied checkpoint",),
 )
-def config_ties_before_the_files() -> AbstractContextManager[None]:
+def config_ties_before_the_files() -> Patch:
     def as_configured(spec: ModelSpec, family: Family, source: TensorSource) -> ModelSpec:
         return spec
 
@@ -189,7 +188,7 @@ def config_ties_before_the_files() -> AbstractContextManager[None]:
 
 
 @mutant("fused tensors read from their start", source="k and v would be q's first rows", killed_by=("fused tensors",))
-def fused_tensors_from_their_start() -> AbstractContextManager[None]:
+def fused_tensors_from_their_start() -> Patch:
     part_of = Piece.part
 
     def from_start(self: Piece, rank: int = 0, num_ranks: int = 1) -> Part | None:
@@ -204,7 +203,7 @@ def fused_tensors_from_their_start() -> AbstractContextManager[None]:
     source="Granite's logits would be noise",
     killed_by=("the factor on the residual",),
 )
-def residual_factor_ignored() -> AbstractContextManager[None]:
+def residual_factor_ignored() -> Patch:
     linear = PlainWeights.linear
 
     def unscaled(
@@ -220,7 +219,7 @@ def residual_factor_ignored() -> AbstractContextManager[None]:
     source="SmolLM 3 would lose long contexts",
     killed_by=("layers without rope",),
 )
-def rope_lists_ignored() -> AbstractContextManager[None]:
+def rope_lists_ignored() -> Patch:
     rotating = tuple(replace(family, rope_on=rope_everywhere) for family in FAMILIES)
     return swapped(playhead.models.build, "FAMILIES", rotating)
 
@@ -230,7 +229,7 @@ def rope_lists_ignored() -> AbstractContextManager[None]:
     source="found here: 2 GB of rotary tables for a context of 128",
     killed_by=("rotary tables",),
 )
-def tables_of_the_whole_context() -> AbstractContextManager[None]:
+def tables_of_the_whole_context() -> Patch:
     reach = Decoder.reach
 
     def reach_all(self: Decoder, num_positions: int) -> None:
@@ -244,7 +243,7 @@ def tables_of_the_whole_context() -> AbstractContextManager[None]:
     source="found here: 128k models did not start on default settings",
     killed_by=("a long context",),
 )
-def context_does_not_give_way() -> AbstractContextManager[None]:
+def context_does_not_give_way() -> Patch:
     def as_wanted(
         limits: KVLimits, config: EngineConfig, geometry: KVGeometry, kv_bytes: int, notes: list[str]
     ) -> KVLimits:
@@ -258,7 +257,7 @@ def context_does_not_give_way() -> AbstractContextManager[None]:
     source="found here: wrong settings failed after the weights were loaded",
     killed_by=("settings as they are made",),
 )
-def settings_unchecked() -> AbstractContextManager[None]:
+def settings_unchecked() -> Patch:
     def taken(owner: object, settings: Sequence[Declared], refused: Refused) -> None:
         return None
 
@@ -270,7 +269,7 @@ def settings_unchecked() -> AbstractContextManager[None]:
     source="found here: gpt-oss could not be traced in float32 and float16",
     killed_by=("traced experts",),
 )
-def torchs_own_grouped_matmul() -> AbstractContextManager[None]:
+def torchs_own_grouped_matmul() -> Patch:
     def grouped(*args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
         rows_PI, weights_XIO, ends_X = args
         return F.grouped_mm(rows_PI, weights_XIO, offs=ends_X)

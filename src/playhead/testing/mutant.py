@@ -25,7 +25,8 @@ class MutantError(Exception):
     """A mutant or a checker is wrong in itself: a stale patch, an unknown checker, an oracle asked of broken code."""
 
 
-Patch = Callable[[], AbstractContextManager[None]]
+Patch = AbstractContextManager[None]
+"""A bug in the running code, from enter to exit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +38,11 @@ class Mutant:
 
     name: str
     source: str
-    apply: Patch
+    apply: Callable[[], Patch]
     killed_by: tuple[str, ...]
 
 
-def mutant(name: str, *, source: str, killed_by: tuple[str, ...]) -> Callable[[Patch], Mutant]:
+def mutant(name: str, *, source: str, killed_by: tuple[str, ...]) -> Callable[[Callable[[], Patch]], Mutant]:
     """Declares a patch as a mutant: `apply` is the function below."""
     return lambda apply: Mutant(name=name, source=source, apply=apply, killed_by=killed_by)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -46,7 +46,7 @@ from playhead.testing.graph_mutants import (
     plan_made_at_capture_only,
     stale_tail,
 )
-from playhead.testing.mutant import Mutant, swapped
+from playhead.testing.mutant import Mutant, Patch, swapped
 from playhead.testing.translation_mutants import (
     full_locations_in_windows,
     look_up_in_attention,
@@ -56,7 +56,6 @@ from playhead.testing.translation_mutants import (
     unpublished_mapping_used,
 )
 
-Patch = AbstractContextManager[None]
 GPU_CONTRACT = "tests.gpu.test_graph_contract"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import torch
@@ -29,7 +29,7 @@ from playhead.step.audit import audit_worker
 from playhead.step.inputs import StepInput, StepRequests, batch_of
 from playhead.step.publish import DevicePageTable
 from playhead.step.worker import InFlight, Worker
-from playhead.testing.mutant import Checker, Mutant, Oracle, mutant, swapped
+from playhead.testing.mutant import Checker, Mutant, Oracle, Patch, mutant, swapped
 from playhead.testing.tiny_engine import Ask, greedy, tiny_engine, tokens_alone
 from playhead.testing.tiny_worker import dense_logits, differences, last_logits, tiny_worker
 from playhead.types import Step
@@ -43,7 +43,7 @@ MANY_PROMPTS = ([7, 8, 9, 10, 11, 12], [20, 21, 22, 23, 24, 25], [30, 31, 32, 33
     source="found here: equal first pages in one step",
     killed_by=("batch against dense attention",),
 )
-def places_read_after_launch() -> AbstractContextManager[None]:
+def places_read_after_launch() -> Patch:
     """The launch exchanged a page for the prefix cache's; the batch then points at one, the table at the other."""
     original = Worker.launch
 
@@ -57,7 +57,7 @@ def places_read_after_launch() -> AbstractContextManager[None]:
 
 
 @mutant("page table behind", source="a table copied once", killed_by=("batch against dense attention",))
-def page_table_behind() -> AbstractContextManager[None]:
+def page_table_behind() -> Patch:
     def nothing(self: DevicePageTable) -> list[DeviceWrite]:
         return []
 
@@ -65,7 +65,7 @@ def page_table_behind() -> AbstractContextManager[None]:
 
 
 @mutant("read past length", source="lengths that count one more", killed_by=("token by token",))
-def read_past_length() -> AbstractContextManager[None]:
+def read_past_length() -> Patch:
     def one_more(inputs: Sequence[StepInput], step: StepRequests) -> dict[str, Any]:
         made = batch_of(inputs, step)
         return made | {"seq_lens": made["seq_lens"] + 1} if step.is_decode else made
@@ -78,7 +78,7 @@ def read_past_length() -> AbstractContextManager[None]:
     source="found here: a bucket larger than the context",
     killed_by=("chunks beyond the context",),
 )
-def placeholder_past_its_row() -> AbstractContextManager[None]:
+def placeholder_past_its_row() -> Patch:
     def all_of_them(num_tokens: int, max_context_tokens: int) -> int:
         return num_tokens
 
@@ -90,7 +90,7 @@ def placeholder_past_its_row() -> AbstractContextManager[None]:
     source="found in review: pages offered at launch, never computed",
     killed_by=("failed step",),
 )
-def offered_before_it_runs() -> AbstractContextManager[None]:
+def offered_before_it_runs() -> Patch:
     """A step's tokens count as written before the step is on its way."""
     begin = HybridKVCache.begin
 
@@ -107,7 +107,7 @@ def offered_before_it_runs() -> AbstractContextManager[None]:
     source="found here: rows after a full graph's tokens are never computed",
     killed_by=("worker audit",),
 )
-def padding_in_the_sink() -> AbstractContextManager[None]:
+def padding_in_the_sink() -> Patch:
     """Tokens that are nobody's leave whatever memory held in the sink, where a padded row of decode reads."""
 
     def everywhere(locs: Array, *caches_rows: tuple[Array, Array]) -> None:
@@ -118,7 +118,7 @@ def padding_in_the_sink() -> AbstractContextManager[None]:
 
 
 @mutant("keys looked up by the warm-up", source="a value of one step kept for the next", killed_by=("token by token",))
-def keys_of_the_warm_up() -> AbstractContextManager[None]:
+def keys_of_the_warm_up() -> Patch:
     """Keys are looked up by the first forward of each size: a graph's replays attend to where they lay then."""
     prepare = CpuBackend.prepare
     found: dict[int, tuple[Tensors, ...]] = {}
@@ -132,7 +132,7 @@ def keys_of_the_warm_up() -> AbstractContextManager[None]:
 
 
 @mutant("graph goes on over filled slots", source="a guard that no test noticed", killed_by=("capture between steps",))
-def goes_on_over_anything() -> AbstractContextManager[None]:
+def goes_on_over_anything() -> Patch:
     """A decode graph goes on over its slots, although a capture has filled them since."""
     goes_on = DeviceRows.can_replay_in_place
 
@@ -151,7 +151,7 @@ def goes_on_over_anything() -> AbstractContextManager[None]:
     source="a graph that advances itself by an unmasked increment",
     killed_by=("worker audit",),
 )
-def padded_rows_advanced() -> AbstractContextManager[None]:
+def padded_rows_advanced() -> Patch:
     """Decode counts null requests as live ones and moves them along. Every fill puts them back."""
     live_rows: Callable[..., None] = advance
 

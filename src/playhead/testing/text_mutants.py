@@ -7,7 +7,7 @@ import struct
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,12 @@ from playhead.models.text.tokenizer import SpecialTokens, Tokenizer
 from playhead.sampling_params import SamplingParams
 from playhead.testing import hostile_base as base
 from playhead.testing.hostile_run import SETTINGS
-from playhead.testing.mutant import Checker, Mutant, swapped
+from playhead.testing.mutant import Checker, Mutant, Patch, swapped
 
 NO_SPECIAL = SpecialTokens(bos=None, eos=None, eos_ids=frozenset(), special_ids=frozenset())
 
 
-def padding_obeyed() -> AbstractContextManager[None]:
+def padding_obeyed() -> Patch:
     def only_dropout(backend: Backend) -> None:
         if isinstance(backend.model, BPE):
             backend.model.dropout = None
@@ -44,7 +44,7 @@ def padding_obeyed() -> AbstractContextManager[None]:
     return swapped(tokenizer, "make_steady", only_dropout)
 
 
-def dropout_obeyed() -> AbstractContextManager[None]:
+def dropout_obeyed() -> Patch:
     def no_dropout(backend: Backend) -> None:
         backend.no_truncation()
         backend.no_padding()
@@ -52,18 +52,18 @@ def dropout_obeyed() -> AbstractContextManager[None]:
     return swapped(tokenizer, "make_steady", no_dropout)
 
 
-def panics_let_through() -> AbstractContextManager[None]:
+def panics_let_through() -> Patch:
     return swapped(library, "PANIC", "no such name")
 
 
-def answers_begin_a_text() -> AbstractContextManager[None]:
+def answers_begin_a_text() -> Patch:
     def forget(self: IncrementalDetokenizer, prompt_ids: Sequence[int]) -> None:
         return None
 
     return swapped(IncrementalDetokenizer, "_begin_after", forget)
 
 
-def decoders_taken_by_name() -> AbstractContextManager[None]:
+def decoders_taken_by_name() -> Patch:
     rules_of = decoder_rules
 
     def by_name(decoder: Mapping[str, Any]) -> DecoderRules:
@@ -73,50 +73,50 @@ def decoders_taken_by_name() -> AbstractContextManager[None]:
     return swapped(detokenize, "decoder_rules", by_name)
 
 
-def generation_config_ignored() -> AbstractContextManager[None]:
+def generation_config_ignored() -> Patch:
     def own_defaults(self: LLM) -> SamplingParams:
         return SamplingParams()
 
     return swapped(LLM, "get_default_sampling_params", own_defaults)
 
 
-def end_ids_unchecked() -> AbstractContextManager[None]:
+def end_ids_unchecked() -> Patch:
     def unchecked(eos_ids: frozenset[int], vocab_size: int, where: str) -> None:
         return None
 
     return swapped(playhead.models.load, "check_end_ids", unchecked)
 
 
-def prompts_unbounded() -> AbstractContextManager[None]:
+def prompts_unbounded() -> Patch:
     def unbounded(self: Tokenizer, text: str, max_context: int) -> None:
         return None
 
     return swapped(Tokenizer, "_check_length", unbounded)
 
 
-def numbers_unbounded() -> AbstractContextManager[None]:
+def numbers_unbounded() -> Patch:
     def any_length(digits: str) -> str:
         return digits
 
     return swapped(bounded_json, "_short", any_length)
 
 
-def tensors_uncounted() -> AbstractContextManager[None]:
+def tensors_uncounted() -> Patch:
     return swapped(safetensors_file, "MAX_TENSORS", 1 << 40)
 
 
-def names_repeated() -> AbstractContextManager[None]:
+def names_repeated() -> Patch:
     def last_wins(pairs: list[tuple[str, object]]) -> dict[str, object]:
         return dict(pairs)
 
     return swapped(bounded_json, "_unique", last_wins)
 
 
-def arrays_uncounted() -> AbstractContextManager[None]:
+def arrays_uncounted() -> Patch:
     return swapped(gguf_file, "MAX_ARRAY_ITEMS", 1 << 40)
 
 
-def template_limits_changed(**limits: Any) -> AbstractContextManager[None]:
+def template_limits_changed(**limits: Any) -> Patch:
     start = TemplateWorker._start
 
     def loose(self: TemplateWorker) -> subprocess.Popen[bytes]:
@@ -129,29 +129,29 @@ def template_limits_changed(**limits: Any) -> AbstractContextManager[None]:
     return swapped(TemplateWorker, "_start", loose)
 
 
-def memory_unlimited() -> AbstractContextManager[None]:
+def memory_unlimited() -> Patch:
     return template_limits_changed(memory_bytes=1 << 42)
 
 
-def time_unlimited() -> AbstractContextManager[None]:
+def time_unlimited() -> Patch:
     return template_limits_changed(cpu_s=1e6)
 
 
-def dead_process_kept() -> AbstractContextManager[None]:
+def dead_process_kept() -> Patch:
     def keep(self: TemplateWorker, *, is_killed: bool) -> None:
         return None
 
     return swapped(TemplateWorker, "_stop", keep)
 
 
-def surrogates_handed_over() -> AbstractContextManager[None]:
+def surrogates_handed_over() -> Patch:
     def pass_on(job: Mapping[str, object]) -> bytes:
         return json.dumps(job).encode()
 
     return swapped(chat, "_payload", pass_on)
 
 
-def doctor_reads_no_template() -> AbstractContextManager[None]:
+def doctor_reads_no_template() -> Patch:
     def unread(self: Checkup, source: str, tokenizer: Tokenizer) -> None:
         return None
 
@@ -301,7 +301,7 @@ def the_doctor_sees_the_template() -> list[str]:
         return [] if Checkup(directory).run() else ["a template that cannot be rendered went unnoticed"]
 
 
-def known(name: str, source: str, apply: Callable[[], AbstractContextManager[None]], checker: str) -> Mutant:
+def known(name: str, source: str, apply: Callable[[], Patch], checker: str) -> Mutant:
     return Mutant(name=name, source=source, apply=apply, killed_by=(checker,))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import numpy as np
@@ -19,10 +18,10 @@ from playhead.kv.mapping import WindowMapping
 from playhead.kv.pool import ForwardLocs, ForwardTokens
 from playhead.kv.swa_pool import SWAKVPool
 from playhead.step.forward import ModelPlan, ModelStep
-from playhead.testing.mutant import Mutant, mutant, swapped
+from playhead.testing.mutant import Mutant, Patch, mutant, swapped
 
 
-def remembered(key_of: Callable[[SWAKVPool, torch.Tensor], Hashable]) -> AbstractContextManager[None]:
+def remembered(key_of: Callable[[SWAKVPool, torch.Tensor], Hashable]) -> Patch:
     """A forward whose tokens have the key of an earlier one is given that one's translation."""
     begin = SWAKVPool.begin_forward
     memo: dict[Hashable, ForwardLocs] = {}
@@ -42,19 +41,19 @@ def address(locs: torch.Tensor) -> tuple[int, int, int]:
 
 
 @mutant("memo not invalidated", source="S3.7: SGLang #25824", killed_by=("steps of one size",))
-def memo_not_invalidated() -> AbstractContextManager[None]:
+def memo_not_invalidated() -> Patch:
     """A translation is remembered by address: a slot refilled in place finds the last step's."""
     return remembered(lambda pool, locs: address(locs))
 
 
 @mutant("memo of the warm-up", source="S3.5: SGLang #25824", killed_by=("one translation in the engine's graphs",))
-def memo_of_the_warm_up() -> AbstractContextManager[None]:
+def memo_of_the_warm_up() -> Patch:
     """A translation is remembered by address and version. The warm-up's is found by the capture, which skips the op."""
     return remembered(lambda pool, locs: (*address(locs), pool.mapping.version))
 
 
 @mutant("memo keyed by the storage's base", source="S3.3: SGLang #25824", killed_by=("views of one storage",))
-def memo_by_storage() -> AbstractContextManager[None]:
+def memo_by_storage() -> Patch:
     """A translation is remembered by the storage's base, so views at different offsets are taken for each other."""
     return remembered(lambda pool, locs: (locs.untyped_storage().data_ptr(), locs.shape[0], pool.mapping.version))
 
@@ -78,7 +77,7 @@ class TranslatingScope:
     source="S0.1: before SGLang #23552",
     killed_by=("one translation in the engine's graphs",),
 )
-def translation_per_layer() -> AbstractContextManager[None]:
+def translation_per_layer() -> Patch:
     """Every layer translates again, instead of using what the forward began with."""
     hidden = ModelStep.hidden
 
@@ -94,7 +93,7 @@ def translation_per_layer() -> AbstractContextManager[None]:
 @mutant(
     "look-up inside attention", source="S0.4: how our own engine did it", killed_by=("live layers without a mapping",)
 )
-def look_up_in_attention() -> AbstractContextManager[None]:
+def look_up_in_attention() -> Patch:
     """Attention looks its new locations up in the mapping, layer by layer, where no op log of a graph shows it."""
     attend = ModelStep._attend
 
@@ -110,7 +109,7 @@ def look_up_in_attention() -> AbstractContextManager[None]:
 
 
 @mutant("mapping used before it is published", source="S3.4", killed_by=("publication before a step",))
-def unpublished_mapping_used() -> AbstractContextManager[None]:
+def unpublished_mapping_used() -> Patch:
     """Nobody notices that the device's mapping is behind."""
 
     def silent(self: WindowMapping, where: str, *, pairs_only: bool = False) -> None:
@@ -122,7 +121,7 @@ def unpublished_mapping_used() -> AbstractContextManager[None]:
 @mutant(
     "window layers at full locations", source="S3.1: a translation that is not used", killed_by=("steps of one size",)
 )
-def full_locations_in_windows() -> AbstractContextManager[None]:
+def full_locations_in_windows() -> Patch:
     """A window layer is given the full group's table and locations."""
 
     def as_full(self: SWAKVPool, page_table_RP: torch.Tensor, full_locs_T: torch.Tensor) -> ForwardLocs:
@@ -134,7 +133,7 @@ def full_locations_in_windows() -> AbstractContextManager[None]:
 
 
 @mutant("location -1 written into the last page", source="S3.6", killed_by=("nobody's token",))
-def minus_one_wraps() -> AbstractContextManager[None]:
+def minus_one_wraps() -> Patch:
     """A location of -1 is written at the end of the last page."""
 
     def unclamped(locs: Array, *caches_rows: tuple[Array, Array]) -> None:
