@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from playhead.engine.build import EMBEDDED, build_engine
-from playhead.engine.config import EngineConfig
+from playhead.engine.build import build_engine
+from playhead.engine.config import EMBEDDED, EngineConfig
 from playhead.engine.engine import Engine, used_after_close
 from playhead.engine.front import (
     Prompt,

@@ -10,8 +10,9 @@ from rich.table import Table
 
 from playhead.cli.command import MODEL, command, engine, flags_of
 from playhead.engine.build import resolve_model_name
-from playhead.engine.config import EngineConfig, resolve_dtype
+from playhead.engine.config import EngineConfig
 from playhead.engine.memory import fit_beside_weights
+from playhead.engine.resolve import resolve_dtype
 from playhead.errors import ConfigError
 from playhead.kv.plan import KVPlan, plan_kv
 from playhead.models.load import ModelDescription, describe_model

@@ -5,18 +5,18 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Any
 
-from playhead.engine.config import EngineConfig, config_from, resolve_device, resolve_dtype
+from playhead.engine.config import EMBEDDED, EngineConfig, config_from
 from playhead.engine.engine import Engine
 from playhead.engine.memory import worker_config
+from playhead.engine.resolve import resolve_device, resolve_dtype
 from playhead.models.checkpoint.fill import OnProgress
-from playhead.models.load import LoadFormat, ModelDescription, describe_model, load_generation_config, load_weights
+from playhead.models.load import ModelDescription, describe_model, load_generation_config, load_weights
 from playhead.models.text.generation_config import read_generation_config
 from playhead.models.text.gguf_vocab import tokenizer_from_gguf
 from playhead.models.text.ids_only import IdsOnlyTokenizer
 from playhead.models.text.tokenizer import Tokenizer, tokenizer_from_directory
 from playhead.step.build import build_worker
-
-EMBEDDED = "embedded"
+from playhead.types import LoadFormat
 
 
 def build_engine(

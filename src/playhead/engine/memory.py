@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from playhead.engine.config import EngineConfig, kv_limits, on_device, resolve_dtype
+from playhead.engine.config import EngineConfig
+from playhead.engine.resolve import kv_limits, on_device, resolve_dtype
 from playhead.env import wants_strict_ledger
 from playhead.errors import ConfigError
 from playhead.kv.geometry import KVGeometry
