@@ -1,8 +1,9 @@
-"""Environment switches, all for debugging. Read when they are asked for, never at import."""
+"""Environment variables: switches, all for debugging, and where files go. Read when asked for, never at import."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 STRICT_LEDGER = "PLAYHEAD_STRICT_LEDGER"
 
@@ -10,3 +11,8 @@ STRICT_LEDGER = "PLAYHEAD_STRICT_LEDGER"
 def wants_strict_ledger() -> bool:
     """Whether engines that were not told otherwise raise at the first violation of the account of KV pages."""
     return os.environ.get(STRICT_LEDGER, "") not in ("", "0")
+
+
+def state_directory() -> Path:
+    """Where a user's history is kept: $XDG_STATE_HOME/playhead, or ~/.local/state/playhead."""
+    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "playhead"
