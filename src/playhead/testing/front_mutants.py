@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 
 import playhead.engine.front
 from playhead.engine.async_engine import AsyncEngine, Order
+from playhead.engine.calls import Calls
 from playhead.errors import EngineStopped, PlayheadError, RequestError, StepFailed
 from playhead.kv.ledger import Ledger
-from playhead.llm import LLM
 from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
 from playhead.testing.mutant import Checker, Mutant, Patch, mutant, swapped
@@ -81,12 +81,12 @@ def values_printed_whole() -> Patch:
 
 @mutant("streams lost at close", source="found here: KeyError after close", killed_by=("closed with a stream open",))
 def streams_lost_at_close() -> Patch:
-    def clear(self: LLM) -> None:
+    def clear(self: Calls) -> None:
         for request_id in list(self._inboxes):
             self.engine.abort(request_id)
         self._inboxes.clear()
 
-    return swapped(LLM, "close", clear)
+    return swapped(Calls, "close", clear)
 
 
 def on_loop(work: Coroutine[object, object, list[str]]) -> list[str]:
