@@ -142,7 +142,7 @@ def joined(request_id: str, samples: Sequence[RequestOutput | None]) -> RequestO
     return replace(
         begun[0][1],
         request_id=request_id,
-        outputs=tuple(replace(output.outputs[0], index=i) for i, output in begun),
+        outputs=[replace(output.outputs[0], index=i) for i, output in begun],
         finished=finished,
         error=next((output.error for _, output in begun if output.error is not None), None),
         metrics=RequestMetrics(
@@ -155,13 +155,13 @@ def joined(request_id: str, samples: Sequence[RequestOutput | None]) -> RequestO
 
 def never_queued(request_id: str, checked: CheckedPrompt, error: PlayheadError) -> RequestOutput:
     """The only output of a request that the engine refused to queue."""
-    nothing = CompletionOutput(index=0, text="", token_ids=(), finish_reason=FinishReason.ERROR)
+    nothing = CompletionOutput(index=0, text="", token_ids=[], finish_reason=FinishReason.ERROR)
     now_s = time.perf_counter()
     return RequestOutput(
         request_id=request_id,
         prompt=checked.text,
-        prompt_token_ids=checked.ids,
-        outputs=(nothing,),
+        prompt_token_ids=list(checked.ids),
+        outputs=[nothing],
         finished=True,
         metrics=RequestMetrics(arrival_s=now_s, finished_s=now_s),
         error=error,
