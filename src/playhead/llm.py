@@ -14,19 +14,11 @@ from playhead.engine.build import build_engine
 from playhead.engine.calls import Calls, Stream
 from playhead.engine.config import EMBEDDED, EngineConfig
 from playhead.engine.engine import Engine
-from playhead.engine.front import (
-    Prompt,
-    Prompts,
-    RequestOptions,
-    as_params,
-    as_prompts,
-    checked_params,
-    joined,
-    split_n,
-)
+from playhead.engine.front import RequestOptions, as_params, checked_params, joined, split_n
 from playhead.engine.progress import prompt_bar
 from playhead.errors import RequestError
 from playhead.graph.spec import CaptureReport
+from playhead.inputs import Prompt, Prompts, as_prompts
 from playhead.models.checkpoint.fill import OnProgress
 from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams

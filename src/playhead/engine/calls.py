@@ -8,8 +8,9 @@ from collections.abc import Generator, Sequence
 import torch
 
 from playhead.engine.engine import Engine, used_after_close
-from playhead.engine.front import Prompt, RequestOptions, never_queued
+from playhead.engine.front import RequestOptions, never_queued
 from playhead.errors import MisuseError, PlayheadError
+from playhead.inputs import Prompt
 from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
 

@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from playhead.engine.config import EngineConfig
@@ -27,6 +27,7 @@ from playhead.engine.response import ResponseBuilder, TokenReport
 from playhead.engine.timeline import EngineStats, StepRecord, Timeline
 from playhead.errors import MisuseError, PagesLost, PlayheadError, RequestError, RequestFailed, caused
 from playhead.graph.spec import CaptureReport
+from playhead.inputs import Prompt
 from playhead.kv.audit import report
 from playhead.kv.ledger import Findings, KVWatch
 from playhead.models.text.tokenizer import Tokenizer
@@ -171,7 +172,7 @@ class Engine:
     def add_request(
         self,
         request_id: str,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         params: SamplingParams,
         options: RequestOptions | None = None,
     ) -> None:
@@ -212,7 +213,7 @@ class Engine:
             max_new_tokens=checked.max_new_tokens,
             arrival=arrival,
             priority=options.priority,
-            salt=options.salt,
+            salt=checked.salt or options.salt,
             ending_ids=self._ending_ids(params),
         )
         self.worker.sampler.prepare(request)

@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from playhead.errors import PlayheadError, RequestError, shown
+from playhead.inputs import Prompt, plain_prompt
 from playhead.models.text.chat import ChatTemplate
 from playhead.models.text.tokenizer import Tokenizer
 from playhead.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
 from playhead.sampling_params import SamplingParams
-
-Prompt = str | Sequence[int]
-Prompts = Prompt | Sequence[str] | Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +22,7 @@ class CheckedPrompt:
     ids: tuple[int, ...]
     params: SamplingParams
     max_new_tokens: int
+    salt: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,17 +55,19 @@ class PromptReader:
 
     def check(self, prompt: Prompt, params: SamplingParams) -> CheckedPrompt:
         """The prompt as the engine takes it, or `RequestError`."""
-        if isinstance(prompt, str):
-            ids = self.tokenizer.encode(prompt, add_special_tokens=True, max_context=self.max_context)
-        else:
-            ids = checked_ids(prompt)
+        plain = plain_prompt(prompt)
+        ids = plain.ids
+        if ids is None:
+            assert plain.text is not None, "a prompt has ids or a text"
+            ids = self.tokenizer.encode(plain.text, add_special_tokens=True, max_context=self.max_context)
         if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
             outside = next(token for token in ids if not 0 <= token < self.vocab_size)
             wanted = f"ids in [0, {self.vocab_size})"
             raise RequestError("prompt", f"token id {shown(outside)}", wanted, "Check the tokenizer.")
         max_new_tokens = params.check_against(self.vocab_size, len(ids), self.max_context)
-        text = prompt if isinstance(prompt, str) else None
-        return CheckedPrompt(text=text, ids=tuple(ids), params=params, max_new_tokens=max_new_tokens)
+        return CheckedPrompt(
+            text=plain.text, ids=tuple(ids), params=params, max_new_tokens=max_new_tokens, salt=plain.salt
+        )
 
     def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """A conversation as the model reads it, up to where its answer begins."""
@@ -82,29 +83,6 @@ class PromptReader:
         """End the chat template's process, if it has one."""
         if self._template is not None:
             self._template.close()
-
-
-def checked_ids(prompt: object) -> list[int]:
-    """Token ids as given, or `RequestError`: a bool, a float or a string among them is refused, not converted."""
-    is_text = isinstance(prompt, bytes | bytearray | str)
-    if isinstance(prompt, Sequence) and not is_text and set(map(type, prompt)) <= {int}:
-        return list(prompt)
-    found = f"a {type(prompt).__name__} of other things than ints"
-    raise RequestError("prompt", found, "text, or token ids", "Encode it first.")
-
-
-def as_prompts(prompts: Prompts) -> list[Prompt]:
-    """A list of prompts, whether one or many were given, as text or as ids. The engine checks each one."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if not isinstance(prompts, list | tuple):
-        found = f"a {type(prompts).__name__}"
-        raise RequestError("prompts", found, "text or ids, one or a list of them", "Put it into a list.")
-    numbers = [item for item in prompts if isinstance(item, int)]
-    if numbers and len(numbers) < len(prompts):
-        found = "ids and whole prompts in one list"
-        raise RequestError("prompts", found, "one prompt of ids, or many prompts", "Put the ids into a list.")
-    return [numbers] if numbers else [item for item in prompts if not isinstance(item, int)]
 
 
 def as_params(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:

@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 
 from playhead.engine.config import EngineConfig
-from playhead.engine.front import Prompt
 from playhead.errors import ChatTemplateError, CheckpointError, PlayheadError, UnsupportedModelError
+from playhead.inputs import Prompt
 from playhead.llm import LLM
 from playhead.models.checkup import Checkup
 from playhead.sampling_params import SamplingParams
