@@ -53,9 +53,9 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Abort whatever still runs and give all memory back, at once. A second call does nothing.
+        """Abort whatever still runs and give all memory back. A second call does nothing.
 
-        A stream that is open gets what it has so far, as its last output.
+        An open stream gets what it has so far, as its last output. A `generate` of another thread raises `MisuseError`.
         """
         self._calls.close()
 
@@ -75,11 +75,11 @@ class LLM:
 
     def kv_report(self) -> str:
         """The account of KV pages as a table: free, held, cached, in quarantine, and what was ever found wrong."""
-        return self.engine.kv_report()
+        return self._calls.alone(Engine.kv_report)
 
     def capture_graphs(self, progress: Callable[[CaptureReport], None] | None = None) -> None:
         """Capture all sizes now; otherwise each is captured when it is first wanted (`Engine.capture_graphs`)."""
-        self.engine.capture_graphs(progress)
+        self._calls.alone(lambda engine: engine.capture_graphs(progress))
 
     def generate(
         self,

@@ -107,17 +107,29 @@ class Engine:
         A lock and no context manager of our own: an interrupt between taking and holding it cannot leave it taken.
         """
         self.check_use()
-        self._user = threading.current_thread()
+        self.take_over()
         return self._inside
 
-    def check_use(self) -> None:
-        """`MisuseError` if this thread may not use the engine now.
+    def take_over(self) -> None:
+        """This thread uses the engine from now on. Whoever calls this knows that no other thread is using it."""
+        thread = threading.current_thread()
+        if thread is not self._user:
+            self.worker.move_to_this_thread()
+            self._user = thread
 
-        An engine has one user at a time: one thread of the process that made it, and not from within its own step. A
-        thread whose requests run keeps the engine until they are done.
+    @property
+    def is_in_child(self) -> bool:
+        """Whether this process is a fork of the one that made the engine."""
+        return os.getpid() != self._pid
+
+    def check_caller(self) -> None:
+        """`MisuseError` if this thread may not use the engine, now or in its turn.
+
+        Refused are a forked child, a closed engine, an engine that serves an `AsyncEngine`, and a call from within the
+        engine's own step.
         """
-        thread, user = threading.current_thread(), self._user
-        if os.getpid() != self._pid:
+        thread = threading.current_thread()
+        if self.is_in_child:
             raise MisuseError(
                 f"engine: used in process {os.getpid()}, but made in process {self._pid}. A forked child cannot use "
                 "its parent's engine: make one in the child, or start the child by 'spawn'."
@@ -128,15 +140,24 @@ class Engine:
             raise MisuseError(
                 "engine: at work for an AsyncEngine. Send requests there, or close the AsyncEngine first."
             )
-        if self._inside.locked() and thread is user:
+        if self._inside.locked() and thread is self._user:
             raise MisuseError(
                 "engine: called from within its own step, by a callback or a finalizer. Call it after the step has "
                 "returned."
             )
+
+    def check_use(self) -> None:
+        """`MisuseError` if this thread may not use the engine now.
+
+        An engine has one user at a time. A thread whose requests run keeps the engine until they are done, or until
+        another thread takes the engine over.
+        """
+        self.check_caller()
+        thread, user = threading.current_thread(), self._user
         if thread is not user and user is not None and user.is_alive() and (self.has_work or self._inside.locked()):
             raise MisuseError(
-                f"engine: thread {thread.name!r} used it while thread {user.name!r} does. "
-                "Use playhead.engine.async_engine.AsyncEngine for many callers, or one LLM per thread."
+                f"engine: thread {thread.name!r} used it while thread {user.name!r} does. Call LLM, which serves many "
+                "threads, or playhead.AsyncEngine."
             )
 
     def close(self) -> None:

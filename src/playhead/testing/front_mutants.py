@@ -17,6 +17,7 @@ from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
 from playhead.testing.mutant import Checker, Mutant, Patch, mutant, swapped
 from playhead.testing.text_mutants import TEXT_CHECKERS, TEXT_MUTANTS
+from playhead.testing.thread_mutants import THREAD_CHECKERS, THREAD_MUTANTS
 from playhead.testing.tiny_engine import small_llm
 
 HANGS_S = 300.0  # no verdict depends on it: a checker that does not come back is ended
@@ -82,9 +83,9 @@ def values_printed_whole() -> Patch:
 @mutant("streams lost at close", source="found here: KeyError after close", killed_by=("closed with a stream open",))
 def streams_lost_at_close() -> Patch:
     def clear(self: Calls) -> None:
-        for request_id in list(self._inboxes):
+        for request_id in list(self._by_request):
             self.engine.abort(request_id)
-        self._inboxes.clear()
+        self._by_request.clear()
 
     return swapped(Calls, "close", clear)
 
@@ -235,6 +236,7 @@ FRONT_MUTANTS: tuple[Mutant, ...] = (
     values_printed_whole,
     streams_lost_at_close,
     *TEXT_MUTANTS,
+    *THREAD_MUTANTS,
 )
 
 FRONT_CHECKERS: tuple[Checker, ...] = (
@@ -245,4 +247,5 @@ FRONT_CHECKERS: tuple[Checker, ...] = (
     Checker(name="an endless token id", run=bad_token_id),
     Checker(name="closed with a stream open", run=closed_with_a_stream_open),
     *TEXT_CHECKERS,
+    *THREAD_CHECKERS,
 )
