@@ -5,6 +5,7 @@ PlayheadError
 ├── UnsupportedModelError   the config asks for something this decoder does not compute
 ├── CheckpointError         files and model description disagree, or a file is damaged
 ├── ChatTemplateError       a chat template refused its messages, or was refused itself
+├── AbsentFeature           a name or a method of another engine that this one does not have
 ├── RequestError            this request cannot be served; others go on
 ├── RequestFailed           this request's own work raised after it had begun; others go on
 ├── StepFailed              a step raised, and this request was in flight
@@ -70,6 +71,13 @@ class CheckpointError(DescribedError):
 
 class ChatTemplateError(PlayheadError):
     """A chat template refused its messages, or was refused itself."""
+
+
+class AbsentFeature(PlayheadError, ImportError):
+    """A name or a method that other engines have and this one does not. An `ImportError` where a name was imported."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(f"{name}: {why}")
 
 
 class RequestError(DescribedError):

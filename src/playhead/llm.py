@@ -10,23 +10,15 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from playhead.engine.build import EMBEDDED, build_engine
+from playhead.engine.build import build_engine
 from playhead.engine.calls import Calls, Stream
-from playhead.engine.config import EngineConfig
+from playhead.engine.config import EMBEDDED, EngineConfig
 from playhead.engine.engine import Engine
-from playhead.engine.front import (
-    Prompt,
-    Prompts,
-    RequestOptions,
-    as_params,
-    as_prompts,
-    checked_params,
-    joined,
-    split_n,
-)
+from playhead.engine.front import RequestOptions, as_params, checked_params, joined, split_n
 from playhead.engine.progress import prompt_bar
 from playhead.errors import RequestError
 from playhead.graph.spec import CaptureReport
+from playhead.inputs import Prompt, Prompts, as_prompts
 from playhead.models.checkpoint.fill import OnProgress
 from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams

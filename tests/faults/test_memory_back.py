@@ -9,10 +9,10 @@ import weakref
 import pytest
 
 from playhead.engine.async_engine import AsyncEngine
-from playhead.graph.shapes import Mode
 from playhead.llm import LLM
 from playhead.sampling_params import SamplingParams
 from playhead.testing.faults import injected
+from playhead.types import Mode
 
 PARAMS = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 

@@ -33,9 +33,10 @@ from types import TracebackType
 import torch
 
 from playhead.engine.engine import Engine
-from playhead.engine.front import CheckedPrompt, Prompt, RequestOptions, checked_params, joined, split_n
+from playhead.engine.front import CheckedPrompt, RequestOptions, checked_params, joined, split_n
 from playhead.engine.timeline import EngineStats
 from playhead.errors import EngineStopped, MisuseError, PlayheadError, RequestError, StepFailed, caused
+from playhead.inputs import Prompt
 from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
 

@@ -21,9 +21,10 @@ from typing import TypeVar
 import torch
 
 from playhead.engine.engine import Engine, used_after_close
-from playhead.engine.front import CheckedPrompt, Prompt, RequestOptions, never_queued
+from playhead.engine.front import CheckedPrompt, RequestOptions, never_queued
 from playhead.engine.turns import Turns
 from playhead.errors import MisuseError, PlayheadError
+from playhead.inputs import Prompt
 from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
 

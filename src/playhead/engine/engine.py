@@ -17,19 +17,21 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from playhead.engine.config import EngineConfig, resolved
+from playhead.engine.config import EngineConfig
 from playhead.engine.front import CheckedPrompt, PromptReader, RequestOptions
-from playhead.engine.response import ResponseBuilder
+from playhead.engine.resolve import resolved
+from playhead.engine.response import ResponseBuilder, TokenReport
 from playhead.engine.timeline import EngineStats, StepRecord, Timeline
 from playhead.errors import MisuseError, PagesLost, PlayheadError, RequestError, RequestFailed, caused
 from playhead.graph.spec import CaptureReport
+from playhead.inputs import Prompt
 from playhead.kv.audit import report
 from playhead.kv.ledger import Findings, KVWatch
 from playhead.models.text.tokenizer import Tokenizer
-from playhead.outputs import FinishReason, Logprob, RequestOutput
+from playhead.outputs import FinishReason, RequestOutput
 from playhead.sampling_params import SamplingParams
 from playhead.schedule.request import Chunk, Request
 from playhead.schedule.scheduler import ScheduleLimits, Scheduler
@@ -191,7 +193,7 @@ class Engine:
     def add_request(
         self,
         request_id: str,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         params: SamplingParams,
         options: RequestOptions | None = None,
     ) -> None:
@@ -232,7 +234,7 @@ class Engine:
             max_new_tokens=checked.max_new_tokens,
             arrival=arrival,
             priority=options.priority,
-            salt=options.salt,
+            salt=checked.salt or options.salt,
             ending_ids=self._ending_ids(params),
         )
         self.worker.sampler.prepare(request)
@@ -243,6 +245,7 @@ class Engine:
             detokenizer=self.tokenizer.detokenizer(
                 skip_special_tokens=params.skip_special_tokens, prompt_ids=checked.ids
             ),
+            text_of=self.tokenizer.token_text,
             streams=options.streams,
             arrival_s=time.perf_counter(),
         )
@@ -470,10 +473,9 @@ def used_after_close() -> MisuseError:
     return MisuseError("engine: used after close(). Make a new one, or close it later.")
 
 
-def reported(sampled: SampledTokens, row: int, wanted: int | None) -> tuple[Logprob, ...]:
-    """The chosen token's logprob, then those of the best ones, as many as the request asked for."""
+def reported(sampled: SampledTokens, row: int, wanted: int | None) -> list[TokenReport]:
+    """The chosen token, then the best ones, as many as the request asked for."""
     if wanted is None:
-        return ()
+        return []
     columns = (sampled.logprob_ids_NL[row], sampled.logprobs_NL[row], sampled.ranks_NL[row])
-    reports = list(zip(*(column.tolist() for column in columns), strict=True))[: 1 + wanted]
-    return tuple(Logprob(token_id=token, logprob=value, rank=rank) for token, value, rank in reports)
+    return [TokenReport(*one) for one in zip(*(column[: 1 + wanted].tolist() for column in columns), strict=True)]

@@ -19,7 +19,7 @@ import torch
 
 from playhead.graph.capture import Inputs
 from playhead.graph.runner import GraphRunner
-from playhead.graph.shapes import Decision, DispatchLimits, Mode
+from playhead.graph.shapes import Decision, DispatchLimits
 from playhead.graph.slots import Batch
 from playhead.graph.spec import CaptureReport
 from playhead.kv.cache import HybridKVCache
@@ -32,7 +32,7 @@ from playhead.step.forward import Forward, KVPool, ModelStep, StepOutput
 from playhead.step.inputs import StepInput, StepRequests, batch_of
 from playhead.step.publish import DevicePageTable, Publisher
 from playhead.step.sampling import SampledTokens, SamplerRows
-from playhead.types import Step
+from playhead.types import Mode, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
