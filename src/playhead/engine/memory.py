@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from playhead.engine.config import EngineConfig, kv_limits, on_device, resolve_dtype
+from playhead.engine.config import GPU_SHARE, EngineConfig
+from playhead.engine.resolve import kv_limits, on_device, resolve_dtype
 from playhead.env import wants_strict_ledger
 from playhead.errors import ConfigError
 from playhead.kv.geometry import KVGeometry
@@ -24,7 +25,7 @@ from playhead.step.worker import WorkerConfig
 
 LOG = logging.getLogger(__name__)
 
-KV_SHARE_OF_FREE = 0.8  # the rest of a GPU's free memory is for graphs, activations and the CUDA context
+KV_SHARE = 0.9  # of what an engine may take beside its weights; the rest is for graphs, activations, the CUDA context
 CPU_KV_BYTES = 1 << 28  # enough for small models; a longer context takes more
 CPU_SHARE_OF_FREE = 0.5  # the machine has other things to do
 MIN_CONTEXT_TOKENS = 128  # a shorter context would be of no use
@@ -44,7 +45,7 @@ class EngineMemory:
 
 def worker_config(description: ModelDescription, config: EngineConfig, device: torch.device) -> WorkerConfig:
     """Every size of a worker. A size that was left open and had to give way to memory is logged."""
-    memory = fit_beside_weights(description, config, device, free_bytes(device))
+    memory = fit_beside_weights(description, config, device, usable_bytes(config, device))
     for note in memory.notes:
         LOG.warning("%s", note)
     mode = on_device(config, device).graph_mode
@@ -103,12 +104,28 @@ def fit_memory(description: ModelDescription, config: EngineConfig, device: torc
     return EngineMemory(kv_memory_bytes=kv_bytes, limits=limits, notes=tuple(notes))
 
 
-def free_bytes(device: torch.device) -> int:
-    """The device's memory that is not taken."""
+def usable_bytes(config: EngineConfig, device: torch.device) -> int:
+    """The device's memory that is not taken, and of a GPU no more than the engine's share."""
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return free
+        return share_of_gpu(config, *torch.cuda.mem_get_info(device))
     return free_host_bytes(*MEMORY_FILES)
+
+
+def share_of_gpu(config: EngineConfig, free: int, total: int) -> int:
+    """What an engine may take of a GPU: the share that was asked for, or 90% as far as it is free.
+
+    Whoever says how much KV to take, and no share, has decided: then all that is free may be taken.
+    """
+    share = config.gpu_memory_utilization
+    if share is None:
+        return free if config.kv_memory_bytes is not None else min(free, int(total * GPU_SHARE))
+    if total * share > free:
+        raise ConfigError(
+            f"gpu_memory_utilization: found {share:g}, which is {show_size(int(total * share))} of this GPU's "
+            f"{show_size(total)}, where {show_size(free)} are free. Lower it to {int(free / total * 100) / 100:g}, or "
+            "end what else runs there."
+        )
+    return int(total * share)
 
 
 def free_host_bytes(meminfo: Path, group_limit: Path, group_use: Path) -> int:
@@ -124,7 +141,7 @@ def free_host_bytes(meminfo: Path, group_limit: Path, group_use: Path) -> int:
 
 
 def _kv_bytes(config: EngineConfig, device: torch.device, free: int, needed: int) -> int:
-    """The bytes asked for; else most of a GPU, and of a CPU's memory as much as one request of the longest context."""
+    """The bytes asked for; else most of a GPU, or what one request of the longest context takes of a CPU's memory."""
     if config.kv_memory_bytes is not None:
         if config.kv_memory_bytes > free:
             raise ConfigError(
@@ -132,7 +149,7 @@ def _kv_bytes(config: EngineConfig, device: torch.device, free: int, needed: int
             )
         return config.kv_memory_bytes
     if device.type == "cuda":
-        return int(free * KV_SHARE_OF_FREE)
+        return int(free * KV_SHARE)
     return max(CPU_KV_BYTES, min(needed, int(free * CPU_SHARE_OF_FREE)))
 
 
