@@ -16,11 +16,12 @@ from playhead.cli.loading import fitted, loaded, sampling_of
 from playhead.cli.options import ChatOptions
 from playhead.cli.screen import Screen
 from playhead.engine.build import load_tokenizer, resolve_model_name
+from playhead.engine.calls import Stream
 from playhead.engine.config import EngineConfig
 from playhead.engine.progress import spinner
 from playhead.env import state_directory
 from playhead.errors import ChatTemplateError, ConfigError, RequestError, RequestFailed, StepFailed
-from playhead.llm import LLM, Stream
+from playhead.llm import LLM
 from playhead.models.load import describe_model
 from playhead.outputs import RequestOutput
 

@@ -61,19 +61,18 @@ def show_answers(screen: Screen, llm: LLM, prompts: Sequence[Text], params: Sequ
             show_samples(screen, output, number if len(outputs) > 1 else None)
     if params[0].logprobs is not None:
         for output in outputs:
-            screen.print(logprob_table(output, llm))
+            screen.print(logprob_table(output, params[0].logprobs))
     if screen.is_terminal:
         screen.print(figures(outputs, llm.stats.modes), style="dim", highlight=False)
 
 
 def answered(llm: LLM, prompts: Sequence[Text], params: Sequence[SamplingParams]) -> list[RequestOutput]:
     """The whole answers, in the order of their prompts; the first error if one failed."""
-    texts: Any = list(prompts)  # of text and of ids, mixed
     if len(prompts) == 1:
         with spinner("generating"):
-            outputs = llm.generate(texts, list(params))
+            outputs = llm.generate(list(prompts), list(params))
     else:
-        outputs = llm.generate(texts, list(params), use_tqdm=True)
+        outputs = llm.generate(list(prompts), list(params), use_tqdm=True)
     for output in outputs:
         if output.error is not None:
             raise output.error
@@ -164,17 +163,14 @@ def as_record(output: RequestOutput, modes: Mapping[str, int]) -> dict[str, obje
     }
 
 
-def logprob_table(output: RequestOutput, llm: LLM) -> Table:
+def logprob_table(output: RequestOutput, num_best: int) -> Table:
     """The chosen token of each position, and the best ones if they were asked for."""
     table = Table("sample", "token", "logprob", "best", box=None)
-
-    def token_text(token_id: int) -> str:
-        return llm.tokenizer.decode([token_id], skip_special_tokens=False, prompt_ids=output.prompt_token_ids)
-
     for completion in output.outputs:
         for entries in completion.logprobs or ():
-            texts = [repr(token_text(entry.token_id)) for entry in entries]
-            best = "  ".join(f"{text} {e.logprob:.2f}" for text, e in zip(texts[1:], entries[1:], strict=True))
-            chosen = texts[0].replace("[", "\\[")
-            table.add_row(str(completion.index + 1), chosen, f"{entries[0].logprob:.3f}", best.replace("[", "\\["))
+            chosen, *_ = entries.values()
+            ranked = sorted((one.rank, one) for one in entries.values() if one.rank is not None)
+            best = "  ".join(f"{one.decoded_token!r} {one.logprob:.2f}" for rank, one in ranked if rank <= num_best)
+            text = repr(chosen.decoded_token).replace("[", "\\[")
+            table.add_row(str(completion.index + 1), text, f"{chosen.logprob:.3f}", best.replace("[", "\\["))
     return table

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from playhead.engine.config import EngineConfig
-from playhead.engine.front import Prompt
 from playhead.engine.progress import load_bar
+from playhead.inputs import Prompt
 from playhead.llm import LLM
 from playhead.sampling_params import SamplingParams
 

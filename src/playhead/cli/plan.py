@@ -14,7 +14,8 @@ from playhead.cli.options import PlanOptions
 from playhead.cli.screen import Screen
 from playhead.engine.build import load_tokenizer, resolve_model_name
 from playhead.engine.config import ENGINE_SETTINGS, EngineConfig
-from playhead.engine.memory import fit_beside_weights, free_bytes
+from playhead.engine.host_memory import free_host_bytes
+from playhead.engine.memory import fit_beside_weights, share_of_gpu
 from playhead.engine.resolve import resolve_dtype
 from playhead.errors import PlayheadError
 from playhead.kv.plan import NUM_SINK_SLABS, Capacity, KVPlan, plan_kv
@@ -83,7 +84,7 @@ def planned_memory(gpu_bytes: int | None) -> Memory:
         name = f"{gpu.name} with {show_size(gpu.total_memory)}"
         return Memory(device=torch.device("cuda"), num_bytes=gpu.total_memory, name=name, rest_is_for=of_gpu)
     device = torch.device("cpu")
-    free = free_bytes(device)
+    free = free_host_bytes()
     name = f"this machine's CPU, {show_size(free)} free"
     return Memory(device=device, num_bytes=free, name=name, rest_is_for="graphs, activations, other programs")
 
@@ -92,7 +93,9 @@ def plan_memory(model: str, config: EngineConfig, memory: Memory) -> MemoryPlan:
     """The same sizes the engine would choose in this memory, or the `ConfigError` it would raise."""
     description = describe_model(resolve_model_name(model), config_only=True)
     dtype = resolve_dtype(config, memory.device, description)
-    fitting = fit_beside_weights(description, config, memory.device, memory.num_bytes)
+    total = memory.num_bytes
+    free = share_of_gpu(config, total, total) if memory.device.type == "cuda" else total
+    fitting = fit_beside_weights(description, config, memory.device, free)
     geometry = kv_geometry(description.spec, page_size=config.page_size, dtype=dtype)
     return MemoryPlan(
         model=model,

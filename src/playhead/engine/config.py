@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from playhead.engine.foreign import FOREIGN_SETTINGS
 from playhead.errors import ConfigError, shown
 from playhead.models.config import MAX_SIZE
 from playhead.settings import Auto, Setting, Switch, check_settings, declare, parse_size, settings_of
@@ -20,6 +21,10 @@ EMBEDDED = "embedded"
 """The name of the model that comes with the package."""
 
 DTYPES = ("float32", "bfloat16", "float16")
+DTYPE_NAMES = {**{name: name for name in ("auto", *DTYPES)}, "half": "float16", "float": "float32"}
+"""What vLLM calls them, with the name that torch has."""
+GPU_SHARE = 0.9
+"""What an engine takes of a GPU that nobody else wants, as in vLLM."""
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,2})?")
 
 
@@ -28,6 +33,16 @@ def device_name(name: str, value: object) -> str:
     if not isinstance(value, str) or not DEVICE.fullmatch(value):
         raise refused(name, value, "auto, cpu or cuda[:N]")
     return value
+
+
+def dtype_name(name: str, value: object) -> str:
+    """The name of a dtype as torch spells it. `torch.float16` itself is taken too, and torch need not be imported."""
+    kind = type(value)
+    if (kind.__module__, kind.__qualname__) == ("torch", "dtype"):
+        value = str(value).removeprefix("torch.")
+    if not isinstance(value, str) or value not in DTYPE_NAMES:
+        raise refused(name, value, f"one of {', '.join(DTYPE_NAMES)}, or a torch.dtype of these")
+    return DTYPE_NAMES[value]
 
 
 def refused(name: str, value: object, wanted: str) -> ConfigError:
@@ -47,12 +62,41 @@ class EngineConfig:
         "auto", Setting(group="model", help="auto, cpu, cuda or cuda:N", metavar="NAME", take=device_name)
     )
     dtype: str = declare(
-        "auto", Setting(group="model", help=f"auto, {', '.join(DTYPES)}", metavar="NAME", choices=("auto", *DTYPES))
+        "auto", Setting(group="model", help=f"auto, {', '.join(DTYPES)}", metavar="NAME", take=dtype_name)
     )
     load_format: LoadFormat = declare(
         LoadFormat.AUTO,
         Setting(group="model", help="auto, or dummy: random weights of the same shapes", metavar="NAME"),
     )
+    revision: str | None = declare(
+        None, Setting(group="source", help="branch, tag or commit of a hub model", metavar="NAME")
+    )
+    tokenizer: str | None = declare(
+        None,
+        Setting(
+            group="source",
+            help="take the tokenizer from this directory, .gguf file or hub id",
+            metavar="NAME",
+            aliases=("--tokenizer-path",),
+        ),
+    )
+    tokenizer_revision: str | None = declare(
+        None, Setting(group="source", help="branch, tag or commit of the tokenizer", metavar="NAME")
+    )
+    """By default `revision`, where `tokenizer` is left out too."""
+    generation_config: str = declare(
+        "auto",
+        Setting(
+            group="source",
+            help="requests without parameters: auto, as the model's authors say; vllm, as vLLM's defaults say",
+            metavar="NAME",
+            choices=("auto", "vllm"),
+        ),
+    )
+    seed: int | None = declare(
+        None, Setting(group="seed", help="requests without a seed draw theirs from this", aliases=("--random-seed",))
+    )
+    """With None every run draws other seeds."""
     skip_tokenizer_init: bool = declare(
         False, Setting(group="text", help="prompts are token ids only, and no text comes back")
     )
@@ -99,9 +143,29 @@ class EngineConfig:
             },
         ),
     )
+    gpu_memory_utilization: float | None = declare(
+        None,
+        Setting(
+            group="memory",
+            help=f"share of a GPU's memory that the engine may take [{GPU_SHARE}]",
+            aliases=("--mem-fraction-static",),
+            low=0,
+            above=True,
+            high=1,
+        ),
+    )
+    """Weights, KV, graphs and activations together. On a CPU it means nothing."""
     kv_memory_bytes: int | None = declare(
         None,
-        Setting(group="memory", help="memory for KV, like 4GiB", metavar="SIZE", parse=parse_size, low=1, high=1 << 50),
+        Setting(
+            group="memory",
+            help="memory for KV, like 4GiB",
+            metavar="SIZE",
+            aliases=("--kv-cache-memory-bytes",),
+            parse=parse_size,
+            low=1,
+            high=1 << 50,
+        ),
     )
     page_size: int = declare(
         16, Setting(group="memory", help="tokens of a KV page", aliases=("--block-size",), low=1, high=1 << 12)
@@ -146,6 +210,7 @@ class EngineConfig:
             switches=(
                 Switch(flags=("--disable-overlap-schedule",), sets=False, help="read each step before the next"),
             ),
+            aliases=("--async-scheduling",),
             auto={
                 "cpu": Auto(False, "a launch is the step, so the host has nothing to do meanwhile"),
                 "cuda": Auto(True, "the GPU works while the host plans"),
@@ -172,6 +237,8 @@ ENGINE_SETTINGS = settings_of(EngineConfig)
 
 def config_from(config: EngineConfig | None, keywords: Mapping[str, Any]) -> EngineConfig:
     """The configuration given as an object or as keywords, not as both."""
+    if config is not None and not isinstance(config, EngineConfig):
+        raise ConfigError(f"config: found {shown(config)}; wanted an EngineConfig. Name settings, as in seed=7.")
     if config is not None and keywords:
         raise ConfigError(
             f"settings: found a config object and {', '.join(keywords)} beside it; wanted one of the two. "
@@ -181,12 +248,18 @@ def config_from(config: EngineConfig | None, keywords: Mapping[str, Any]) -> Eng
 
 
 def by_field(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by the field's name. A keyword is that name or a long flag's: `context_length`, `enforce_eager`."""
+    """Settings by the field's name. A keyword is that name or a long flag's: `context_length`, `enforce_eager`.
+
+    A setting of another engine that Playhead has no use for is checked and dropped (`foreign.py`).
+    """
     values: dict[str, Any] = {}
     for keyword, value in keywords.items():
+        if keyword in FOREIGN_SETTINGS:
+            FOREIGN_SETTINGS[keyword].check(keyword, value)
+            continue
         if keyword not in SPELLINGS:
             names = ", ".join(declared.name for declared in ENGINE_SETTINGS)
-            close = difflib.get_close_matches(keyword, SPELLINGS, n=1)
+            close = difflib.get_close_matches(keyword, (*SPELLINGS, *FOREIGN_SETTINGS), n=1)
             fix = f"Did you mean {close[0]}?" if close else "Remove it."
             raise ConfigError(f"setting {keyword!r}: found no such setting; wanted one of {names}. {fix}")
         name, switch = SPELLINGS[keyword]

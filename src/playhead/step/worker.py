@@ -114,6 +114,13 @@ class Worker:
         for kind in (SamplingKind.GREEDY, SamplingKind.DRAWN):
             self.decoder_for(kind).capture_all(progress)
 
+    def move_to_this_thread(self) -> None:
+        """Another thread than before launches from now on. CUDA's current device and stream are each thread's own."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+            if torch.cuda.current_stream(self.device) != torch.cuda.default_stream(self.device):
+                torch.cuda.synchronize(self.device)  # work on two streams has no order
+
     def publish(self) -> None:
         """Show the device which pages the sequences have now, ordered before what is launched next."""
         if self._is_publishing:  # a publication was cut short: what it had taken may have gone nowhere

@@ -228,11 +228,11 @@ def worker_audit() -> list[str]:
     return [f"{finding.check.value}: {finding.message}" for report in reports for finding in report.findings]
 
 
-def capture_between_steps(wanted: dict[str, tuple[int, ...]]) -> list[str]:
+def capture_between_steps(wanted: dict[str, list[int]]) -> list[str]:
     """A graph that is captured while a request decodes does not change its tokens."""
     engine = tiny_engine(overlap=True)
     engine.add_request(ALONE.name, ALONE.prompt, ALONE.params)
-    tokens: tuple[int, ...] = ()
+    tokens: list[int] = []
     for number in range(100):
         if number == 6:
             engine.worker.decoder_for(SamplingKind.DRAWN).capture_all()

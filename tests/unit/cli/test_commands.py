@@ -84,7 +84,10 @@ def test_generate_prints_json_of_every_sample():
     result = run(*FEW, "--json", "--n", "2", "--logprobs", "1", "--seed", "3")
     record = json.loads(result.stdout)
     assert [len(completion["token_ids"]) for completion in record["outputs"]] == [6, 6]
-    assert len(record["outputs"][0]["logprobs"][0]) == 2
+    completion = record["outputs"][0]
+    first = completion["logprobs"][0]
+    assert completion["text"].startswith(first[str(completion["token_ids"][0])]["decoded_token"])
+    assert 1 in [entry["rank"] for entry in first.values()]
     assert sum(record["steps"].values()) == 6
     assert set(record["steps"]) == {"eager: graphs are off"}
 
@@ -127,7 +130,7 @@ def test_generate_stops_before_the_stop_text():
         (("generate", "x", "--model", "no such model"), "no such model"),
         (("plan", "embedded", "--gpu-memory", "5MB"), "weights alone"),
         (
-            ("plan", "embedded", "--gpu-memory", "9.5MB", "--max-model-len", "1024"),
+            ("plan", "embedded", "--gpu-memory", "10.5MB", "--max-model-len", "1024"),
             "or raise --kv-memory-bytes to 491520B",
         ),
         (("audit", "--max-num-seqs", "0"), "--max-num-seqs"),

@@ -8,7 +8,6 @@ import pytest
 from typer.testing import CliRunner
 
 from playhead.cli.main import app
-from playhead.engine import memory
 from tests.unit.models.text.embedded_copy import checkpoint
 
 GEMMA_27B = {
@@ -68,14 +67,14 @@ def test_the_sums_of_a_large_model_add_up(gemma):
     check_sums(made)
 
 
-@pytest.mark.parametrize("args", [(), ("--gpu-memory", "10MiB"), ("--gpu-memory", "1GiB", "--max-num-seqs", "4")])
+@pytest.mark.parametrize("args", [(), ("--gpu-memory", "11MiB"), ("--gpu-memory", "1GiB", "--max-num-seqs", "4")])
 def test_the_sums_of_a_small_model_add_up(args):
     check_sums(plan("embedded", *args))
 
 
 def test_without_a_gpu_the_plan_is_for_this_machine(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr(memory, "free_host_bytes", lambda *files: 3 << 30)
+    monkeypatch.setattr("playhead.cli.plan.free_host_bytes", lambda: 3 << 30)
     made = plan("embedded")
     assert (made["device"], made["dtype"], made["memory_bytes"]) == ("cpu", "float32", 3 << 30)
     shown = CliRunner(env={"COLUMNS": "120"}).invoke(app, ["plan", "embedded"]).stdout
@@ -91,7 +90,7 @@ def test_the_tables_name_weights_groups_and_what_fits():
 
 
 def test_what_gave_way_is_said_in_flags():
-    shown = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["plan", "embedded", "--gpu-memory", "10MiB"]).stdout
+    shown = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["plan", "embedded", "--gpu-memory", "11MiB"]).stdout
     assert "Set --max-model-len or --kv-memory-bytes to choose." in shown
     assert "max_model_len" not in shown
 
