@@ -193,7 +193,8 @@ def in_flags(message: str, settings: Iterable[Declared]) -> str:
     words = "|".join(sorted(flags, key=len, reverse=True))
     unmistakable = "|".join(sorted((name for name in flags if "_" in name), key=len, reverse=True)) or "(?!)"
     for pattern in (
-        rf"^(?:sampling field )?'?({words})'?(?=: )",
+        rf"^({words})(?=: found )",
+        rf"^sampling field '({words})'(?=: )",
         rf"(?<=Change )({words})(?= or leave it out)",
         rf"(?<![\w'.-])({unmistakable})(?![\w'.-])",
         rf"(?<![\w'.-])({unmistakable})(?=\.(?:\s|$))",

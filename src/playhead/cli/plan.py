@@ -69,7 +69,8 @@ def run_plan(screen: Screen, options: PlanOptions, config: EngineConfig) -> None
     for table in (memory_table(made), capacity_table(made), arena_table(made)):
         screen.print(table)
     no_gpu = ["There is no GPU here: the plan is for the CPU. --gpu-memory 24GiB plans for a GPU."]
-    for note in (*(no_gpu if made.memory.device.type == "cpu" else ()), f"tokenizer: {made.tokenizer}", *made.notes):
+    notes = [*(no_gpu if made.memory.device.type == "cpu" else ()), f"tokenizer: {made.tokenizer}", *made.notes]
+    for note in notes:
         screen.print(in_flags(note, ENGINE_SETTINGS), markup=False, highlight=False)
 
 

@@ -225,6 +225,14 @@ def test_a_size_without_a_unit_is_refused_where_it_is_text():
     assert EngineConfig(kv_memory_bytes="24MiB") == EngineConfig(kv_memory_bytes=24 << 20)
 
 
+def test_what_gave_way_is_logged_in_flags(caplog):
+    """A context that nobody asked for is shorter than the model's, and the line says which flags choose it."""
+    result = run("generate", "x", "--max-tokens", "1", "--kv-memory-bytes", "2MiB", "--enforce-eager")
+    assert result.exit_code == 0, result.output
+    assert "--max-model-len" in caplog.text
+    assert "max_model_len" not in caplog.text
+
+
 def test_errors_name_flags_and_leave_other_words_alone():
     settings = engine("device", "memory").settings
     message = "device: found 'x'; the device of max_model_len, config.max_model_len and 'max_model_len' is seed."
