@@ -13,8 +13,8 @@ from rich.console import Console
 from playhead.cli.command import MODEL, command, engine, flags_of
 from playhead.cli.generate import figures, show
 from playhead.cli.loading import fitted, loaded, sampling, sampling_of
-from playhead.engine.build import EMBEDDED, load_tokenizer, resolve_model_name
-from playhead.engine.config import EngineConfig
+from playhead.engine.build import load_tokenizer, resolve_model_name
+from playhead.engine.config import EMBEDDED, EngineConfig
 from playhead.engine.progress import spinner
 from playhead.errors import RequestError
 from playhead.llm import LLM

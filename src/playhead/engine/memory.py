@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from playhead.engine.config import EngineConfig, kv_limits, on_device, resolve_dtype
+from playhead.engine.config import GPU_SHARE, EngineConfig
 from playhead.engine.host_memory import free_host_bytes
+from playhead.engine.resolve import kv_limits, on_device, resolve_dtype
 from playhead.env import wants_strict_ledger
 from playhead.errors import ConfigError
 from playhead.kv.geometry import KVGeometry
@@ -23,11 +24,9 @@ from playhead.step.worker import WorkerConfig
 
 LOG = logging.getLogger(__name__)
 
-KV_SHARE_OF_FREE = 0.8  # the rest of a GPU's free memory is for graphs, activations and the CUDA context
+KV_SHARE = 0.9  # of what an engine may take beside its weights; the rest is for graphs, activations, the CUDA context
 CPU_KV_BYTES = 1 << 28  # what a small model takes; others take what their requests can use
-CPU_SHARE_OF_FREE = (
-    0.5  # and no more of a CPU's memory than this beside the weights: the machine has other things to do
-)
+CPU_SHARE_OF_FREE = 0.5  # of a CPU's memory beside the weights: the machine has other things to do
 MIN_CONTEXT_TOKENS = 128  # a shorter context would be of no use
 
 
@@ -43,7 +42,7 @@ class EngineMemory:
 
 def worker_config(description: ModelDescription, config: EngineConfig, device: torch.device) -> WorkerConfig:
     """Every size of a worker. A size that was left open and had to give way to memory is logged."""
-    memory = fit_beside_weights(description, config, device, free_bytes(device))
+    memory = fit_beside_weights(description, config, device, usable_bytes(config, device))
     for note in memory.notes:
         LOG.warning("%s", note)
     mode = on_device(config, device).graph_mode
@@ -102,12 +101,28 @@ def fit_memory(description: ModelDescription, config: EngineConfig, device: torc
     return EngineMemory(kv_memory_bytes=kv_bytes, limits=limits, notes=tuple(notes))
 
 
-def free_bytes(device: torch.device) -> int:
-    """The device's memory that is not taken."""
+def usable_bytes(config: EngineConfig, device: torch.device) -> int:
+    """The device's memory that is not taken, and of a GPU no more than the engine's share."""
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return free
+        return share_of_gpu(config, *torch.cuda.mem_get_info(device))
     return free_host_bytes()
+
+
+def share_of_gpu(config: EngineConfig, free: int, total: int) -> int:
+    """What an engine may take of a GPU: the share that was asked for, or 90% as far as it is free.
+
+    Whoever says how much KV to take, and no share, has decided: then all that is free may be taken.
+    """
+    share = config.gpu_memory_utilization
+    if share is None:
+        return free if config.kv_memory_bytes is not None else min(free, int(total * GPU_SHARE))
+    if total * share > free:
+        raise ConfigError(
+            f"gpu_memory_utilization: found {share:g}, which is {show_size(int(total * share))} of this GPU's "
+            f"{show_size(total)}, where {show_size(free)} are free. Lower it to {int(free / total * 100) / 100:g}, or "
+            "end what else runs there."
+        )
+    return int(total * share)
 
 
 def _kv_bytes(config: EngineConfig, device: torch.device, free: int, useful: int) -> int:
@@ -122,7 +137,7 @@ def _kv_bytes(config: EngineConfig, device: torch.device, free: int, useful: int
             )
         return config.kv_memory_bytes
     if device.type == "cuda":
-        return int(free * KV_SHARE_OF_FREE)
+        return int(free * KV_SHARE)
     return min(max(CPU_KV_BYTES, useful), int(free * CPU_SHARE_OF_FREE))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 import torch
@@ -21,15 +20,9 @@ from playhead.models.decoder import Decoder
 from playhead.models.spec import ModelSpec
 from playhead.models.text.generation_config import GenerationConfig, check_end_ids, read_generation_config
 from playhead.models.text.tokenizer import Tokenizer
+from playhead.types import LoadFormat
 
 STORED_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-class LoadFormat(StrEnum):
-    """Where weights come from: the checkpoint, or random numbers of its shapes, for speed work. vLLM's words."""
-
-    AUTO = "auto"
-    DUMMY = "dummy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
