@@ -8,7 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 from playhead.cli.command import command, flags_of
-from playhead.engine.build import EMBEDDED, resolve_model_name
+from playhead.engine.build import resolve_model_name
+from playhead.engine.config import EMBEDDED
 from playhead.models.hub_cache import CachedModel, cached_models
 from playhead.settings import show_size
 
