@@ -21,8 +21,9 @@ from playhead.cli.options import (
     DemoOptions,
     DoctorOptions,
     GenerateOptions,
+    NoOptions,
     PlanOptions,
-    VersionOptions,
+    PullOptions,
     WorkloadSpec,
 )
 from playhead.engine.config import EngineConfig
@@ -53,6 +54,24 @@ def chat(options: ChatOptions, asked: Mapping[str, Any], config: EngineConfig) -
     from playhead.cli.screen import Screen
 
     run_chat(Screen(), options, asked, config)
+
+
+@command(flags_of(PullOptions))
+def pull(options: PullOptions) -> None:
+    """Fetch a model of the hub. What was begun goes on where it stopped."""
+    from playhead.cli.pull import run_pull
+    from playhead.cli.screen import Screen
+
+    run_pull(Screen(), options)
+
+
+@command(flags_of(NoOptions))
+def list_models(options: NoOptions) -> None:
+    """Show the models on this machine and whether they run here."""
+    from playhead.cli.list import run_list
+    from playhead.cli.screen import Screen
+
+    run_list(Screen())
 
 
 @command(flags_of(PlanOptions), engine("dtype", "memory", "schedule"))
@@ -95,8 +114,8 @@ def demo(options: DemoOptions) -> None:
     raise typer.Exit(run_demo(Screen(), broken=options.broken))
 
 
-@command(flags_of(VersionOptions))
-def version(options: VersionOptions) -> None:
+@command(flags_of(NoOptions))
+def version(options: NoOptions) -> None:
     """Print the version."""
     typer.echo(__version__)
 
@@ -129,5 +148,15 @@ def latency(options: BenchOptions, workload: WorkloadSpec, config: EngineConfig)
     measure_latency(Screen(), options, workload, config)
 
 
-COMMANDS = (generate, chat, plan, audit, doctor, demo, version)
-BENCHMARKS = (throughput, latency)
+COMMANDS = {
+    "generate": generate,
+    "chat": chat,
+    "pull": pull,
+    "list": list_models,
+    "plan": plan,
+    "audit": audit,
+    "doctor": doctor,
+    "demo": demo,
+    "version": version,
+}
+BENCHMARKS = {"throughput": throughput, "latency": latency}

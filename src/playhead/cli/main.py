@@ -108,8 +108,8 @@ def measure(ctx: typer.Context) -> None:
         typer.echo(ctx.get_help())
 
 
-for command in COMMANDS:
-    app.command(cls=HelpfulCommand)(command)
-for command in BENCHMARKS:
-    bench.command(cls=HelpfulCommand)(command)
+for name, command in COMMANDS.items():
+    app.command(name, cls=HelpfulCommand)(command)
+for name, command in BENCHMARKS.items():
+    bench.command(name, cls=HelpfulCommand)(command)
 app.add_typer(bench, name="bench")

@@ -97,6 +97,14 @@ class ChatOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PullOptions:
+    """Which model to bring."""
+
+    model: str = declare(MISSING, Setting(help="owner/name, or owner/name:file.gguf", is_positional=True))
+    revision: str | None = declare(None, Setting(help="branch, tag or commit", metavar="NAME"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
     """Which model, on how much memory, and how to show it."""
 
@@ -135,8 +143,8 @@ class DemoOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VersionOptions:
-    """None."""
+class NoOptions:
+    """Nothing to choose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
