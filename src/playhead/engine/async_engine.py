@@ -28,11 +28,12 @@ import torch
 
 from playhead.engine.build import build_engine
 from playhead.engine.config import EMBEDDED, EngineConfig
-from playhead.engine.engine import Engine, used_after_close
+from playhead.engine.engine import Engine
 from playhead.engine.front import RequestOptions, checked_params, split_n
 from playhead.engine.keywords import EngineKeywords
 from playhead.engine.serving import Serving, Ticket, WhenFull
 from playhead.engine.timeline import EngineStats
+from playhead.engine.use import used_after_close
 from playhead.errors import AbsentFeature, ConfigError, EngineStopped, MisuseError, RequestError, shown
 from playhead.inputs import Prompt
 from playhead.models.text.tokenizer import Tokenizer
@@ -148,7 +149,7 @@ class AsyncEngine:
         self._is_closed = True
         serving = self._serving_or_none
         thread = None if serving is None else serving.thread
-        if serving is None or thread is None or serving.engine.is_in_child:
+        if serving is None or thread is None or serving.engine.use.is_in_child:
             return
         serving.ask_to_stop()
         await asyncio.to_thread(thread.join)
@@ -160,7 +161,7 @@ class AsyncEngine:
         An engine that was given by `of` stays open for others.
         """
         serving, self._serving_or_none = self._serving_or_none, None
-        if serving is None or serving.engine.is_in_child:
+        if serving is None or serving.engine.use.is_in_child:
             return
         self._end()
         device = serving.engine.worker.device
@@ -249,8 +250,8 @@ class AsyncEngine:
     def _serve_here(self) -> Serving:
         """See to it that the thread serves this event loop, or refuse in words."""
         loop, serving, engine = asyncio.get_running_loop(), self._serving, self.engine
-        if engine.is_in_child:
-            engine.check_caller()
+        if engine.use.is_in_child:
+            engine.use.check_caller()
         if serving.thread is None and not self._is_closed:
             engine.check_use()
             if engine.has_work:

@@ -20,11 +20,13 @@ from typing import TypeVar
 
 import torch
 
-from playhead.engine.engine import Engine, used_after_close
+from playhead.engine.engine import Engine
 from playhead.engine.front import CheckedPrompt, RequestOptions, never_queued
 from playhead.engine.turns import Turns
+from playhead.engine.use import used_after_close
 from playhead.errors import MisuseError, PlayheadError
 from playhead.inputs import Prompt
+from playhead.logs import event
 from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
 
@@ -93,7 +95,7 @@ class Calls:
 
         The engine is given more as it has room. Closing the generator aborts what is left.
         """
-        self.engine.check_caller()
+        self.engine.use.check_caller()
         checked = [(request_id, self.engine.reader.check(prompt, params)) for request_id, prompt, params in requests]
         call = Call(waiting=deque(checked), options=options)
         try:
@@ -116,7 +118,7 @@ class Calls:
 
     def _turn(self, work: Callable[[], T]) -> T:
         """Do the work in this thread's turn."""
-        self.engine.check_caller()
+        self.engine.use.check_caller()
         try:
             return self._turns.take(partial(self._use, work))
         finally:
@@ -174,7 +176,7 @@ class Calls:
         """
         while self._left and not self._turns.is_taken and not self._turns.is_here:
             engine = self._engine
-            if engine is None or engine.is_in_child:
+            if engine is None or engine.use.is_in_child:
                 self._left.clear()
             else:
                 self._turns.take(partial(self._abort_left, engine))
@@ -185,7 +187,7 @@ class Calls:
             try:
                 engine.abort(self._left[0])
             except Exception as error:  # noqa: BLE001  its call is gone, and this thread's call is another
-                LOG.warning("aborting request %r raised %s", self._left[0], type(error).__name__)
+                event(LOG, logging.WARNING, "abort failed", request=self._left[0], error=type(error).__name__)
             self._left.popleft()
 
     def _close(self) -> None:

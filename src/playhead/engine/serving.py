@@ -14,6 +14,7 @@ The thread knows nothing of `AsyncEngine`, which can be dropped while the thread
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import threading
 from collections import deque
@@ -25,8 +26,10 @@ from enum import StrEnum
 from playhead.engine.engine import Engine
 from playhead.engine.front import CheckedPrompt, RequestOptions, joined, never_queued
 from playhead.errors import EngineStopped, PlayheadError, RequestError, StepFailed, caused
+from playhead.logs import event
 from playhead.outputs import FinishReason, RequestOutput
 
+LOG = logging.getLogger(__name__)
 END_S = 30.0  # a step may have a graph to capture
 
 
@@ -97,7 +100,7 @@ class Serving:
         self.is_open, self.cause = True, None
         # A daemon: a program that forgets to close the engine can still end.
         self.thread = threading.Thread(target=self._serve, name="playhead engine", daemon=True)
-        self.engine.served_by, self.engine.max_waiting = self.thread, sys.maxsize
+        self.engine.use.served_by, self.engine.max_waiting = self.thread, sys.maxsize
         self.thread.start()
 
     def ask_to_stop(self) -> None:
@@ -109,7 +112,7 @@ class Serving:
     def end(self) -> None:
         """Stop the thread and wait for its end. In a forked child, which has no such thread, nothing is done."""
         thread = self.thread
-        if thread is None or self.engine.is_in_child:
+        if thread is None or self.engine.use.is_in_child:
             return
         self.ask_to_stop()
         if thread is not threading.current_thread():
@@ -119,7 +122,7 @@ class Serving:
     def forget(self, thread: threading.Thread) -> None:
         """The thread has ended: others may use the engine. By now another may have been started."""
         if self.thread is thread:
-            self.thread, self.engine.served_by, self.engine.max_waiting = None, None, self._max_waiting
+            self.thread, self.engine.use.served_by, self.engine.max_waiting = None, None, self._max_waiting
 
     # What follows runs on the event loop.
 
@@ -183,7 +186,7 @@ class Serving:
 
     def leave(self, ticket: Ticket) -> None:
         """The consumer reads no more: abort its request, unless it has ended. The loop may have ended too."""
-        if not self.engine.is_in_child:
+        if not self.engine.use.is_in_child:
             self.abort(ticket)
 
     def wake(self) -> None:
@@ -301,6 +304,7 @@ class Serving:
 
         Requests that had ended before the error get their last output.
         """
+        event(LOG, logging.WARNING, "step failed", error=type(error).__name__, requests=len(self.tickets))
         self._deliver(self.engine.take_ready())
         with self._work:
             not_begun = {order.ticket for order in self._orders if not order.is_abort}
