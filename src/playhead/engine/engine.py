@@ -306,6 +306,11 @@ class Engine:
         """The account of KV pages as a table, and what was ever found wrong in it."""
         return report(self.worker.kv)
 
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes; running requests keep their pages."""
+        with self.entered():
+            self.worker.kv.flush_prefixes()
+
     def take_ready(self) -> list[RequestOutput]:
         """Outputs that were read and not given out: after a step that raised there may be some."""
         outputs, self._ready = self._ready, []
