@@ -95,7 +95,7 @@ def test_a_failed_step_keeps_no_memory_once_its_error_is_gone():
 
 def test_a_dropped_async_engine_keeps_no_memory():
     llm = used_llm(Mode.EAGER)
-    parts, engine = alive_parts(llm), AsyncEngine(llm.engine)
+    parts, engine = alive_parts(llm), AsyncEngine.of(llm.engine)
     del llm
 
     async def ask(engine: AsyncEngine) -> None:

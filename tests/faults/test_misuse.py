@@ -135,7 +135,7 @@ def test_an_engine_that_somebody_kept_is_closed_with_its_llm():
 @pytest.mark.parametrize("use", list(USES))
 def test_an_engine_that_serves_an_event_loop_refuses_everybody_else_even_when_idle(llm, wanted, use):
     async def intrude() -> None:
-        async with AsyncEngine(llm.engine) as engine:
+        async with AsyncEngine.of(llm.engine) as engine:
             with pytest.raises(MisuseError, match="at work for an AsyncEngine"):
                 USES[use](llm)
             outputs = [output async for output in engine.generate("The whale", PARAMS)]

@@ -73,7 +73,6 @@ class Engine:
         self.config = resolved(config or EngineConfig(), worker.config, worker.model.decoder)
         limits = worker.config.limits
         self.overlap = limits.num_steps_in_flight > 1
-        self.max_waiting = WAITING_PER_RUNNING * limits.max_running
         self.reader = PromptReader(
             tokenizer=tokenizer,
             vocab_size=worker.model.decoder.spec.vocab_size,
@@ -81,8 +80,9 @@ class Engine:
             default_params=default_params or SamplingParams(),
         )
         self._watch = KVWatch(worker.kv, every_steps=worker.config.audit_every_steps)
+        max_waiting = WAITING_PER_RUNNING * limits.max_running
         self._scheduler = Scheduler(
-            worker.kv, worker.rows, ScheduleLimits(chunk_tokens=limits.chunk_tokens, max_waiting=self.max_waiting)
+            worker.kv, worker.rows, ScheduleLimits(chunk_tokens=limits.chunk_tokens, max_waiting=max_waiting)
         )
         self._responses: dict[str, ResponseBuilder] = {}
         self._in_flight: deque[LaunchedStep] = deque()
@@ -184,6 +184,15 @@ class Engine:
             gc.collect()
             gc.freeze()
             self._unfreeze = weakref.finalize(self, gc.unfreeze)
+
+    @property
+    def max_waiting(self) -> int:
+        """How many requests may wait to be run. One more is refused."""
+        return self._scheduler.max_waiting
+
+    @max_waiting.setter
+    def max_waiting(self, value: int) -> None:
+        self._scheduler.max_waiting = value
 
     @property
     def can_take(self) -> bool:

@@ -12,7 +12,7 @@ from playhead.models.checkpoint.directory import SafetensorsDirectory
 from playhead.models.checkpoint.dummy import dummy_decoder
 from playhead.models.checkpoint.fill import OnProgress, load_decoder
 from playhead.models.checkpoint.gguf_file import GgufFile
-from playhead.models.checkpoint.gguf_model import GgufWeights, config_from_gguf
+from playhead.models.checkpoint.gguf_model import GgufWeights, config_from_gguf, spec_from_gguf
 from playhead.models.checkpoint.hub import resolve_model
 from playhead.models.checkpoint.sources import TensorSource
 from playhead.models.config import read_json
@@ -53,8 +53,11 @@ def describe_model(model: str, *, revision: str | None = None, config_only: bool
     """The model behind a directory, a .gguf file or a hub id, of which `config_only` fetches config.json alone."""
     path = resolve_model(model, revision=revision, config_only=config_only)
     gguf = GgufFile(path) if path.is_file() else None
-    config = read_json(path / "config.json") if gguf is None else config_from_gguf(gguf)
-    return ModelDescription(path=path, config=config, spec=spec_from_config(config), gguf=gguf)
+    if gguf is None:
+        config = read_json(path / "config.json")
+        return ModelDescription(path=path, config=config, spec=spec_from_config(config))
+    config = config_from_gguf(gguf)
+    return ModelDescription(path=path, config=config, spec=spec_from_gguf(gguf, config), gguf=gguf)
 
 
 def load_weights(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
+from playhead.engine.async_engine import AsyncEngine
 from playhead.engine.calls import Calls
 from playhead.engine.engine import Engine
+from playhead.engine.serving import Serving
 from playhead.engine.turns import Turns
 from playhead.errors import PlayheadError
 from playhead.sampling_params import SamplingParams
@@ -44,6 +47,18 @@ def streams_dropped_in_a_step_forgotten() -> Patch:
     return swapped(Calls, "_abort_left", forget)
 
 
+@mutant(
+    "the line stands still",
+    source="queues between engine and clients: room that nobody is told of",
+    killed_by=("a line beside an idle engine",),
+)
+def the_line_stands_still() -> Patch:
+    def nobody(self: Serving) -> None:
+        return None
+
+    return swapped(Serving, "_admit", nobody)
+
+
 def call_in_the_middle_of_a_step() -> list[str]:
     """A thread that calls while another is in the middle of a step gets the tokens it gets alone."""
     llm = small_llm()
@@ -68,9 +83,35 @@ def stream_dropped_in_a_step() -> list[str]:
     return leftovers(llm.engine)
 
 
-THREAD_MUTANTS: tuple[Mutant, ...] = (threads_without_turns, streams_dropped_in_a_step_forgotten)
+def line_beside_an_idle_engine() -> list[str]:
+    """Requests that wait in line get the places of those that end."""
+    llm = small_llm()
+
+    async def crowd() -> list[str]:
+        async with AsyncEngine.of(llm.engine, max_queued_requests=0) as engine:
+
+            async def consumer(token: int) -> None:
+                async for _ in engine.generate([token], FEW):
+                    pass
+
+            first, *others = [asyncio.ensure_future(consumer(5 + i)) for i in range(3)]
+            await asyncio.wait({first, *others}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.sleep(0)
+            found = [f"{ticket.request_id} waits beside free places" for ticket in engine._serving.line]
+        await asyncio.gather(first, *others, return_exceptions=True)
+        return found
+
+    return asyncio.run(crowd())
+
+
+THREAD_MUTANTS: tuple[Mutant, ...] = (
+    threads_without_turns,
+    streams_dropped_in_a_step_forgotten,
+    the_line_stands_still,
+)
 
 THREAD_CHECKERS: tuple[Checker, ...] = (
     Checker(name="a call in the middle of a step", run=call_in_the_middle_of_a_step),
     Checker(name="a stream dropped in a step", run=stream_dropped_in_a_step),
+    Checker(name="a line beside an idle engine", run=line_beside_an_idle_engine),
 )
