@@ -53,12 +53,18 @@ class Calls:
 
     def __init__(self, engine: Engine) -> None:
         self._engine: Engine | None = engine
+        self._facts = engine.facts
         self._names = itertools.count(1)
         self._turns = Turns()
         self._by_request: dict[str, Call] = {}
         self._arrived: deque[RequestOutput] = deque()
         # Requests whose calls ended early. A generator may end in any thread, even in the middle of a step.
         self._left: deque[str] = deque()
+
+    @property
+    def description(self) -> str:
+        """The model, where it runs and how, and what it is doing, as a `repr` shows it."""
+        return f"{self._facts}, {'closed' if self._engine is None else self._engine.state}"
 
     @property
     def engine(self) -> Engine:
@@ -223,6 +229,13 @@ class Stream:
             raise output.error
         self._newest = output
         return output
+
+    def __repr__(self) -> str:
+        newest = self._newest
+        if newest is None:
+            return "Stream(not begun)"
+        state = "finished" if newest.finished else "open"
+        return f"Stream({newest.request_id!r}, {len(newest.outputs[0].token_ids)} tokens, {state})"
 
     def close(self) -> None:
         """Abort the request, unless it has ended."""

@@ -98,6 +98,22 @@ class Engine:
         self._unfreeze: Callable[[], object] | None = None
 
     @property
+    def facts(self) -> str:
+        """The model, where it runs and how, as a `repr` shows it."""
+        return f"{self.name!r}, {self.config.device}, {self.config.dtype}, context {self.config.max_model_len}"
+
+    @property
+    def state(self) -> str:
+        """What the engine is doing, in a few words."""
+        if self.use.is_closed:
+            return "closed"
+        running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
+        return f"{running} running, {waiting} waiting" if self.has_work else "idle"
+
+    def __repr__(self) -> str:
+        return f"Engine({self.facts}, {self.state})"
+
+    @property
     def has_work(self) -> bool:
         return self._scheduler.has_work or bool(self._in_flight) or bool(self._ready)
 
@@ -273,6 +289,11 @@ class Engine:
     def kv_report(self) -> str:
         """The account of KV pages as a table, and what was ever found wrong in it."""
         return report(self.worker.kv)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes; running requests keep their pages."""
+        with self.entered():
+            self.worker.kv.flush_prefixes()
 
     def take_ready(self) -> list[RequestOutput]:
         """Outputs that were read and not given out: after a step that raised there may be some."""

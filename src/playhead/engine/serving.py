@@ -73,6 +73,14 @@ class Order:
     done: asyncio.Future[None] | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errand:
+    """Something that the thread does with the engine between two steps."""
+
+    work: Callable[[Engine], object]
+    done: asyncio.Future[None]
+
+
 class Serving:
     """One engine, one thread, and the requests of one event loop at a time.
 
@@ -92,6 +100,7 @@ class Serving:
         self.cause: BaseException | None = None
         self.tickets: dict[str, Ticket] = {}
         self._orders: deque[Order] = deque()
+        self._errands: deque[Errand] = deque()
         self._fresh: set[Ticket] = set()
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -184,6 +193,14 @@ class Serving:
         if done is not None:
             settle(done)
 
+    def send(self, errand: Errand) -> None:
+        """Have the thread do something between two steps."""
+        with self._work:
+            if not self.is_open:
+                raise EngineStopped("engine") from self.cause
+            self._errands.append(errand)
+            self._work.notify()
+
     def leave(self, ticket: Ticket) -> None:
         """The consumer reads no more: abort its request, unless it has ended. The loop may have ended too."""
         if not self.engine.use.is_in_child:
@@ -250,13 +267,13 @@ class Serving:
     def _next_orders(self) -> list[Order] | None:
         """Wait until there is an order or a step to run; gives the orders, or None once closed."""
         with self._work:
-            self._work.wait_for(lambda: not self.is_open or self._orders or self.engine.has_work)
+            self._work.wait_for(lambda: not self.is_open or self._orders or self._errands or self.engine.has_work)
             orders = list(self._orders)
             self._orders.clear()
             return orders if self.is_open else None
 
     def _turn(self, orders: Sequence[Order]) -> None:
-        """Follow these orders, then run one step if anything is left to run."""
+        """Follow these orders and run errands, then run one step if anything is left to run."""
         for order in orders:
             if not order.is_abort:
                 self._submit(order.ticket)
@@ -264,6 +281,10 @@ class Serving:
                 aborted = [self.engine.abort(name) for name in order.ticket.samples]
                 self._deliver([output for output in aborted if output is not None])
             self._settle([order])
+        while self._errands:
+            errand = self._errands.popleft()
+            errand.work(self.engine)
+            self._on_loop(settle, errand.done)
         if self.engine.has_work:
             self._deliver(self.engine.step())
 
@@ -317,6 +338,9 @@ class Serving:
             self.is_open, self.cause = False, cause
             orders, tickets = list(self._orders), list(self.tickets.values())
             self._orders.clear()
+            errands = [self._errands.popleft() for _ in range(len(self._errands))]
+        for errand in errands:
+            self._on_loop(settle, errand.done)
         with suppress(Exception):  # a dead engine may not abort
             self._give_up(tickets, orders, lambda name: caused(EngineStopped(f"request {name!r}"), cause))
             while self.engine.has_work:  # a step that was launched and not read
