@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 STRICT_LEDGER = "PLAYHEAD_STRICT_LEDGER"
+LOG = "PLAYHEAD_LOG"
 
 
 def wants_strict_ledger() -> bool:
@@ -16,3 +17,8 @@ def wants_strict_ledger() -> bool:
 def state_directory() -> Path:
     """Where a user's history is kept: $XDG_STATE_HOME/playhead, or ~/.local/state/playhead."""
     return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "playhead"
+
+
+def log_words() -> tuple[str, ...]:
+    """What is to be logged, as `logs.py` reads it: a level, "json", or both; nothing if the variable is not set."""
+    return tuple(word.strip().lower() for word in os.environ.get(LOG, "").split(",") if word.strip())

@@ -70,7 +70,7 @@ def answered(llm: LLM, prompts: Sequence[Text], params: Sequence[SamplingParams]
     """The whole answers, in the order of their prompts; the first error if one failed."""
     if len(prompts) == 1:
         with spinner("generating"):
-            outputs = llm.generate(list(prompts), list(params))
+            outputs = llm.generate(list(prompts), list(params), use_tqdm=False)
     else:
         outputs = llm.generate(list(prompts), list(params), use_tqdm=True)
     for output in outputs:

@@ -256,7 +256,7 @@ def test_how_steps_ran_names_the_reason_of_eager_ones():
 def test_plan_of_a_hub_model_fetches_its_config_alone(monkeypatch, tmp_path):
     fetched = []
 
-    def fetch(repo, name, revision):
+    def fetch(repo, name, revision, local_files_only):
         fetched.append((repo, name))
         shutil.copy(Path(resolve_model_name("embedded")) / "config.json", tmp_path)
         return str(tmp_path / name)
@@ -392,7 +392,7 @@ def test_chat_sends_the_whole_conversation():
         for line in lines:
             history.append({"role": "user", "content": line})
             params = SamplingParams(temperature=0, max_tokens=8)
-            answer = llm.chat(history, params).outputs[0].text
+            answer = llm.chat(history, params)[0].outputs[0].text
             assert [output.outputs[0].text for output in llm.chat_stream(history, params)][-1] == answer
             history.append({"role": "assistant", "content": answer})
             wanted += answer.strip() + "\n"
