@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test test-real test-faults test-hostile test-parity soak check lint format mutants clean
+.PHONY: demo test test-real test-faults test-hostile test-parity test-long soak check lint format mutants clean
 
 demo: $(STAMP)
 	$(BIN)/playhead generate "It is a truth universally acknowledged, that" --max-tokens 70 --temperature 0.6 --top-p 0.9 --seed 4
@@ -30,6 +30,11 @@ test-hostile: $(STAMP)
 
 test-parity: $(STAMP)
 	PLAYHEAD_PARITY_EXAMPLES=400 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/parity/test_edited_configs.py -s
+
+# What the suite runs a slice of: the fuzz, every relation, transformers' tokens, the rules of the KV memory.
+test-long: $(STAMP)
+	PLAYHEAD_FUZZ_REQUESTS=20000 PLAYHEAD_K9_CASES=100 PLAYHEAD_ORACLE_PROMPTS=50 PLAYHEAD_ORACLE_TOKENS=200 PLAYHEAD_KV_RULES=200000 \
+	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/e2e tests/integrity/test_kv_state_machine.py
 
 soak: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m playhead.testing.soak --minutes 30 --fault-every 200
