@@ -5,8 +5,14 @@ from __future__ import annotations
 import os
 
 STRICT_LEDGER = "PLAYHEAD_STRICT_LEDGER"
+LOG = "PLAYHEAD_LOG"
 
 
 def wants_strict_ledger() -> bool:
     """Whether engines that were not told otherwise raise at the first violation of the account of KV pages."""
     return os.environ.get(STRICT_LEDGER, "") not in ("", "0")
+
+
+def log_words() -> tuple[str, ...]:
+    """What is to be logged, as `logs.py` reads it: a level, "json", or both; nothing if the variable is not set."""
+    return tuple(word.strip().lower() for word in os.environ.get(LOG, "").split(",") if word.strip())

@@ -68,7 +68,7 @@ def show_answer(console: Console, llm: LLM, options: GenerateOptions, params: Sa
 
 def whole(llm: LLM, options: GenerateOptions, params: SamplingParams) -> RequestOutput:
     with spinner("generating"):
-        output = llm.generate(options.prompt, params)[0]
+        output = llm.generate(options.prompt, params, use_tqdm=False)[0]
     if output.error is not None:
         raise output.error
     return output
