@@ -17,7 +17,9 @@ from playhead.cli.demo import run_demo
 from playhead.cli.doctor import doctor
 from playhead.cli.entry import INTERRUPTED
 from playhead.cli.generate import generate
+from playhead.cli.list import list_models
 from playhead.cli.plan import plan
+from playhead.cli.pull import pull
 from playhead.errors import PlayheadError
 
 REFUSED = 2
@@ -60,7 +62,8 @@ def demo(
     raise typer.Exit(run_demo(Console(), broken=broken))
 
 
-for command in (generate, chat, plan, audit, doctor):
+for command in (generate, chat, pull, plan, audit, doctor):
     app.command(cls=OneScreenCommand)(command)
+app.command("list", cls=OneScreenCommand)(list_models)
 
 app.add_typer(bench.app, name="bench")
