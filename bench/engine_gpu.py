@@ -67,7 +67,7 @@ def show_capture(model: Path, mode: str) -> None:
 
 def show_equal_tokens(model: Path) -> None:
     """Greedy and drawn, in sizes that need no padding: token for token."""
-    found: dict[str, list[tuple[int, ...]]] = {}
+    found: dict[str, list[list[int]]] = {}
     for mode in ("eager", *MODES):
         llm = new_llm(model, graph_mode=mode)
         outputs = []

@@ -1,7 +1,8 @@
-"""Index types: an index says in its type which space it lives in. No torch here."""
+"""Types that many packages share: an index says in its type which space it lives in. No torch here."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import NewType
 
 FullLoc = NewType("FullLoc", int)
@@ -15,3 +16,19 @@ Row = NewType("Row", int)
 
 Step = NewType("Step", int)
 """The number of a launched forward; 0 is 'before the first'."""
+
+
+class Mode(StrEnum):
+    """How a step runs."""
+
+    FULL = "full"
+    BREAKABLE = "breakable"
+    PIECEWISE = "piecewise"
+    EAGER = "eager"
+
+
+class LoadFormat(StrEnum):
+    """Where weights come from: the checkpoint, or random numbers of its shapes, for speed work. vLLM's words."""
+
+    AUTO = "auto"
+    DUMMY = "dummy"

@@ -40,7 +40,7 @@ def reference(kind: str, i: int, num_tokens: int) -> SamplingParams:
     return sampling(kind, i, num_tokens, logprobs=2)
 
 
-def tokens_of(outputs: list[RequestOutput]) -> list[tuple[int, ...]]:
+def tokens_of(outputs: list[RequestOutput]) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
@@ -48,11 +48,11 @@ def is_tie(output: RequestOutput, position: int) -> bool:
     """Whether the model's two best candidates there are within rounding of each other."""
     logprobs = output.outputs[0].logprobs
     assert logprobs is not None
-    _, best, second = logprobs[position]
-    return best.logprob - second.logprob < TIE
+    by_rank = {entry.rank: entry for entry in logprobs[position].values()}
+    return by_rank[1].logprob - by_rank[2].logprob < TIE
 
 
-def first_difference(a: tuple[int, ...], b: tuple[int, ...]) -> int | None:
+def first_difference(a: list[int], b: list[int]) -> int | None:
     """The first position at which two runs of one length chose differently."""
     return next((j for j, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), None)
 

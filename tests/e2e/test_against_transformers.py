@@ -32,7 +32,7 @@ def their_tokens(model, prompt: list[int]) -> tuple[int, ...]:
         do_sample=False,
         pad_token_id=0,
     )
-    return tuple(generated[0, len(prompt) :].tolist())
+    return generated[0, len(prompt) :].tolist()
 
 
 def test_greedy_tokens_are_transformers(reference):

@@ -12,11 +12,12 @@ import pytest
 
 from playhead.engine.front import RequestOptions
 from playhead.graph.runner import GraphRunner
-from playhead.graph.shapes import Dispatcher, DispatchLimits, Mode
+from playhead.graph.shapes import Dispatcher, DispatchLimits
 from playhead.kv.ledger import Ledger
 from playhead.llm import LLM, EngineConfig
 from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingKind, SamplingParams
+from playhead.types import Mode
 from tests.e2e.embedded import differences, reference, sampling, shared_llm, token_prompts
 
 SMOLLM2 = os.environ.get("PLAYHEAD_SMOLLM2_GGUF", "")

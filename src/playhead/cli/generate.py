@@ -15,14 +15,14 @@ from rich.table import Table
 
 from playhead.cli.command import MODEL, command, engine, flags_of
 from playhead.cli.loading import fitted, loaded, sampling, sampling_of
-from playhead.engine.build import EMBEDDED
-from playhead.engine.config import EngineConfig
+from playhead.engine.config import EMBEDDED, EngineConfig
 from playhead.engine.progress import spinner
-from playhead.graph.shapes import Mode, Reason
+from playhead.graph.shapes import Reason
 from playhead.llm import LLM
 from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
 from playhead.settings import Setting, declare
+from playhead.types import Mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ def show_answer(console: Console, llm: LLM, options: GenerateOptions, params: Sa
         return
     output = several(console, llm, options, params) if params.n > 1 else streamed(console, llm, options, params)
     if params.logprobs is not None:
-        console.print(logprob_table(output, llm))
+        console.print(logprob_table(output, params.logprobs))
     if console.is_terminal:
         console.print(figures(output, llm.stats.modes), style="dim", highlight=False)
 
@@ -163,17 +163,14 @@ def as_record(output: RequestOutput, modes: Mapping[str, int]) -> dict[str, obje
     }
 
 
-def logprob_table(output: RequestOutput, llm: LLM) -> Table:
+def logprob_table(output: RequestOutput, num_best: int) -> Table:
     """The chosen token of each position, and the best ones if they were asked for."""
     table = Table("sample", "token", "logprob", "best", box=None)
-
-    def token_text(token_id: int) -> str:
-        return llm.tokenizer.decode([token_id], skip_special_tokens=False, prompt_ids=output.prompt_token_ids)
-
     for completion in output.outputs:
         for entries in completion.logprobs or ():
-            texts = [repr(token_text(entry.token_id)) for entry in entries]
-            best = "  ".join(f"{text} {e.logprob:.2f}" for text, e in zip(texts[1:], entries[1:], strict=True))
-            chosen = texts[0].replace("[", "\\[")
-            table.add_row(str(completion.index + 1), chosen, f"{entries[0].logprob:.3f}", best.replace("[", "\\["))
+            chosen, *_ = entries.values()
+            ranked = sorted((one.rank, one) for one in entries.values() if one.rank is not None)
+            best = "  ".join(f"{one.decoded_token!r} {one.logprob:.2f}" for rank, one in ranked if rank <= num_best)
+            text = repr(chosen.decoded_token).replace("[", "\\[")
+            table.add_row(str(completion.index + 1), text, f"{chosen.logprob:.3f}", best.replace("[", "\\["))
     return table

@@ -17,19 +17,21 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from playhead.engine.config import EngineConfig, resolved
+from playhead.engine.config import EngineConfig
 from playhead.engine.front import CheckedPrompt, PromptReader, RequestOptions
-from playhead.engine.response import ResponseBuilder
+from playhead.engine.resolve import resolved
+from playhead.engine.response import ResponseBuilder, TokenReport
 from playhead.engine.timeline import EngineStats, StepRecord, Timeline
 from playhead.errors import MisuseError, PagesLost, PlayheadError, RequestError, RequestFailed, caused
 from playhead.graph.spec import CaptureReport
+from playhead.inputs import Prompt
 from playhead.kv.audit import report
 from playhead.kv.ledger import Findings, KVWatch
 from playhead.models.text.tokenizer import Tokenizer
-from playhead.outputs import FinishReason, Logprob, RequestOutput
+from playhead.outputs import FinishReason, RequestOutput
 from playhead.sampling_params import SamplingParams
 from playhead.schedule.request import Chunk, Request
 from playhead.schedule.scheduler import ScheduleLimits, Scheduler
@@ -71,7 +73,6 @@ class Engine:
         self.config = resolved(config or EngineConfig(), worker.config, worker.model.decoder)
         limits = worker.config.limits
         self.overlap = limits.num_steps_in_flight > 1
-        self.max_waiting = WAITING_PER_RUNNING * limits.max_running
         self.reader = PromptReader(
             tokenizer=tokenizer,
             vocab_size=worker.model.decoder.spec.vocab_size,
@@ -79,8 +80,9 @@ class Engine:
             default_params=default_params or SamplingParams(),
         )
         self._watch = KVWatch(worker.kv, every_steps=worker.config.audit_every_steps)
+        max_waiting = WAITING_PER_RUNNING * limits.max_running
         self._scheduler = Scheduler(
-            worker.kv, worker.rows, ScheduleLimits(chunk_tokens=limits.chunk_tokens, max_waiting=self.max_waiting)
+            worker.kv, worker.rows, ScheduleLimits(chunk_tokens=limits.chunk_tokens, max_waiting=max_waiting)
         )
         self._responses: dict[str, ResponseBuilder] = {}
         self._in_flight: deque[LaunchedStep] = deque()
@@ -105,17 +107,29 @@ class Engine:
         A lock and no context manager of our own: an interrupt between taking and holding it cannot leave it taken.
         """
         self.check_use()
-        self._user = threading.current_thread()
+        self.take_over()
         return self._inside
 
-    def check_use(self) -> None:
-        """`MisuseError` if this thread may not use the engine now.
+    def take_over(self) -> None:
+        """This thread uses the engine from now on. Whoever calls this knows that no other thread is using it."""
+        thread = threading.current_thread()
+        if thread is not self._user:
+            self.worker.move_to_this_thread()
+            self._user = thread
 
-        An engine has one user at a time: one thread of the process that made it, and not from within its own step. A
-        thread whose requests run keeps the engine until they are done.
+    @property
+    def is_in_child(self) -> bool:
+        """Whether this process is a fork of the one that made the engine."""
+        return os.getpid() != self._pid
+
+    def check_caller(self) -> None:
+        """`MisuseError` if this thread may not use the engine, now or in its turn.
+
+        Refused are a forked child, a closed engine, an engine that serves an `AsyncEngine`, and a call from within the
+        engine's own step.
         """
-        thread, user = threading.current_thread(), self._user
-        if os.getpid() != self._pid:
+        thread = threading.current_thread()
+        if self.is_in_child:
             raise MisuseError(
                 f"engine: used in process {os.getpid()}, but made in process {self._pid}. A forked child cannot use "
                 "its parent's engine: make one in the child, or start the child by 'spawn'."
@@ -126,15 +140,24 @@ class Engine:
             raise MisuseError(
                 "engine: at work for an AsyncEngine. Send requests there, or close the AsyncEngine first."
             )
-        if self._inside.locked() and thread is user:
+        if self._inside.locked() and thread is self._user:
             raise MisuseError(
                 "engine: called from within its own step, by a callback or a finalizer. Call it after the step has "
                 "returned."
             )
+
+    def check_use(self) -> None:
+        """`MisuseError` if this thread may not use the engine now.
+
+        An engine has one user at a time. A thread whose requests run keeps the engine until they are done, or until
+        another thread takes the engine over.
+        """
+        self.check_caller()
+        thread, user = threading.current_thread(), self._user
         if thread is not user and user is not None and user.is_alive() and (self.has_work or self._inside.locked()):
             raise MisuseError(
-                f"engine: thread {thread.name!r} used it while thread {user.name!r} does. "
-                "Use playhead.engine.async_engine.AsyncEngine for many callers, or one LLM per thread."
+                f"engine: thread {thread.name!r} used it while thread {user.name!r} does. Call LLM, which serves many "
+                "threads, or playhead.AsyncEngine."
             )
 
     def close(self) -> None:
@@ -163,6 +186,15 @@ class Engine:
             self._unfreeze = weakref.finalize(self, gc.unfreeze)
 
     @property
+    def max_waiting(self) -> int:
+        """How many requests may wait to be run. One more is refused."""
+        return self._scheduler.max_waiting
+
+    @max_waiting.setter
+    def max_waiting(self, value: int) -> None:
+        self._scheduler.max_waiting = value
+
+    @property
     def can_take(self) -> bool:
         """Whether one more request would be queued rather than refused."""
         return self._scheduler.can_queue
@@ -170,7 +202,7 @@ class Engine:
     def add_request(
         self,
         request_id: str,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         params: SamplingParams,
         options: RequestOptions | None = None,
     ) -> None:
@@ -211,7 +243,7 @@ class Engine:
             max_new_tokens=checked.max_new_tokens,
             arrival=arrival,
             priority=options.priority,
-            salt=options.salt,
+            salt=checked.salt or options.salt,
             ending_ids=self._ending_ids(params),
         )
         self.worker.sampler.prepare(request)
@@ -222,6 +254,7 @@ class Engine:
             detokenizer=self.tokenizer.detokenizer(
                 skip_special_tokens=params.skip_special_tokens, prompt_ids=checked.ids
             ),
+            text_of=self.tokenizer.token_text,
             streams=options.streams,
             arrival_s=time.perf_counter(),
         )
@@ -449,10 +482,9 @@ def used_after_close() -> MisuseError:
     return MisuseError("engine: used after close(). Make a new one, or close it later.")
 
 
-def reported(sampled: SampledTokens, row: int, wanted: int | None) -> tuple[Logprob, ...]:
-    """The chosen token's logprob, then those of the best ones, as many as the request asked for."""
+def reported(sampled: SampledTokens, row: int, wanted: int | None) -> list[TokenReport]:
+    """The chosen token, then the best ones, as many as the request asked for."""
     if wanted is None:
-        return ()
+        return []
     columns = (sampled.logprob_ids_NL[row], sampled.logprobs_NL[row], sampled.ranks_NL[row])
-    reports = list(zip(*(column.tolist() for column in columns), strict=True))[: 1 + wanted]
-    return tuple(Logprob(token_id=token, logprob=value, rank=rank) for token, value, rank in reports)
+    return [TokenReport(*one) for one in zip(*(column[: 1 + wanted].tolist() for column in columns), strict=True)]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from playhead.errors import PlayheadError
 from playhead.models.text.detokenize import IncrementalDetokenizer
@@ -12,37 +13,54 @@ from playhead.outputs import CompletionOutput, FinishReason, Logprob, RequestMet
 from playhead.schedule.request import Request
 
 
+class TokenReport(NamedTuple):
+    """What the sampler reports of one token."""
+
+    token_id: int
+    logprob: float
+    rank: int
+
+
 @dataclass(slots=True, kw_only=True, eq=False)  # mutable: text and logprobs grow with the tokens
 class ResponseBuilder:
-    """One request's response. With `streams` its text is read after every token, without only at the end."""
+    """One request's response. With `streams` its text is read after every token, without only at the end.
+
+    `text_of` gives the text of one token.
+    """
 
     request: Request
     prompt: str | None
     detokenizer: IncrementalDetokenizer
+    text_of: Callable[[int], str | None]
     streams: bool
     arrival_s: float
     text: str = ""
     stop_reason: str | int | None = None
     stop_from: int = 0
     num_read_into_text: int = 0
-    logprobs: list[tuple[Logprob, ...]] = field(default_factory=list)
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    cumulative_logprob: float = 0.0
     first_token_s: float | None = None
     num_taken: int = 0
     ended_by: FinishReason | None = None
     is_whole: bool = False
     error: PlayheadError | None = None
 
-    def take(self, token: int, logprobs: tuple[Logprob, ...]) -> None:
-        """One more token, which `request.output` has already; `ended_by` says whether it ends the request."""
-        self.num_taken += 1
-        self.ended_by = self._take(token, logprobs)
+    def take(self, token: int, reports: Sequence[TokenReport]) -> None:
+        """One more token, which `request.output` has already; `ended_by` says whether it ends the request.
 
-    def _take(self, token: int, logprobs: tuple[Logprob, ...]) -> FinishReason | None:
+        `reports` are of the token, then of the best ones, as many as the request wants.
+        """
+        self.num_taken += 1
+        self.ended_by = self._take(token, reports)
+
+    def _take(self, token: int, reports: Sequence[TokenReport]) -> FinishReason | None:
         request, params = self.request, self.request.params
         if self.first_token_s is None:
             self.first_token_s = time.perf_counter()
         if params.logprobs is not None:
-            self.logprobs.append(logprobs)
+            self.logprobs.append(logprob_table(reports, self.text_of))
+            self.cumulative_logprob += reports[0].logprob
         if token in request.ending_ids:
             self.stop_reason = token if token in params.stop_token_ids else None
             self._read_text(num_tokens=len(request.output) - 1)  # the token that ends a text is not part of it
@@ -80,17 +98,16 @@ class ResponseBuilder:
     def output(self) -> RequestOutput:
         """The output as its caller sees it now."""
         request = self.request
-        chosen = [entries[0].logprob for entries in self.logprobs]
         # Text that may turn out to be a stop string is not shown yet: shown text never shrinks.
         held_back = 0 if request.finish_reason is not None else num_held_back(self.text, request.params.stop)
         completion = CompletionOutput(
             index=0,
             text=self.text[: len(self.text) - held_back],
-            token_ids=tuple(request.output),
+            token_ids=list(request.output),
             finish_reason=request.finish_reason,
             stop_reason=self.stop_reason,
-            cumulative_logprob=sum(chosen) if request.params.logprobs is not None else None,
-            logprobs=tuple(self.logprobs) if request.params.logprobs is not None else None,
+            cumulative_logprob=self.cumulative_logprob if request.params.logprobs is not None else None,
+            logprobs=list(self.logprobs) if request.params.logprobs is not None else None,
         )
         return self._with_request(completion)
 
@@ -98,7 +115,7 @@ class ResponseBuilder:
         """The last output of a request whose text cannot be made: its tokens and the error."""
         request = self.request
         return self._with_request(
-            CompletionOutput(index=0, text="", token_ids=tuple(request.output), finish_reason=request.finish_reason)
+            CompletionOutput(index=0, text="", token_ids=list(request.output), finish_reason=request.finish_reason)
         )
 
     def _with_request(self, completion: CompletionOutput) -> RequestOutput:
@@ -107,8 +124,8 @@ class ResponseBuilder:
         return RequestOutput(
             request_id=request.id,
             prompt=self.prompt,
-            prompt_token_ids=request.prompt,
-            outputs=(completion,),
+            prompt_token_ids=list(request.prompt),
+            outputs=[completion],
             finished=finished,
             num_cached_tokens=request.num_cached_tokens,
             metrics=RequestMetrics(
@@ -118,6 +135,14 @@ class ResponseBuilder:
             ),
             error=self.error,
         )
+
+
+def logprob_table(reports: Iterable[TokenReport], text_of: Callable[[int], str | None]) -> dict[int, Logprob]:
+    """What was reported of one position, by token id. A chosen token that is among the best is in it once, first."""
+    return {
+        one.token_id: Logprob(logprob=one.logprob, rank=one.rank, decoded_token=text_of(one.token_id))
+        for one in reports
+    }
 
 
 def first_stop(text: str, stops: Sequence[str], start: int) -> tuple[int, str] | None:

@@ -18,7 +18,7 @@ PATIENCE_S = 60.0  # only broken code takes as long
 
 
 def run_async_fault(
-    llm: LLM, prompts: Sequence[str], params: SamplingParams, wanted: Mapping[str, tuple[int, ...]], picker: FaultPicker
+    llm: LLM, prompts: Sequence[str], params: SamplingParams, wanted: Mapping[str, list[int]], picker: FaultPicker
 ) -> list[str]:
     """All prompts at once with one fault armed, then each again; what must not be.
 
@@ -38,10 +38,10 @@ def run_async_fault(
 
 
 async def _ask_twice(
-    llm: LLM, prompts: Sequence[str], params: SamplingParams, wanted: Mapping[str, tuple[int, ...]]
+    llm: LLM, prompts: Sequence[str], params: SamplingParams, wanted: Mapping[str, list[int]]
 ) -> list[str]:
     found: list[str] = []
-    async with AsyncEngine(llm.engine) as engine:
+    async with AsyncEngine.of(llm.engine) as engine:
         for is_again in (False, True):
             asked = (_last(engine, prompt, params) for prompt in prompts)
             try:
@@ -50,8 +50,8 @@ async def _ask_twice(
                 return [*found, "somebody waits for ever"]
             for prompt, response in zip(prompts, responses, strict=True):
                 found += [f"{prompt!r}: {line}" for line in _wrong(response, wanted[prompt], is_again=is_again)]
-        if engine._tickets:
-            found.append(f"tickets left: {sorted(engine._tickets)}")
+        if engine._serving.tickets:
+            found.append(f"tickets left: {sorted(engine._serving.tickets)}")
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     return found + [f"task left: {task!r}" for task in tasks]
 
@@ -67,7 +67,7 @@ async def _last(engine: AsyncEngine, prompt: str, params: SamplingParams) -> Req
     return output
 
 
-def _wrong(response: RequestOutput | PlayheadError, wanted: tuple[int, ...], *, is_again: bool) -> list[str]:
+def _wrong(response: RequestOutput | PlayheadError, wanted: list[int], *, is_again: bool) -> list[str]:
     if isinstance(response, RequestOutput):
         tokens = response.outputs[0].token_ids
         return [] if tokens == wanted else [f"{tokens}; alone {wanted}"]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 from playhead.engine.engine import Engine, LaunchedStep
-from playhead.engine.response import ResponseBuilder
+from playhead.engine.response import ResponseBuilder, TokenReport
 from playhead.errors import PlayheadError
 from playhead.graph.runner import GraphRunner
 from playhead.graph.shapes import Decision
@@ -16,7 +16,6 @@ from playhead.graph.slots import FillContext
 from playhead.graph.spec import LivePlan, StepResult
 from playhead.kv.cache import SequenceKV
 from playhead.kv.mapping import Int32Array
-from playhead.outputs import Logprob
 from playhead.sampling_params import SamplingKind
 from playhead.schedule.request import Chunk, Request
 from playhead.schedule.rows import DeviceRows
@@ -177,15 +176,15 @@ def text_lost_at_the_end() -> Patch:
     """The token that ends a text counts as all of it when nobody has looked at the text before."""
     original = ResponseBuilder.take
 
-    def skipping(self: ResponseBuilder, token: int, logprobs: tuple[Logprob, ...]) -> None:
+    def skipping(self: ResponseBuilder, token: int, reports: Sequence[TokenReport]) -> None:
         if token in self.request.ending_ids:
             self.num_read_into_text = len(self.request.output)
-        original(self, token, logprobs)
+        original(self, token, reports)
 
     return swapped(ResponseBuilder, "take", skipping)
 
 
-Tokens = dict[str, tuple[int, ...]]
+Tokens = dict[str, list[int]]
 
 
 def alone(name: str, asks: tuple[Ask, ...]) -> Oracle:

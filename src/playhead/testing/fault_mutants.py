@@ -6,12 +6,12 @@ import gc
 import random
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from weakref import WeakMethod
 
 from playhead.engine.engine import Engine
-from playhead.engine.response import ResponseBuilder
+from playhead.engine.response import ResponseBuilder, TokenReport
 from playhead.errors import MisuseError, PlayheadError
 from playhead.graph.breaks import RunBreak
 from playhead.kv.cache import HybridKVCache
@@ -19,7 +19,7 @@ from playhead.kv.ledger import NOTHING, Findings, KVWatch
 from playhead.kv.mapping import WindowMapping
 from playhead.kv.prefix import PrefixCache
 from playhead.kv.rows import RowTables
-from playhead.outputs import Logprob, RequestOutput
+from playhead.outputs import RequestOutput
 from playhead.schedule.request import Chunk
 from playhead.schedule.scheduler import Scheduler
 from playhead.step import forward
@@ -35,7 +35,7 @@ THREE = tuple(
     Ask(name=name, prompt=tuple(range(start, start + 9)), params=greedy(8))
     for name, start in (("victim", 20), ("neighbour", 40), ("third", 50))
 )
-Tokens = Mapping[str, tuple[int, ...]]
+Tokens = Mapping[str, list[int]]
 
 
 @mutant(
@@ -195,10 +195,10 @@ def broken_text(wanted: Tokens) -> list[str]:
     """One request's text cannot be made: it ends, and its neighbours get their tokens."""
     engine, take = tiny_engine(overlap=True), ResponseBuilder.take
 
-    def fails(self: ResponseBuilder, token: int, logprobs: tuple[Logprob, ...]) -> None:
+    def fails(self: ResponseBuilder, token: int, reports: Sequence[TokenReport]) -> None:
         if self.request.id == "victim" and len(self.request.output) > 2:
             raise ValueError("its text")
-        take(self, token, logprobs)
+        take(self, token, reports)
 
     with swapped(ResponseBuilder, "take", fails):
         try:

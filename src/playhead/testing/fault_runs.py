@@ -120,7 +120,7 @@ def account_violations(engine: Engine) -> list[str]:
     return found
 
 
-def check_outputs(report: FaultReport, wanted: Mapping[str, tuple[int, ...]], num_raised: int) -> list[str]:
+def check_outputs(report: FaultReport, wanted: Mapping[str, list[int]], num_raised: int) -> list[str]:
     """Every request has its own tokens, or an error that keeps its cause; no more errors than faults."""
     found = list(report.found)
     num_failed = 0

@@ -22,13 +22,13 @@ from pathlib import Path
 import torch
 
 from playhead.engine.config import EngineConfig
-from playhead.engine.front import Prompt
 from playhead.errors import ChatTemplateError, CheckpointError, PlayheadError, UnsupportedModelError
-from playhead.graph.shapes import Mode
+from playhead.inputs import Prompt
 from playhead.llm import LLM
 from playhead.models.checkup import Checkup
 from playhead.sampling_params import SamplingParams
 from playhead.testing.hostile_base import Files, write_files
+from playhead.types import Mode
 
 CPU_S = 2.0
 MEMORY_BYTES = 1 << 30

@@ -38,7 +38,7 @@ class Wanted:
 
     prompt: tuple[int, ...]
     params: SamplingParams
-    tokens: tuple[int, ...]
+    tokens: list[int]
 
 
 @dataclass(slots=True, kw_only=True)  # mutable: counters of a run

@@ -112,9 +112,9 @@ def small_llm() -> LLM:
     return LLM("embedded", max_model_len=96, max_num_seqs=2, kv_memory_bytes=1 << 23, graph_mode="eager")
 
 
-def run_schedule(engine: Engine, asks: Sequence[Ask] = SCHEDULE) -> tuple[dict[str, tuple[int, ...]], list[str]]:
+def run_schedule(engine: Engine, asks: Sequence[Ask] = SCHEDULE) -> tuple[dict[str, list[int]], list[str]]:
     """Tokens of the requests that were not given up; and what the ledger found after any step."""
-    finished: dict[str, tuple[int, ...]] = {}
+    finished: dict[str, list[int]] = {}
     found: list[str] = []
     pending = sorted(asks, key=lambda ask: ask.comes)
     for number in range(MAX_STEPS):
@@ -134,10 +134,10 @@ def run_schedule(engine: Engine, asks: Sequence[Ask] = SCHEDULE) -> tuple[dict[s
     return finished, [*found, f"requests are not done after {MAX_STEPS} steps"]
 
 
-def tokens_alone(asks: Sequence[Ask]) -> dict[str, tuple[int, ...]]:
+def tokens_alone(asks: Sequence[Ask]) -> dict[str, list[int]]:
     """What each request gets with the engine to itself, no step overlapped and nothing cached."""
     engine = tiny_engine(overlap=False, prefix_caching=False)
-    finished: dict[str, tuple[int, ...]] = {}
+    finished: dict[str, list[int]] = {}
     for ask in asks:
         finished |= run_schedule(engine, [Ask(name=ask.name, prompt=ask.prompt, params=ask.params)])[0]
     return finished

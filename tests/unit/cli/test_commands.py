@@ -27,11 +27,11 @@ from playhead.engine.config import ENGINE_SETTINGS
 from playhead.engine.memory import num_weight_bytes
 from playhead.errors import ConfigError
 from playhead.graph.report import Check, Finding, Report
-from playhead.graph.shapes import Mode
 from playhead.llm import LLM, EngineConfig
 from playhead.models.load import describe_model
 from playhead.sampling_params import SamplingParams
 from playhead.settings import parse_size, show_size
+from playhead.types import Mode
 
 FEW = ("generate", "The whale", "--max-tokens", "6", "--enforce-eager")
 COMMANDS = ("generate", "chat", "plan", "audit", "doctor", "bench", "bench throughput", "bench latency")
@@ -93,7 +93,10 @@ def test_generate_prints_json_of_every_sample():
     result = run(*FEW, "--json", "--n", "2", "--logprobs", "1", "--seed", "3")
     record = json.loads(result.stdout)
     assert [len(completion["token_ids"]) for completion in record["outputs"]] == [6, 6]
-    assert len(record["outputs"][0]["logprobs"][0]) == 2
+    completion = record["outputs"][0]
+    first = completion["logprobs"][0]
+    assert completion["text"].startswith(first[str(completion["token_ids"][0])]["decoded_token"])
+    assert 1 in [entry["rank"] for entry in first.values()]
     assert sum(record["steps"].values()) == 6
     assert set(record["steps"]) == {"eager: graphs are off"}
 

@@ -7,10 +7,11 @@ import json
 
 import pytest
 
-from playhead.engine.front import as_prompts, split_n
+from playhead.engine.front import split_n
 from playhead.engine.response import num_held_back
 from playhead.engine.timeline import EngineStats, StepRecord, Timeline
 from playhead.errors import ConfigError, RequestError
+from playhead.inputs import as_prompts
 from playhead.kv.ledger import Ledger
 from playhead.llm import LLM, EngineConfig
 from playhead.outputs import FinishReason
@@ -69,12 +70,34 @@ def test_several_samples_have_seeds_of_their_own(llm):
 def test_logprobs_come_with_the_best_candidates(llm):
     params = SamplingParams(temperature=0, max_tokens=3, logprobs=2)
     completion = llm.generate("The whale", params)[0].outputs[0]
-    assert [len(entries) for entries in completion.logprobs] == [3, 3, 3]
-    for token, (chosen, best, second) in zip(completion.token_ids, completion.logprobs, strict=True):
-        assert chosen.token_id == best.token_id == token
+    total = 0.0
+    for token, entries in zip(completion.token_ids, completion.logprobs, strict=True):
+        (chosen_id, best), (_, second) = entries.items()
+        assert chosen_id == token
         assert 0 >= best.logprob >= second.logprob
-        assert [chosen.rank, best.rank, second.rank] == [1, 1, 2]
-    assert completion.cumulative_logprob == pytest.approx(sum(e[0].logprob for e in completion.logprobs))
+        assert [best.rank, second.rank] == [1, 2]
+        total += best.logprob
+    assert completion.cumulative_logprob == pytest.approx(total)
+    assert "".join(entries[i].decoded_token for i, entries in decoded(completion)) == completion.text
+
+
+def test_a_token_that_is_not_among_the_best_is_reported_before_them(llm):
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=2, logit_bias={77: 100})
+    (entries,) = llm.generate("The whale", params)[0].outputs[0].logprobs
+    assert (next(iter(entries)), [entry.rank for entry in entries.values()][1:]) == (77, [1, 2])
+    assert entries[77].rank > 2
+
+
+def decoded(completion):
+    return zip(completion.token_ids, completion.logprobs, strict=True)
+
+
+def test_outputs_have_a_short_repr(llm):
+    (output,) = llm.generate([5] * 40, SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, logprobs=1))
+    assert "prompt_token_ids=[5, 5, 5, 5, 5, 5, 5, 5, ... <40 ids>]" in repr(output)
+    assert "logprobs=<30 tables>" in repr(output)
+    assert "finish_reason='length'" in repr(output)
+    assert len(repr(output)) < 600
 
 
 @pytest.mark.parametrize(

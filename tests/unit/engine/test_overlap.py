@@ -61,7 +61,7 @@ def test_the_length_is_known_ahead_and_wastes_nothing(engine):
 def test_a_stop_that_is_seen_late_wastes_one_row_and_gives_no_token(engine):
     token = run_one(engine, greedy(4))[-1].outputs[0].token_ids[0]
     outputs = run_one(engine, greedy(9, stop_token_ids=[token]))
-    assert outputs[-1].outputs[0].token_ids == (token,)
+    assert outputs[-1].outputs[0].token_ids == [token]
     assert engine.stats.num_wasted_rows == 1
 
 

@@ -90,4 +90,4 @@ def test_every_end_id_of_the_file_ends_an_answer(tmp_path):
     with LLM(checkpoint(tmp_path, generation_config={"eos_token_id": [7, 2, 9]}), **SMALL) as llm:
         assert llm.tokenizer.special.eos_ids == {2, 7, 9}
         bias = SamplingParams(temperature=0, logit_bias={9: 100.0}, max_tokens=5)
-        assert llm.generate("The whale", bias)[0].outputs[0].token_ids == (9,)
+        assert llm.generate("The whale", bias)[0].outputs[0].token_ids == [9]
