@@ -14,11 +14,11 @@ def wants_strict_ledger() -> bool:
     return os.environ.get(STRICT_LEDGER, "") not in ("", "0")
 
 
-def state_directory() -> Path:
-    """Where a user's history is kept: $XDG_STATE_HOME/playhead, or ~/.local/state/playhead."""
-    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "playhead"
-
-
 def log_words() -> tuple[str, ...]:
     """What is to be logged, as `logs.py` reads it: a level, "json", or both; nothing if the variable is not set."""
     return tuple(word.strip().lower() for word in os.environ.get(LOG, "").split(",") if word.strip())
+
+
+def state_directory() -> Path:
+    """Where a user's history is kept: $XDG_STATE_HOME/playhead, or ~/.local/state/playhead."""
+    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "playhead"

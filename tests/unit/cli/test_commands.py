@@ -130,7 +130,7 @@ def test_generate_stops_before_the_stop_text():
         (("generate", "x", "--model", "no such model"), "no such model"),
         (("plan", "embedded", "--gpu-memory", "5MB"), "weights alone"),
         (
-            ("plan", "embedded", "--gpu-memory", "10.5MB", "--max-model-len", "1024"),
+            ("plan", "embedded", "--gpu-memory", "10.6MB", "--max-model-len", "1024"),
             "or raise --kv-memory-bytes to 491520B",
         ),
         (("audit", "--max-num-seqs", "0"), "--max-num-seqs"),
