@@ -183,7 +183,7 @@ class GraphRunner:
 
     def _run_filled(self, decision: Decision, ctx: FillContext, live: LivePlan | None) -> StepResult:
         if decision.mode is Mode.EAGER:
-            return StepResult(output=self.live_rows(self.run_eager(ctx, live), ctx), decision=decision)
+            return StepResult(output=self.run_eager(ctx, live), decision=decision)  # nothing is padded
         self.replay(decision.bucket, live)
         return StepResult(output=self._live_output(decision.bucket, ctx), decision=decision)
 

@@ -41,15 +41,17 @@ class AttentionBlock(nn.Module):
         super().__init__()
         self.spec, self._norm = spec, norm
         dtype, device = weights.dtype, weights.device
-        self.qkv = weights.linear(hidden_size, spec.qkv_size, has_bias=spec.has_qkv_bias)
+        self.qkv = weights.linear(hidden_size, sum(spec.qkv_sizes), has_bias=spec.has_qkv_bias)
         has_bias, scale = spec.has_output_bias, spec.output_scale
         self.out = weights.linear(spec.output_size, hidden_size, has_bias=has_bias, scale=scale)
         self.q_norm = self.k_norm = self.sinks_H = None
         if spec.qk_norm is not QKNorm.NONE:
             assert norm.kind is not NormKind.LAYERNORM, "no family norms queries and keys by LayerNorm"
-            per_head = spec.qk_norm is QKNorm.HEAD
-            self.q_norm = Norm(norm, spec.k_head_dim if per_head else spec.q_size, dtype=dtype, device=device)
-            self.k_norm = Norm(norm, spec.k_head_dim if per_head else spec.k_size, dtype=dtype, device=device)
+            q_size, k_size, _ = spec.qkv_sizes
+            if spec.qk_norm is QKNorm.HEAD:
+                q_size = k_size = spec.k_head_dim
+            self.q_norm = Norm(norm, q_size, dtype=dtype, device=device)
+            self.k_norm = Norm(norm, k_size, dtype=dtype, device=device)
         if spec.has_sinks:
             self.sinks_H = nn.Parameter(torch.empty(spec.num_heads, dtype=dtype, device=device), requires_grad=False)
 
@@ -66,7 +68,7 @@ class AttentionBlock(nn.Module):
 def split_heads(qkv_TX: torch.Tensor, spec: AttentionSpec) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q_THD, k_TKD and v_TKE: views of the packed projection."""
     num_tokens = qkv_TX.shape[0]
-    q, k, v = torch.split(qkv_TX, [spec.q_size, spec.k_size, spec.v_size], dim=1)
+    q, k, v = torch.split(qkv_TX, spec.qkv_sizes, dim=1)
     return (
         q.view(num_tokens, spec.num_heads, spec.k_head_dim),
         k.view(num_tokens, spec.num_kv_heads, spec.k_head_dim),

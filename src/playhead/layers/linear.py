@@ -1,6 +1,6 @@
-"""Linear maps, and the formats in which they store their matrices.
+"""Linear maps, the formats in which they store their matrices, and the gated feed-forward block of two of them.
 
-Shapes: T tokens, I inputs, O outputs.
+Shapes: T tokens, I inputs, O outputs; of the block, M hidden, I intermediate.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from playhead.layers.spec import StoredAs
+from playhead.kernels.elementwise import UNCLAMPED, gated_activation
+from playhead.layers.spec import MlpSpec, StoredAs
 
 
 class Linear(Protocol):
@@ -93,3 +94,18 @@ class PlainLinear(nn.Module):
 
 
 WEIGHT_FORMATS: Mapping[StoredAs, type[PlainWeights]] = {StoredAs.PLAIN: PlainWeights}
+
+
+class GatedMlp(nn.Module):
+    """`down(activation(gate) * up)`, gate and up in one matmul: rows [0, I) are the gate's, [I, 2I) up's."""
+
+    def __init__(self, spec: MlpSpec, hidden_size: int, weights: WeightFormat) -> None:
+        super().__init__()
+        self.spec = spec
+        self.gate_up = weights.linear(hidden_size, 2 * spec.size, has_bias=spec.has_bias)
+        self.down = weights.linear(spec.size, hidden_size, has_bias=spec.has_bias, scale=spec.output_scale)
+
+    def forward(self, h_TM: torch.Tensor, beside_TM: torch.Tensor | None = None) -> torch.Tensor:
+        """The block's output, added in place to what runs beside it if that is given."""
+        hidden_TI = gated_activation(self.gate_up(h_TM), self.spec.activation.value, *UNCLAMPED)
+        return self.down(hidden_TI) if beside_TM is None else self.down.add_to(beside_TM, hidden_TI)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -125,22 +125,13 @@ class AttentionSpec:
     has_qkv_bias: bool = False
     has_output_bias: bool = False
     output_scale: float = 1.0
+    qkv_sizes: list[int] = field(init=False, hash=False)
+    """The widths of all heads of q, of k and of v, in the order in which one projection packs them."""
 
-    @property
-    def q_size(self) -> int:
-        return self.num_heads * self.k_head_dim
-
-    @property
-    def k_size(self) -> int:
-        return self.num_kv_heads * self.k_head_dim
-
-    @property
-    def v_size(self) -> int:
-        return self.num_kv_heads * self.v_head_dim
-
-    @property
-    def qkv_size(self) -> int:
-        return self.q_size + self.k_size + self.v_size
+    def __post_init__(self) -> None:
+        kv_heads = self.num_kv_heads
+        sizes = [self.num_heads * self.k_head_dim, kv_heads * self.k_head_dim, kv_heads * self.v_head_dim]
+        object.__setattr__(self, "qkv_sizes", sizes)  # frozen, so not by `=`
 
     @property
     def output_size(self) -> int:

@@ -10,8 +10,7 @@ from torch import nn
 
 from playhead.kernels.elementwise import embed, softcap_
 from playhead.layers.attention import AttentionBlock, QKTransform
-from playhead.layers.linear import Linear, PlainLinear, WeightFormat
-from playhead.layers.mlp import GatedMlp
+from playhead.layers.linear import GatedMlp, Linear, PlainLinear, WeightFormat
 from playhead.layers.moe import MoeMlp
 from playhead.layers.norm import Norm, add_then_norm
 from playhead.layers.rope import Rope

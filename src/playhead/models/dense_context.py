@@ -52,7 +52,7 @@ class DenseContext:
         self.positions_T = torch.cat(positions).to(decoder.embedding_VM.device)
 
     def room(self, layer_index: int, h_TM: torch.Tensor) -> torch.Tensor:
-        return h_TM.new_empty(h_TM.shape[0], self._specs[layer_index].qkv_size)
+        return h_TM.new_empty(h_TM.shape[0], sum(self._specs[layer_index].qkv_sizes))
 
     def attend(self, layer_index: int, qkv_TX: torch.Tensor) -> torch.Tensor:
         spec, sinks_H = self._specs[layer_index], self._sinks[layer_index]

@@ -121,7 +121,7 @@ class ScopedContext:
     prepared: tuple[Tensors, ...]
 
     def room(self, layer_index: int, h_TM: torch.Tensor) -> torch.Tensor:
-        spec = TensorSpec(shape=(h_TM.shape[0], self.specs[layer_index].qkv_size), dtype=h_TM.dtype)
+        spec = TensorSpec(shape=(h_TM.shape[0], sum(self.specs[layer_index].qkv_sizes)), dtype=h_TM.dtype)
         return self.scope.bridge(self.breaks[layer_index], 0, spec, h_TM)
 
     def attend(self, layer_index: int, qkv_TX: torch.Tensor) -> torch.Tensor:

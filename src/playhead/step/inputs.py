@@ -6,7 +6,7 @@ request: position 0, the sink location, length 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, NamedTuple
@@ -29,17 +29,14 @@ from playhead.graph.slots import (
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.mapping import Int32Array
 from playhead.schedule.request import Chunk
+from playhead.step.optional_inputs import POSITIONS, SHORTEST_LENGTH, OptionalInputs
 from playhead.step.sampling import NUMBERS, SamplerRows, dtype_of
 
 # 2^31 locations of the smallest layer geometry in use are more memory than any device has.
 FULL_LOCS = IndexSpace(name="full locations", dtype=torch.int32)
 ROWS = IndexSpace(name="request rows", dtype=torch.int32)
-POSITIONS = IndexSpace(name="positions", dtype=torch.int32)
-MAMBA_SLOTS = IndexSpace(name="mamba state slots", dtype=torch.int32)
 
 ADVANCES = "decode leaves its inputs as the next step's"
-
-SHORTEST_LENGTH = 1  # with length 0 a softmax has no terms, and its NaN would reach live rows through a reduction
 
 
 class TokenLayout(NamedTuple):
@@ -181,19 +178,13 @@ SAMPLING = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFeatures:
-    """Inputs that only some models or backends read. What nobody reads is declared, and has no memory."""
+    """Which inputs a registry has beyond those that every model reads."""
 
-    host_lengths: bool = False
-    """`seq_lens_cpu`, for a backend that plans on the host. A graph cannot advance it: such a step is filled anew."""
     seq_len_fill_value: int = SHORTEST_LENGTH
     """The length of a padded request: what the attention backend wants there."""
-    encoder: bool = False
-    mamba_tracking: bool = False
-    mrope: bool = False
-    pp_proxies: Mapping[str, tuple[int, torch.dtype]] = field(default_factory=dict)
-    """Width and dtype of each tensor the previous pipeline stage hands over, by name."""
     extra: tuple[StepInput, ...] = ()
-    """Inputs beyond those that every model reads."""
+    """More inputs that are made from a step's requests."""
+    optional: OptionalInputs = field(default_factory=OptionalInputs)
 
     @property
     def made(self) -> tuple[StepInput, ...]:
@@ -242,7 +233,7 @@ def register_inputs(
     """All declarations, then freeze. `advances` says why a graph may write what the next step differs in."""
     for one in features.made:
         registry.register_slot(replace(one.slot, graph_writes=advances if one.advances else None))
-    for slot in (num_live_tokens(), *optional_slots(features)):
+    for slot in (num_live_tokens(), *features.optional.slots(features.seq_len_fill_value)):
         registry.register_slot(slot)
     registry.freeze()
     return registry
@@ -277,53 +268,4 @@ def num_live_tokens() -> GraphSlot:
         padding_policy=PaddingPolicy.KEEP_PAD,
         source_fn=lambda batch, ctx: np.array([ctx.raw_num_tokens], dtype=np.int32),
         staged=True,
-    )
-
-
-# Inputs that the requirements name and no model here reads yet.
-
-
-def optional_slots(features: InputFeatures) -> list[GraphSlot]:
-    """What features add. Without its feature a slot is disabled: who reads it all the same is told so by name."""
-    slots = [
-        GraphSlot(
-            name="seq_lens_cpu",
-            shape_fn=lambda bs, tokens: (bs,),
-            dtype=torch.int32,
-            axis="bs",
-            device=torch.device("cpu"),
-            padding_policy=PaddingPolicy.FILL_SENTINEL,
-            pad_value=features.seq_len_fill_value,
-            enabled=features.host_lengths,
-        ),
-        GraphSlot(
-            name="mrope_positions",
-            shape_fn=lambda bs, tokens: (3, tokens),
-            dtype=POSITIONS.dtype,
-            axis="tokens",
-            padding_policy=PaddingPolicy.ZERO,
-            index=POSITIONS,
-            staged=True,
-            slice_fn=lambda buffer, start, stop: buffer[:, start:stop],
-            enabled=features.mrope,
-        ),
-    ]
-    encoder_lens = host_vector("encoder_lens", "bs", torch.int32, pad_value=SHORTEST_LENGTH, fill_once=True)
-    mamba_indices = host_vector("mamba_track_indices", "bs", MAMBA_SLOTS.dtype, index=MAMBA_SLOTS)
-    mamba_mask = host_vector("mamba_track_mask", "bs", torch.bool)
-    slots.append(replace(encoder_lens, enabled=features.encoder))
-    slots += [replace(slot, enabled=features.mamba_tracking) for slot in (mamba_indices, mamba_mask)]
-    slots += [proxy_slot(name, width, dtype) for name, (width, dtype) in features.pp_proxies.items()]
-    return slots
-
-
-def proxy_slot(name: str, width: int, dtype: torch.dtype) -> GraphSlot:
-    """Hidden states from the previous pipeline stage: on the device already, so copied there."""
-    return GraphSlot(
-        name=f"pp_proxy.{name}",
-        shape_fn=lambda bs, tokens: (tokens, width),
-        dtype=dtype,
-        axis="tokens",
-        padding_policy=PaddingPolicy.ZERO,
-        proxy=name,
     )

@@ -63,7 +63,7 @@ class ScopeContext:
     scope: Scope
 
     def room(self, layer_index, h_TM):
-        spec = TensorSpec(shape=(h_TM.shape[0], self.spec.qkv_size), dtype=h_TM.dtype)
+        spec = TensorSpec(shape=(h_TM.shape[0], sum(self.spec.qkv_sizes)), dtype=h_TM.dtype)
         return self.scope.bridge(self.attention, 0, spec, h_TM)
 
     def attend(self, layer_index, qkv_TX):

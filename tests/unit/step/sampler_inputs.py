@@ -11,7 +11,8 @@ import torch
 from playhead.kv.cache import HybridKVCache
 from playhead.schedule.request import Chunk, Request
 from playhead.step.inputs import SAMPLING, StepRequests
-from playhead.step.sampling import SamplerInputs, SamplerRows
+from playhead.step.sampling import SamplerRows
+from playhead.step.scores import SamplerInputs
 from playhead.testing.kv_rules import small_layer, small_plan
 
 

@@ -25,6 +25,7 @@ from playhead.step.inputs import (
     build_decode_registry,
     build_prefill_registry,
 )
+from playhead.step.optional_inputs import OptionalInputs
 from playhead.testing.tiny_worker import tiny_worker
 
 USUAL = {
@@ -35,8 +36,9 @@ USUAL = {
     "seq_lens",
     "num_token_non_padded",
 }
+PROXIES = {"hidden": (4, torch.float32)}
 EVERYTHING = InputFeatures(
-    host_lengths=True, encoder=True, mamba_tracking=True, mrope=True, pp_proxies={"hidden": (4, torch.float32)}
+    optional=OptionalInputs(host_lengths=True, encoder=True, mamba_tracking=True, mrope=True, pp_proxies=PROXIES)
 )
 DECODE = FillContext(raw_bs=2, padded_bs=4, raw_num_tokens=2, padded_num_tokens=4)
 
@@ -107,7 +109,7 @@ def test_what_a_model_lacks_is_declared_and_says_so_by_name():
 
 
 def test_padded_requests_have_the_length_the_attention_backend_wants():
-    features = InputFeatures(host_lengths=True, seq_len_fill_value=5)
+    features = InputFeatures(optional=OptionalInputs(host_lengths=True), seq_len_fill_value=5)
     registry = filled(build_decode_registry(max_bs=4, device="cpu", features=features), DECODE)
     assert registry.get_slot("seq_lens").rows(0, 4).tolist() == [1, 1, 5, 5]
     assert registry.get_slot("seq_lens_cpu").rows(0, 4).tolist() == [1, 1, 5, 5]
@@ -153,7 +155,7 @@ def test_a_new_field_is_one_declaration():
 
 def test_a_missing_pipeline_tensor_is_refused():
     registry = build_decode_registry(
-        max_bs=4, device="cpu", features=InputFeatures(pp_proxies={"hidden": (4, torch.float32)})
+        max_bs=4, device="cpu", features=InputFeatures(optional=OptionalInputs(pp_proxies=PROXIES))
     )
     with pytest.raises(SlotError, match=r"missing sources \['pp_proxy_tensors\[hidden\]'\]"):
         registry.fill_from(registry.null_batch(DECODE), DECODE)
@@ -161,7 +163,7 @@ def test_a_missing_pipeline_tensor_is_refused():
 
 def test_decode_and_prefill_may_share_device_memory():
     pool = InputBufferPool()
-    features = InputFeatures(pp_proxies={"hidden": (4, torch.float32)})
+    features = InputFeatures(optional=OptionalInputs(pp_proxies=PROXIES))
     decode = build_decode_registry(max_bs=8, device="cpu", features=features, pool=pool)
     prefill = build_prefill_registry(max_bs=8, max_num_tokens=8, device="cpu", features=features, pool=pool)
     name = "pp_proxy.hidden"

@@ -16,7 +16,8 @@ from playhead.graph import TapeBackend, record
 from playhead.kernels.tokens import gumbel_noise
 from playhead.sampling_params import SamplingKind, SamplingParams
 from playhead.schedule.request import Request
-from playhead.step.sampling import NUMBERS, SampledTokens, filtered, kind_of, sample
+from playhead.step.sampling import NUMBERS, SampledTokens, kind_of, sample
+from playhead.step.scores import filtered
 from tests.unit.step.sampler_inputs import build_inputs, refill
 
 EVERYTHING = SamplingKind.EVERYTHING

@@ -157,7 +157,8 @@ def _layer_pieces(layer: LayerSpec, hidden_size: int, called: Names, *, is_mxfp4
     for norm in layer.placement.norms:
         yield _plain(f"{norm}.weight", f"{called[norm][0]}.weight", (hidden_size,), split_axis=None)
     if attention.qk_norm is not QKNorm.NONE:
-        for norm, full_size in (("attention.q_norm", attention.q_size), ("attention.k_norm", attention.k_size)):
+        q_size, k_size, _ = attention.qkv_sizes
+        for norm, full_size in (("attention.q_norm", q_size), ("attention.k_norm", k_size)):
             size, axis = (full_size, 0) if attention.qk_norm is QKNorm.FULL else (attention.k_head_dim, None)
             yield _plain(f"{norm}.weight", f"{called[norm][0]}.weight", (size,), split_axis=axis)
     if attention.has_sinks:
@@ -168,7 +169,7 @@ def _layer_pieces(layer: LayerSpec, hidden_size: int, called: Names, *, is_mxfp4
 
 def _linear_maps(layer: LayerSpec, hidden_size: int) -> Iterator[LinearMap]:
     attention, mlp = layer.attention, layer.mlp
-    sizes, bias = (attention.q_size, attention.k_size, attention.v_size), attention.has_qkv_bias
+    sizes, bias = tuple(attention.qkv_sizes), attention.has_qkv_bias
     yield LinearMap(target="attention.qkv", sizes=sizes, num_inputs=hidden_size, has_bias=bias, split_axis=0)
     num_inputs, bias = attention.output_size, attention.has_output_bias
     yield LinearMap(target="attention.out", sizes=(hidden_size,), num_inputs=num_inputs, has_bias=bias, split_axis=1)
