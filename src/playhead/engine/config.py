@@ -57,6 +57,10 @@ class EngineConfig:
         LoadFormat.AUTO,
         Setting(group="model", help="auto, or dummy: random weights of the same shapes", metavar="NAME"),
     )
+    seed: int | None = declare(
+        None, Setting(group="seed", help="requests without a seed draw theirs from this", aliases=("--random-seed",))
+    )
+    """With None every run draws other seeds."""
     skip_tokenizer_init: bool = declare(
         False, Setting(group="text", help="prompts are token ids only, and no text comes back")
     )

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from playhead.engine.config import EngineConfig, resolved
 from playhead.engine.front import CheckedPrompt, PromptReader, RequestOptions
 from playhead.engine.response import ResponseBuilder, TokenReport
+from playhead.engine.seeds import seed_of
 from playhead.engine.timeline import EngineStats, StepRecord, Timeline
 from playhead.errors import MisuseError, PagesLost, PlayheadError, RequestError, RequestFailed, caused
 from playhead.graph.spec import CaptureReport
@@ -202,8 +203,7 @@ class Engine:
         """The request and the builder of its response, with room in the sampler."""
         params, arrival = checked.params, self._arrivals + 1
         if params.seed is None:
-            # Each request still has a seed of its own, so that a rerun of the program repeats itself.
-            params = replace(params, seed=arrival)
+            params = replace(params, seed=seed_of(self.config.seed, arrival))
         request = Request(
             id=request_id,
             prompt=checked.ids,
@@ -211,8 +211,9 @@ class Engine:
             max_new_tokens=checked.max_new_tokens,
             arrival=arrival,
             priority=options.priority,
-            salt=options.salt,
+            salt=checked.salt or options.salt,
             ending_ids=self._ending_ids(params),
+            bad_words=checked.bad_words,
         )
         self.worker.sampler.prepare(request)
         self._arrivals = arrival
@@ -221,8 +222,10 @@ class Engine:
             prompt=checked.text,
             detokenizer=self.tokenizer.detokenizer(
                 skip_special_tokens=params.skip_special_tokens, prompt_ids=checked.ids
-            ),
-            text_of=self.tokenizer.token_text,
+            )
+            if params.detokenize
+            else None,
+            text_of=self.tokenizer.token_text if params.detokenize else no_text,
             streams=options.streams,
             arrival_s=time.perf_counter(),
         )
@@ -347,6 +350,8 @@ class Engine:
         if step.collected is None:
             step.collected = self.worker.collect(step.launched)
         collected, collected_s = step.collected, time.perf_counter()
+        if collected.prompt is not None:
+            self._commit_prompts(step.planned, collected.prompt)
         tokens = collected.sampled.tokens_N.tolist()
         while step.num_committed < len(tokens):
             row = step.num_committed
@@ -354,6 +359,20 @@ class Engine:
                 self._commit(step.planned[row], tokens[row], collected.sampled, row)
             step.num_committed = row + 1
         self._record(step, collected.device_us, (read_s, collected_s, time.perf_counter()))
+
+    def _commit_prompts(self, planned: Sequence[Chunk], prompts: SampledTokens) -> None:
+        """Give the logprobs of a step's prompt tokens to their requests. A second call changes nothing."""
+        row = 0
+        for chunk in planned:
+            response, first_row, row = self._responses.get(chunk.request.id), row, row + len(chunk.reported)
+            if response is None or response.request is not chunk.request:
+                continue
+            try:
+                for i, position in enumerate(chunk.reported):
+                    wanted = chunk.request.params.prompt_logprobs
+                    response.take_prompt(position, reported(prompts, first_row + i, wanted))
+            except Exception as error:  # noqa: BLE001  whatever it is, it is this request's
+                self._ready.append(self._fail(response, error))
 
     def _commit(self, chunk: Chunk, token: int, sampled: SampledTokens, row: int) -> None:
         """Give one token of a step to its request. A token of a request that has ended meanwhile is dropped.
@@ -385,9 +404,9 @@ class Engine:
         elif output is not None:
             self._ready.append(output)
 
-    def _ending_ids(self, params: SamplingParams) -> tuple[int, ...]:
-        eos = () if params.ignore_eos else tuple(sorted(self.tokenizer.special.eos_ids))
-        return (*eos, *params.stop_token_ids)
+    def _ending_ids(self, params: SamplingParams) -> frozenset[int]:
+        eos: frozenset[int] = frozenset() if params.ignore_eos else self.tokenizer.special.eos_ids
+        return eos | frozenset(params.stop_token_ids or ())
 
     def _fail(self, response: ResponseBuilder, error: BaseException) -> RequestOutput:
         """End a request with the error that its own work raised."""
@@ -448,6 +467,10 @@ class Engine:
 
 def used_after_close() -> MisuseError:
     return MisuseError("engine: used after close(). Make a new one, or close it later.")
+
+
+def no_text(token_id: int) -> None:
+    """The text of a token in a response without text."""
 
 
 def reported(sampled: SampledTokens, row: int, wanted: int | None) -> list[TokenReport]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from playhead.engine.bad_words import bad_word_ids
 from playhead.errors import PlayheadError, RequestError, shown
 from playhead.models.text.chat import ChatTemplate
 from playhead.models.text.tokenizer import Tokenizer
@@ -18,12 +19,17 @@ Prompts = Prompt | Sequence[str] | Sequence[Sequence[int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedPrompt:
-    """A prompt that fits the model: its ids, its text if it came as text, and how many tokens may follow it."""
+    """A prompt that fits the model: its ids, its text if it came as text, and how many tokens may follow it.
+
+    `bad_words` has the token ids of what must not follow. Prompts of another `salt` share no cached prefix.
+    """
 
     text: str | None
     ids: tuple[int, ...]
     params: SamplingParams
     max_new_tokens: int
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    salt: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,16 +63,22 @@ class PromptReader:
     def check(self, prompt: Prompt, params: SamplingParams) -> CheckedPrompt:
         """The prompt as the engine takes it, or `RequestError`."""
         if isinstance(prompt, str):
-            ids = self.tokenizer.encode(prompt, add_special_tokens=True, max_context=self.max_context)
+            # A text that will be cut may be longer than the context.
+            most = self.max_context if params.truncate_prompt_tokens is None else None
+            ids = self.tokenizer.encode(prompt, add_special_tokens=True, max_context=most)
         else:
             ids = checked_ids(prompt)
+        ids = ids[len(ids) - params.num_prompt_tokens(len(ids), self.max_context) :]
         if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
             outside = next(token for token in ids if not 0 <= token < self.vocab_size)
             wanted = f"ids in [0, {self.vocab_size})"
             raise RequestError("prompt", f"token id {shown(outside)}", wanted, "Check the tokenizer.")
         max_new_tokens = params.check_against(self.vocab_size, len(ids), self.max_context)
         text = prompt if isinstance(prompt, str) else None
-        return CheckedPrompt(text=text, ids=tuple(ids), params=params, max_new_tokens=max_new_tokens)
+        bad_words = bad_word_ids(params.bad_words, self.tokenizer) if params.bad_words else ()
+        return CheckedPrompt(
+            text=text, ids=tuple(ids), params=params, max_new_tokens=max_new_tokens, bad_words=bad_words
+        )
 
     def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """A conversation as the model reads it, up to where its answer begins."""
