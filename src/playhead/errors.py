@@ -5,11 +5,12 @@ PlayheadError
 ├── UnsupportedModelError   the config asks for something this decoder does not compute
 ├── CheckpointError         files and model description disagree, or a file is damaged
 ├── ChatTemplateError       a chat template refused its messages, or was refused itself
+├── AbsentFeature           a name or a method of another engine that this one does not have
 ├── RequestError            this request cannot be served; others go on
 ├── RequestFailed           this request's own work raised after it had begun; others go on
 ├── StepFailed              a step raised, and this request was in flight
-├── EngineStopped           an asynchronous engine does not run: never started, closed, or dead
-├── MisuseError             closed, a second thread, a forked child, or a call from within a step
+├── EngineStopped           an AsyncEngine was closed, or it is dead
+├── MisuseError             closed, a second event loop, a forked child, or a call from within a step
 ├── OutOfPages              a KV group has no free page; the scheduler handles it
 ├── ContextTooLong          a sequence was extended past the planned maximum context
 ├── LedgerError             the account of KV pages does not balance: a bug, never load
@@ -72,6 +73,13 @@ class ChatTemplateError(PlayheadError):
     """A chat template refused its messages, or was refused itself."""
 
 
+class AbsentFeature(PlayheadError, ImportError):
+    """A name or a method that other engines have and this one does not. An `ImportError` where a name was imported."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(f"{name}: {why}")
+
+
 class RequestError(DescribedError):
     """This request cannot be served. Nothing of it has started."""
 
@@ -94,10 +102,10 @@ class StepFailed(PlayheadError):
 
 
 class EngineStopped(PlayheadError):
-    """The engine does not run: never started, closed, or dead. `__cause__` is what it died of."""
+    """The engine was closed, or it is dead. `__cause__` is what it died of."""
 
     def __init__(self, where: str) -> None:
-        super().__init__(f"{where}: found no engine running on this event loop; wanted one. Start it and ask again.")
+        super().__init__(f"{where}: the engine was closed, or it is dead. Start it again, or make a new one.")
 
 
 class MisuseError(PlayheadError):

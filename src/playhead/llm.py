@@ -6,30 +6,19 @@ with LLM("embedded", max_num_seqs=4) as llm:
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-import torch
-
-from playhead.engine.build import EMBEDDED, build_engine
-from playhead.engine.config import EngineConfig
-from playhead.engine.engine import Engine, used_after_close
-from playhead.engine.front import (
-    Prompt,
-    Prompts,
-    RequestOptions,
-    as_params,
-    as_prompts,
-    checked_params,
-    joined,
-    never_queued,
-    split_n,
-)
+from playhead.engine.build import build_engine
+from playhead.engine.calls import Calls, Stream
+from playhead.engine.config import EMBEDDED, EngineConfig
+from playhead.engine.engine import Engine
+from playhead.engine.front import RequestOptions, as_params, checked_params, joined, split_n
 from playhead.engine.progress import prompt_bar
-from playhead.errors import MisuseError, PlayheadError, RequestError
+from playhead.errors import RequestError
 from playhead.graph.spec import CaptureReport
+from playhead.inputs import Prompt, Prompts, as_prompts
 from playhead.models.checkpoint.fill import OnProgress
 from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
@@ -52,12 +41,8 @@ class LLM:
         **settings: Any,
     ) -> None:
         engine = build_engine(model, config, on_load_progress=on_load_progress, **settings)
-        self._engine: Engine | None = engine
+        self._calls = Calls(engine)
         self.config, self.stats, self.tokenizer = engine.config, engine.stats, engine.tokenizer
-        self._num_calls = 0
-        # A step of the engine serves all calls: each output waits in the inbox of the call that asked for it.
-        self._inboxes: dict[str, deque[RequestOutput]] = {}
-        self._arrived: deque[RequestOutput] = deque()
 
     def __enter__(self) -> LLM:
         return self
@@ -68,34 +53,21 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Abort whatever still runs and give all memory back, at once. A second call does nothing.
+        """Abort whatever still runs and give all memory back. A second call does nothing.
 
-        A stream that is open gets what it has so far, as its last output.
+        An open stream gets what it has so far, as its last output. A `generate` of another thread raises `MisuseError`.
         """
-        engine = self._engine
-        if engine is None:
-            return
-        engine.check_use()
-        for request_id, inbox in sorted(self._inboxes.items()):
-            output = engine.abort(request_id)
-            if output is not None:
-                inbox.append(output)
-        engine.close()
-        device, self._engine, engine = engine.worker.device, None, None
-        if device.type == "cuda":
-            torch.cuda.empty_cache()  # what was this LLM's is the device's again, for other processes too
+        self._calls.close()
 
     @property
     def engine(self) -> Engine:
         """The engine underneath, while this LLM is open."""
-        if self._engine is None:
-            raise used_after_close()
-        return self._engine
+        return self._calls.engine
 
     @property
     def is_busy(self) -> bool:
         """Whether a call to generate or a stream is under way."""
-        return bool(self._inboxes)
+        return self._calls.is_busy
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What a request without parameters gets: the checkpoint's generation_config.json over vLLM's defaults."""
@@ -103,11 +75,11 @@ class LLM:
 
     def kv_report(self) -> str:
         """The account of KV pages as a table: free, held, cached, in quarantine, and what was ever found wrong."""
-        return self.engine.kv_report()
+        return self._calls.alone(Engine.kv_report)
 
     def capture_graphs(self, progress: Callable[[CaptureReport], None] | None = None) -> None:
         """Capture all sizes now; otherwise each is captured when it is first wanted (`Engine.capture_graphs`)."""
-        self.engine.capture_graphs(progress)
+        self._calls.alone(lambda engine: engine.capture_graphs(progress))
 
     def generate(
         self,
@@ -125,7 +97,7 @@ class LLM:
         prompt_list = as_prompts(prompts)
         params_list = as_params(self.get_default_sampling_params() if params is None else params, len(prompt_list))
         results: dict[str, RequestOutput] = {}
-        names = [self._name() for _ in prompt_list]
+        names = [self._calls.new_name() for _ in prompt_list]
         pending = [
             (f"{name}.{i}", prompt, one)
             for name, prompt, wanted in zip(names, prompt_list, params_list, strict=True)
@@ -145,7 +117,7 @@ class LLM:
         wanted = self.get_default_sampling_params() if params is None else checked_params(params)
         if wanted.n != 1:
             raise RequestError("stream", f"n={wanted.n}", "n=1", "Use generate for several samples.")
-        return Stream(self.outputs_of([(self._name(), prompt, wanted)], RequestOptions()))
+        return Stream(self.outputs_of([(self._calls.new_name(), prompt, wanted)], RequestOptions()))
 
     def chat(self, messages: Sequence[Mapping[str, str]], params: SamplingParams | None = None) -> RequestOutput:
         """The answer to a conversation, written out by the model's own chat template."""
@@ -162,10 +134,6 @@ class LLM:
         """A conversation as the model reads it, up to where its answer begins."""
         return self.engine.reader.chat_prompt(messages)
 
-    def _name(self) -> str:
-        self._num_calls += 1
-        return f"r{self._num_calls}"
-
     def outputs_of(
         self, requests: Sequence[tuple[str, Prompt, SamplingParams]], options: RequestOptions
     ) -> Generator[RequestOutput, None, None]:
@@ -173,71 +141,4 @@ class LLM:
 
         The engine is given more as it has room. Closing the generator aborts what is left.
         """
-        self.engine.check_use()
-        checked = [(request_id, self.engine.reader.check(prompt, params)) for request_id, prompt, params in requests]
-        waiting, inbox, mine = deque(checked), deque[RequestOutput](), set[str]()
-        try:
-            while waiting or mine:
-                while waiting and self.engine.can_take:
-                    request_id, prompt = waiting.popleft()
-                    self._inboxes[request_id] = inbox
-                    mine.add(request_id)
-                    try:
-                        self.engine.submit(request_id, prompt, options)
-                    except MisuseError:
-                        raise
-                    except PlayheadError as error:
-                        inbox.append(never_queued(request_id, prompt, error))
-                if not inbox:
-                    if not self.engine.has_work:
-                        raise PlayheadError(
-                            f"request {min(mine)!r} vanished without a final output. This is a bug in Playhead; "
-                            "please report it."
-                        )
-                    self._step()
-                while inbox:
-                    output = inbox.popleft()
-                    if output.finished:
-                        mine.discard(output.request_id)
-                        del self._inboxes[output.request_id]
-                    yield output
-        finally:
-            for request_id in mine:
-                self._inboxes.pop(request_id, None)
-                if self._engine is not None:
-                    self._engine.abort(request_id)
-
-    def _step(self) -> None:
-        """One step of the engine. Its outputs go to the inboxes of the calls that asked for them."""
-        self._arrived.extend(self.engine.step())
-        while self._arrived:  # one by one, so that an interrupt loses no output
-            output = self._arrived[0]
-            if output.request_id in self._inboxes:
-                self._inboxes[output.request_id].append(output)
-            self._arrived.popleft()
-
-
-class Stream:
-    """One request's outputs; if it failed, its error is raised in the place of the last one."""
-
-    def __init__(self, outputs: Generator[RequestOutput, None, None]) -> None:
-        self._outputs, self._is_busy = outputs, False
-
-    def __iter__(self) -> Stream:
-        return self
-
-    def __next__(self) -> RequestOutput:
-        if self._is_busy:
-            raise MisuseError("stream: asked for its next output while it makes one. Give every thread its own stream.")
-        self._is_busy = True
-        try:
-            output = next(self._outputs)
-        finally:
-            self._is_busy = False
-        if output.error is not None:
-            raise output.error
-        return output
-
-    def close(self) -> None:
-        """Abort the request, unless it has ended."""
-        self._outputs.close()
+        return self._calls.outputs_of(requests, options)

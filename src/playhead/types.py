@@ -1,8 +1,9 @@
-"""Index types: an index says in its type which space it lives in. No torch here."""
+"""Types that many packages share: an index says in its type which space it lives in. No torch here."""
 
 from __future__ import annotations
 
-from typing import NewType
+from enum import StrEnum
+from typing import NamedTuple, NewType
 
 FullLoc = NewType("FullLoc", int)
 """One token's place in the full pool: the identity of that token everywhere."""
@@ -15,3 +16,27 @@ Row = NewType("Row", int)
 
 Step = NewType("Step", int)
 """The number of a launched forward; 0 is 'before the first'."""
+
+
+class TokenReport(NamedTuple):
+    """What a sampler reports of one token. `rank` counts from 1, the likeliest."""
+
+    token_id: int
+    logprob: float
+    rank: int
+
+
+class Mode(StrEnum):
+    """How a step runs."""
+
+    FULL = "full"
+    BREAKABLE = "breakable"
+    PIECEWISE = "piecewise"
+    EAGER = "eager"
+
+
+class LoadFormat(StrEnum):
+    """Where weights come from: the checkpoint, or random numbers of its shapes, for speed work. vLLM's words."""
+
+    AUTO = "auto"
+    DUMMY = "dummy"

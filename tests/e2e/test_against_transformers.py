@@ -11,7 +11,7 @@ from playhead.llm import EngineConfig
 from playhead.sampling_params import SamplingParams
 from tests.e2e.embedded import first_difference, is_tie, shared_llm, token_prompts, tokens_of
 
-CONFIG = EngineConfig(max_model_len=640, max_num_seqs=16, kv_memory_bytes=1 << 25)
+CONFIG = EngineConfig(dtype="float32", max_model_len=640, max_num_seqs=16, kv_memory_bytes=1 << 25)
 NUM_PROMPTS, LONGEST, NUM_TOKENS = 50, 400, 200
 
 

@@ -23,7 +23,12 @@ from tests.e2e.embedded import differences, reference, sampling, shared_llm
 
 NUM_REQUESTS = int(os.environ.get("PLAYHEAD_FUZZ_REQUESTS", "300"))
 EMBEDDED = EngineConfig(
-    max_model_len=160, max_num_seqs=6, max_num_batched_tokens=48, page_size=4, kv_memory_bytes=1_200_000
+    dtype="float32",
+    max_model_len=160,
+    max_num_seqs=6,
+    max_num_batched_tokens=48,
+    page_size=4,
+    kv_memory_bytes=1_200_000,
 )
 TINY = KVLimits(max_context_tokens=64, max_running=6, chunk_tokens=24)
 TINY_BYTES = 23_000

@@ -119,7 +119,7 @@ def test_an_exception_of_one_request_reaches_its_own_consumer_alone(llm, wanted,
         return last
 
     async def ask_all():
-        async with AsyncEngine(llm.engine) as engine:
+        async with AsyncEngine.of(llm.engine) as engine:
             with monkeypatch.context() as patch:
                 BREAKS[part](patch)
                 asked = [last_of(engine, prompt) for prompt in PROMPTS]
@@ -149,7 +149,7 @@ def test_a_stream_raises_its_error_with_the_cause(llm, monkeypatch):
 
 def test_one_bad_sample_ends_all_samples_of_its_request(llm, wanted, monkeypatch):
     async def ask():
-        async with AsyncEngine(llm.engine) as engine:
+        async with AsyncEngine.of(llm.engine) as engine:
             with monkeypatch.context() as patch:
                 break_detokenizer(patch, "feed")
                 two = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, n=2)

@@ -9,10 +9,10 @@ import weakref
 import pytest
 
 from playhead.engine.async_engine import AsyncEngine
-from playhead.graph.shapes import Mode
 from playhead.llm import LLM
 from playhead.sampling_params import SamplingParams
 from playhead.testing.faults import injected
+from playhead.types import Mode
 
 PARAMS = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 
@@ -95,7 +95,7 @@ def test_a_failed_step_keeps_no_memory_once_its_error_is_gone():
 
 def test_a_dropped_async_engine_keeps_no_memory():
     llm = used_llm(Mode.EAGER)
-    parts, engine = alive_parts(llm), AsyncEngine(llm.engine)
+    parts, engine = alive_parts(llm), AsyncEngine.of(llm.engine)
     del llm
 
     async def ask(engine: AsyncEngine) -> None:

@@ -55,33 +55,6 @@ USES = {
 }
 
 
-@pytest.mark.parametrize("use", list(USES))
-def test_a_second_thread_is_refused_while_the_first_has_requests(llm, wanted, use):
-    stream = llm.stream("The whale", PARAMS)
-    next(stream)
-    error = raised_in_a_thread(lambda: USES[use](llm))
-    assert isinstance(error, MisuseError)
-    assert "second" in str(error)
-    assert "AsyncEngine" in str(error)
-    assert list(stream)[-1].outputs[0].token_ids == wanted
-    assert leftovers(llm.engine) == []
-    assert not llm.is_busy
-
-
-def test_a_second_thread_is_refused_in_the_middle_of_a_step(llm, wanted, monkeypatch):
-    launch, errors = llm.engine.worker.launch, []
-
-    def launch_beside_another(chunks):
-        errors.append(raised_in_a_thread(lambda: llm.engine.step()))
-        return launch(chunks)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(llm.engine.worker, "launch", launch_beside_another)
-        assert llm.generate("The whale", PARAMS)[0].outputs[0].token_ids == wanted
-    assert errors
-    assert all(isinstance(error, MisuseError) for error in errors)
-
-
 def test_an_idle_llm_may_be_used_by_one_thread_after_the_other(llm, wanted):
     outputs = []
     for _ in range(2):
@@ -162,7 +135,7 @@ def test_an_engine_that_somebody_kept_is_closed_with_its_llm():
 @pytest.mark.parametrize("use", list(USES))
 def test_an_engine_that_serves_an_event_loop_refuses_everybody_else_even_when_idle(llm, wanted, use):
     async def intrude() -> None:
-        async with AsyncEngine(llm.engine) as engine:
+        async with AsyncEngine.of(llm.engine) as engine:
             with pytest.raises(MisuseError, match="at work for an AsyncEngine"):
                 USES[use](llm)
             outputs = [output async for output in engine.generate("The whale", PARAMS)]

@@ -10,14 +10,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from playhead.engine.config import EngineConfig, on_device
+from playhead.engine.config import EngineConfig
+from playhead.engine.resolve import on_device
 from playhead.errors import ConfigError, RequestError
-from playhead.graph.shapes import Mode
 from playhead.llm import LLM
-from playhead.models.load import LoadFormat
 from playhead.outputs import FinishReason
 from playhead.sampling_params import SamplingParams
 from playhead.testing.tiny_worker import TINY_GEMMA3
+from playhead.types import LoadFormat, Mode
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 

@@ -10,16 +10,17 @@ from rich.console import Console
 from playhead.cli.command import MODEL, command, engine, flags_of
 from playhead.cli.demo import audit_table
 from playhead.cli.loading import loaded
-from playhead.engine.build import EMBEDDED, resolve_model_name
-from playhead.engine.config import EngineConfig, kv_limits, resolve_device, resolve_dtype
+from playhead.engine.build import resolve_model_name
+from playhead.engine.config import EMBEDDED, EngineConfig
 from playhead.engine.progress import capture_bar, spinner
+from playhead.engine.resolve import kv_limits, resolve_device, resolve_dtype
 from playhead.errors import ConfigError
 from playhead.graph.report import Report
-from playhead.graph.shapes import Mode
 from playhead.models.load import ModelDescription, describe_model
 from playhead.settings import Setting, declare
 from playhead.step.audit import audit_worker
 from playhead.step.forward import kv_geometry
+from playhead.types import Mode
 
 MAX_SHOWN = 5
 MAX_CONTEXT_TOKENS = 4096

@@ -15,8 +15,7 @@ from playhead.cli.command import MODEL, OneScreenCommand, command, engine, flags
 from playhead.cli.doctor import machine_rows, this_machine, version_rows
 from playhead.cli.loading import loaded
 from playhead.cli.workload import Run, WorkloadSpec, random_workload, refused, run_workload, spread
-from playhead.engine.build import EMBEDDED
-from playhead.engine.config import EngineConfig
+from playhead.engine.config import EMBEDDED, EngineConfig
 from playhead.engine.progress import prompt_bar
 from playhead.llm import LLM
 from playhead.settings import Setting, check_settings, declare, settings_of

@@ -13,8 +13,8 @@ from rich.console import Console
 from playhead.cli.command import MODEL, command, engine, flags_of
 from playhead.cli.generate import figures, show
 from playhead.cli.loading import fitted, loaded, sampling, sampling_of
-from playhead.engine.build import EMBEDDED, load_tokenizer, resolve_model_name
-from playhead.engine.config import EngineConfig
+from playhead.engine.build import load_tokenizer, resolve_model_name
+from playhead.engine.config import EMBEDDED, EngineConfig
 from playhead.engine.progress import spinner
 from playhead.errors import RequestError
 from playhead.llm import LLM
@@ -24,7 +24,6 @@ from playhead.sampling_params import SamplingParams
 from playhead.settings import Setting, declare
 
 FORGET = "/new"
-CONTEXT_TOKENS = 4096  # what the KV memory of a CPU holds of a small chat model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +37,7 @@ class ChatOptions:
 @command(
     flags_of(ChatOptions),
     sampling("max_tokens", "sampling", max_tokens=512),
-    engine("model", "memory", "graph", max_model_len=CONTEXT_TOKENS),
+    engine("model", "memory", "graph"),
 )
 def chat(options: ChatOptions, asked: Mapping[str, Any], config: EngineConfig) -> None:
     """Talk with a chat model. /new forgets, Ctrl-D ends."""

@@ -21,8 +21,7 @@ from typing import Any, Generic, TypeVar
 import typer
 from typer.core import TyperCommand, TyperOption
 
-from playhead.engine.build import EMBEDDED
-from playhead.engine.config import ENGINE_SETTINGS, EngineConfig
+from playhead.engine.config import EMBEDDED, ENGINE_SETTINGS, EngineConfig
 from playhead.settings import Declared, Setting, Switch, settings_of
 
 ENGINE_PANEL = "Engine (vLLM's and SGLang's names both work)"

@@ -21,8 +21,9 @@ from rich.table import Table
 
 from playhead import __version__
 from playhead.engine.build import resolve_model_name
-from playhead.engine.config import ENGINE_SETTINGS, EngineConfig, resolve_device, resolve_dtype
-from playhead.engine.memory import CPU_KV_BYTES, CPU_SHARE_OF_FREE, KV_SHARE_OF_FREE
+from playhead.engine.config import ENGINE_SETTINGS, GPU_SHARE, EngineConfig
+from playhead.engine.memory import CPU_KV_BYTES, CPU_SHARE_OF_FREE, KV_SHARE
+from playhead.engine.resolve import resolve_device, resolve_dtype
 from playhead.models.checkpoint.hub import resolve_model
 from playhead.models.checkup import Checkup
 from playhead.settings import show_size
@@ -34,7 +35,11 @@ OTHER_DEFAULTS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
         ("dtype", "", "float16 where the checkpoint is; else half the bytes of float32, and its range"),
         ("attention", "TritonBackend", "compiled for this GPU, reads pages and windows directly"),
         ("graphs", "CudaBackend", "CUDA graphs: a step is one launch"),
-        ("kv_memory_bytes", f"{KV_SHARE_OF_FREE:.0%} of free", "the rest is for graphs and activations"),
+        (
+            "kv_memory_bytes",
+            f"{KV_SHARE:.0%} of {GPU_SHARE:.0%} of the GPU, less the weights",
+            "the rest is for graphs and activations",
+        ),
     ),
     "cpu": (
         ("device", "cpu", "no CUDA device is here"),

@@ -15,14 +15,14 @@ from rich.table import Table
 
 from playhead.cli.command import MODEL, command, engine, flags_of
 from playhead.cli.loading import fitted, loaded, sampling, sampling_of
-from playhead.engine.build import EMBEDDED
-from playhead.engine.config import EngineConfig
+from playhead.engine.config import EMBEDDED, EngineConfig
 from playhead.engine.progress import spinner
-from playhead.graph.shapes import Mode, Reason
+from playhead.graph.shapes import Reason
 from playhead.llm import LLM
 from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
 from playhead.settings import Setting, declare
+from playhead.types import Mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

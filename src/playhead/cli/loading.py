@@ -8,8 +8,8 @@ from typing import Any
 
 from playhead.cli.command import Flags, named
 from playhead.engine.config import EngineConfig
-from playhead.engine.front import Prompt
 from playhead.engine.progress import load_bar
+from playhead.inputs import Prompt
 from playhead.llm import LLM
 from playhead.sampling_params import PARAMETERS, SAMPLING_SETTINGS, SamplingParams
 

@@ -10,8 +10,9 @@ from rich.table import Table
 
 from playhead.cli.command import MODEL, command, engine, flags_of
 from playhead.engine.build import resolve_model_name
-from playhead.engine.config import EngineConfig, resolve_dtype
-from playhead.engine.memory import fit_beside_weights
+from playhead.engine.config import EngineConfig
+from playhead.engine.memory import fit_beside_weights, share_of_gpu
+from playhead.engine.resolve import resolve_dtype
 from playhead.errors import ConfigError
 from playhead.kv.plan import KVPlan, plan_kv
 from playhead.models.load import ModelDescription, describe_model
@@ -68,7 +69,7 @@ def plan_memory(description: ModelDescription, config: EngineConfig, device_byte
     """The same sizes the engine would choose on a device of this size, or the `ConfigError` it would raise."""
     device = torch.device("cuda")
     dtype = resolve_dtype(config, device, description)
-    memory = fit_beside_weights(description, config, device, device_bytes)
+    memory = fit_beside_weights(description, config, device, share_of_gpu(config, device_bytes, device_bytes))
     geometry = kv_geometry(description.spec, page_size=config.page_size, dtype=dtype)
     return MemoryPlan(
         device_bytes=device_bytes,

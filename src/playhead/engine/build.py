@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from importlib.resources import files
-from typing import Any
+from typing import Unpack
 
-from playhead.engine.config import EngineConfig, config_from, resolve_device, resolve_dtype
+from playhead.engine.config import EMBEDDED, EngineConfig, config_from
 from playhead.engine.engine import Engine
+from playhead.engine.keywords import EngineKeywords
 from playhead.engine.memory import worker_config
+from playhead.engine.resolve import resolve_device, resolve_dtype
 from playhead.models.checkpoint.fill import OnProgress
-from playhead.models.load import LoadFormat, ModelDescription, describe_model, load_generation_config, load_weights
+from playhead.models.checkpoint.gguf_file import GgufFile
+from playhead.models.checkpoint.hub import resolve_model
+from playhead.models.load import ModelDescription, describe_model, load_generation_config, load_weights
 from playhead.models.text.generation_config import read_generation_config
 from playhead.models.text.gguf_vocab import tokenizer_from_gguf
 from playhead.models.text.ids_only import IdsOnlyTokenizer
 from playhead.models.text.tokenizer import Tokenizer, tokenizer_from_directory
+from playhead.sampling_params import SamplingParams
 from playhead.step.build import build_worker
-
-EMBEDDED = "embedded"
+from playhead.types import LoadFormat
 
 
 def build_engine(
@@ -24,7 +28,7 @@ def build_engine(
     config: EngineConfig | None = None,
     *,
     on_load_progress: OnProgress | None = None,
-    **settings: Any,
+    **settings: Unpack[EngineKeywords],
 ) -> Engine:
     """An engine of a model: the embedded one, a directory, a .gguf file or a hub id.
 
@@ -33,7 +37,7 @@ def build_engine(
     config = config_from(config, settings)
     device = resolve_device(config)
     is_dummy = config.load_format is LoadFormat.DUMMY
-    description = describe_model(resolve_model_name(model), config_only=is_dummy)
+    description = describe_model(resolve_model_name(model), revision=config.revision, config_only=is_dummy)
     sizes = worker_config(description, config, device)  # before the weights: what cannot fit is refused at once
     tokenizer = load_tokenizer(description, config)
     generation = load_generation_config(description, tokenizer)
@@ -44,7 +48,8 @@ def build_engine(
         load_format=config.load_format,
         on_progress=on_load_progress,
     )
-    return Engine(build_worker(decoder, sizes), tokenizer, config=config, default_params=generation.sampling)
+    defaults = generation.sampling if config.generation_config == "auto" else SamplingParams()
+    return Engine(build_worker(decoder, sizes), tokenizer, config=config, default_params=defaults)
 
 
 def resolve_model_name(model: str) -> str:
@@ -53,10 +58,17 @@ def resolve_model_name(model: str) -> str:
 
 
 def load_tokenizer(description: ModelDescription, config: EngineConfig | None = None) -> Tokenizer:
-    """From the files beside the weights or the GGUF file's metadata; ids only where the configuration has no text."""
-    config, path = config or EngineConfig(), description.path
-    if description.gguf is not None:
-        return IdsOnlyTokenizer() if config.skip_tokenizer_init else tokenizer_from_gguf(description.gguf.metadata)
+    """From the files beside the weights or the GGUF file's metadata; ids only where the configuration has no text.
+
+    `EngineConfig.tokenizer` names other files.
+    """
+    config, path, gguf = config or EngineConfig(), description.path, description.gguf
+    if config.tokenizer is not None and not config.skip_tokenizer_init:
+        path = resolve_model(resolve_model_name(config.tokenizer), revision=config.tokenizer_revision)
+        gguf = GgufFile(path) if path.is_file() else None
+        return tokenizer_from_directory(path) if gguf is None else tokenizer_from_gguf(gguf.metadata)
+    if gguf is not None:
+        return IdsOnlyTokenizer() if config.skip_tokenizer_init else tokenizer_from_gguf(gguf.metadata)
     is_bare = config.load_format is LoadFormat.DUMMY and not (path / "tokenizer.json").is_file()
     if config.skip_tokenizer_init or is_bare:
         return IdsOnlyTokenizer(read_generation_config(path).eos_ids)

@@ -1,4 +1,4 @@
-"""What can be set about an engine, and what unset values become on a device.
+"""What can be set about an engine. No torch: a command line makes its flags of this before anything heavy is imported.
 
 A setting is one field of `EngineConfig`. Its check, its keywords, its flags and its help are made from its `Setting`.
 """
@@ -8,22 +8,23 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-
+from playhead.engine.foreign import FOREIGN_SETTINGS
 from playhead.errors import ConfigError, shown
-from playhead.graph.shapes import Mode
-from playhead.kv.plan import KVLimits
-from playhead.models.build import family_named
 from playhead.models.config import MAX_SIZE
-from playhead.models.decoder import Decoder
-from playhead.models.load import LoadFormat, ModelDescription
 from playhead.settings import Auto, Setting, Switch, check_settings, declare, parse_size, settings_of
-from playhead.step.worker import WorkerConfig
+from playhead.types import LoadFormat, Mode
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+EMBEDDED = "embedded"
+"""The name of the model that comes with the package."""
+
+DTYPES = ("float32", "bfloat16", "float16")
+DTYPE_NAMES = {**{name: name for name in ("auto", *DTYPES)}, "half": "float16", "float": "float32"}
+"""What vLLM calls them, with the name that torch has."""
+GPU_SHARE = 0.9
+"""What an engine takes of a GPU that nobody else wants, as in vLLM."""
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,2})?")
 
 
@@ -32,6 +33,16 @@ def device_name(name: str, value: object) -> str:
     if not isinstance(value, str) or not DEVICE.fullmatch(value):
         raise refused(name, value, "auto, cpu or cuda[:N]")
     return value
+
+
+def dtype_name(name: str, value: object) -> str:
+    """The name of a dtype as torch spells it. `torch.float16` itself is taken too, and torch need not be imported."""
+    kind = type(value)
+    if (kind.__module__, kind.__qualname__) == ("torch", "dtype"):
+        value = str(value).removeprefix("torch.")
+    if not isinstance(value, str) or value not in DTYPE_NAMES:
+        raise refused(name, value, f"one of {', '.join(DTYPE_NAMES)}, or a torch.dtype of these")
+    return DTYPE_NAMES[value]
 
 
 def refused(name: str, value: object, wanted: str) -> ConfigError:
@@ -51,11 +62,36 @@ class EngineConfig:
         "auto", Setting(group="model", help="auto, cpu, cuda or cuda:N", metavar="NAME", take=device_name)
     )
     dtype: str = declare(
-        "auto", Setting(group="model", help=f"auto, {', '.join(DTYPES)}", metavar="NAME", choices=("auto", *DTYPES))
+        "auto", Setting(group="model", help=f"auto, {', '.join(DTYPES)}", metavar="NAME", take=dtype_name)
     )
     load_format: LoadFormat = declare(
         LoadFormat.AUTO,
         Setting(group="model", help="auto, or dummy: random weights of the same shapes", metavar="NAME"),
+    )
+    revision: str | None = declare(
+        None, Setting(group="source", help="branch, tag or commit of a hub model", metavar="NAME")
+    )
+    tokenizer: str | None = declare(
+        None,
+        Setting(
+            group="source",
+            help="take the tokenizer from this directory, .gguf file or hub id",
+            metavar="NAME",
+            aliases=("--tokenizer-path",),
+        ),
+    )
+    tokenizer_revision: str | None = declare(
+        None, Setting(group="source", help="branch, tag or commit of the tokenizer", metavar="NAME")
+    )
+    """By default `revision`, where `tokenizer` is left out too."""
+    generation_config: str = declare(
+        "auto",
+        Setting(
+            group="source",
+            help="requests without parameters: auto, as the model's authors say; vllm, as vLLM's defaults say",
+            metavar="NAME",
+            choices=("auto", "vllm"),
+        ),
     )
     seed: int | None = declare(
         None, Setting(group="seed", help="requests without a seed draw theirs from this", aliases=("--random-seed",))
@@ -107,9 +143,29 @@ class EngineConfig:
             },
         ),
     )
+    gpu_memory_utilization: float | None = declare(
+        None,
+        Setting(
+            group="memory",
+            help=f"share of a GPU's memory that the engine may take [{GPU_SHARE}]",
+            aliases=("--mem-fraction-static",),
+            low=0,
+            above=True,
+            high=1,
+        ),
+    )
+    """Weights, KV, graphs and activations together. On a CPU it means nothing."""
     kv_memory_bytes: int | None = declare(
         None,
-        Setting(group="memory", help="memory for KV, like 4GiB", metavar="SIZE", parse=parse_size, low=1, high=1 << 50),
+        Setting(
+            group="memory",
+            help="memory for KV, like 4GiB",
+            metavar="SIZE",
+            aliases=("--kv-cache-memory-bytes",),
+            parse=parse_size,
+            low=1,
+            high=1 << 50,
+        ),
     )
     page_size: int = declare(
         16, Setting(group="memory", help="tokens of a KV page", aliases=("--block-size",), low=1, high=1 << 12)
@@ -154,6 +210,7 @@ class EngineConfig:
             switches=(
                 Switch(flags=("--disable-overlap-schedule",), sets=False, help="read each step before the next"),
             ),
+            aliases=("--async-scheduling",),
             auto={
                 "cpu": Auto(False, "a launch is the step, so the host has nothing to do meanwhile"),
                 "cuda": Auto(True, "the GPU works while the host plans"),
@@ -180,6 +237,8 @@ ENGINE_SETTINGS = settings_of(EngineConfig)
 
 def config_from(config: EngineConfig | None, keywords: Mapping[str, Any]) -> EngineConfig:
     """The configuration given as an object or as keywords, not as both."""
+    if config is not None and not isinstance(config, EngineConfig):
+        raise ConfigError(f"config: found {shown(config)}; wanted an EngineConfig. Name settings, as in seed=7.")
     if config is not None and keywords:
         raise ConfigError(
             f"settings: found a config object and {', '.join(keywords)} beside it; wanted one of the two. "
@@ -189,12 +248,18 @@ def config_from(config: EngineConfig | None, keywords: Mapping[str, Any]) -> Eng
 
 
 def by_field(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by the field's name. A keyword is that name or a long flag's: `context_length`, `enforce_eager`."""
+    """Settings by the field's name. A keyword is that name or a long flag's: `context_length`, `enforce_eager`.
+
+    A setting of another engine that Playhead has no use for is checked and dropped (`foreign.py`).
+    """
     values: dict[str, Any] = {}
     for keyword, value in keywords.items():
+        if keyword in FOREIGN_SETTINGS:
+            FOREIGN_SETTINGS[keyword].check(keyword, value)
+            continue
         if keyword not in SPELLINGS:
             names = ", ".join(declared.name for declared in ENGINE_SETTINGS)
-            close = difflib.get_close_matches(keyword, SPELLINGS, n=1)
+            close = difflib.get_close_matches(keyword, (*SPELLINGS, *FOREIGN_SETTINGS), n=1)
             fix = f"Did you mean {close[0]}?" if close else "Remove it."
             raise ConfigError(f"setting {keyword!r}: found no such setting; wanted one of {names}. {fix}")
         name, switch = SPELLINGS[keyword]
@@ -216,74 +281,3 @@ SPELLINGS: Mapping[str, tuple[str, Switch | None]] = {
     for flag in ((declared.name, *declared.setting.aliases) if switch is None else switch.flags)
 }
 """Every keyword, with its field and the switch it stands for."""
-
-
-def resolve_device(config: EngineConfig) -> torch.device:
-    """The device asked for if this machine has it, or CUDA where there is one."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if config.device == "auto":
-        return torch.device("cuda" if count else "cpu")
-    device = torch.device(config.device)
-    if device.type == "cuda" and (device.index or 0) >= count:
-        here = ("auto", "cpu", *(("cuda",) if count else ()), *(f"cuda:{i}" for i in range(count)))
-        raise ConfigError(f"device: found {config.device!r}; this machine has {', '.join(here)}. Choose one of them.")
-    return device
-
-
-def resolve_dtype(
-    config: EngineConfig, device: torch.device, description: ModelDescription | None = None
-) -> torch.dtype:
-    """The dtype asked for, or the checkpoint's own where the device is fast in it.
-
-    On a CPU that is float32: half precision is far slower there. On a GPU a float16 checkpoint stays float16, unless
-    its family overflows in it. Every other checkpoint runs in bfloat16, float32 ones too, as in vLLM: they take half
-    the memory and time, and bfloat16 has float32's range. GPUs without bfloat16 run in float16.
-    """
-    if config.dtype != "auto":
-        return DTYPES[config.dtype]
-    if device.type != "cuda":
-        return torch.float32
-    if torch.cuda.is_available() and not torch.cuda.is_bf16_supported(including_emulation=False):
-        return torch.float16
-    if description is not None and description.stored_dtype is torch.float16:
-        return torch.bfloat16 if family_named(description.spec.family).overflows_float16 else torch.float16
-    return torch.bfloat16
-
-
-def on_device(config: EngineConfig, device: torch.device) -> EngineConfig:
-    """The configuration with the device's own value for every setting that was left open and has one."""
-    open_ones = [one for one in ENGINE_SETTINGS if one.setting.auto and one.value_of(config) is None]
-    return replace(config, **{one.name: one.setting.auto[device.type].value for one in open_ones})
-
-
-def kv_limits(description: ModelDescription, config: EngineConfig, device: torch.device) -> KVLimits:
-    """What the scheduler promises, with the model's own context where none was asked for."""
-    longest = description.spec.max_context_tokens
-    context = longest if config.max_model_len is None else config.max_model_len
-    if not 1 <= context <= longest:
-        raise ConfigError(f"max_model_len: found {context}; wanted 1 to {longest}, what the model has. Lower it.")
-    usual = on_device(config, device)
-    assert usual.max_num_seqs is not None, "every device has its sizes"
-    assert usual.max_num_batched_tokens is not None, "every device has its sizes"
-    return KVLimits(
-        max_context_tokens=context,
-        max_running=usual.max_num_seqs,
-        chunk_tokens=usual.max_num_batched_tokens,
-        num_steps_in_flight=2 if usual.overlap else 1,
-    )
-
-
-def resolved(config: EngineConfig, worker: WorkerConfig, decoder: Decoder) -> EngineConfig:
-    """The configuration with every open value replaced by what a worker was made with."""
-    return replace(
-        config,
-        device=str(decoder.embedding_VM.device),
-        dtype=str(decoder.dtype).removeprefix("torch."),
-        max_model_len=worker.limits.max_context_tokens,
-        max_num_seqs=worker.limits.max_running,
-        max_num_batched_tokens=worker.limits.chunk_tokens,
-        kv_memory_bytes=worker.kv_memory_bytes,
-        graph_mode=worker.token_mode,
-        overlap=worker.limits.num_steps_in_flight > 1,
-        strict_ledger=worker.strict_ledger,
-    )

@@ -17,16 +17,18 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from playhead.engine.config import EngineConfig, resolved
+from playhead.engine.config import EngineConfig
 from playhead.engine.front import CheckedPrompt, PromptReader, RequestOptions
-from playhead.engine.response import ResponseBuilder, TokenReport
+from playhead.engine.resolve import resolved
+from playhead.engine.response import ResponseBuilder
 from playhead.engine.seeds import seed_of
 from playhead.engine.timeline import EngineStats, StepRecord, Timeline
 from playhead.errors import MisuseError, PagesLost, PlayheadError, RequestError, RequestFailed, caused
 from playhead.graph.spec import CaptureReport
+from playhead.inputs import Prompt
 from playhead.kv.audit import report
 from playhead.kv.ledger import Findings, KVWatch
 from playhead.models.text.tokenizer import Tokenizer
@@ -72,7 +74,6 @@ class Engine:
         self.config = resolved(config or EngineConfig(), worker.config, worker.model.decoder)
         limits = worker.config.limits
         self.overlap = limits.num_steps_in_flight > 1
-        self.max_waiting = WAITING_PER_RUNNING * limits.max_running
         self.reader = PromptReader(
             tokenizer=tokenizer,
             vocab_size=worker.model.decoder.spec.vocab_size,
@@ -80,8 +81,9 @@ class Engine:
             default_params=default_params or SamplingParams(),
         )
         self._watch = KVWatch(worker.kv, every_steps=worker.config.audit_every_steps)
+        max_waiting = WAITING_PER_RUNNING * limits.max_running
         self._scheduler = Scheduler(
-            worker.kv, worker.rows, ScheduleLimits(chunk_tokens=limits.chunk_tokens, max_waiting=self.max_waiting)
+            worker.kv, worker.rows, ScheduleLimits(chunk_tokens=limits.chunk_tokens, max_waiting=max_waiting)
         )
         self._responses: dict[str, ResponseBuilder] = {}
         self._in_flight: deque[LaunchedStep] = deque()
@@ -106,17 +108,29 @@ class Engine:
         A lock and no context manager of our own: an interrupt between taking and holding it cannot leave it taken.
         """
         self.check_use()
-        self._user = threading.current_thread()
+        self.take_over()
         return self._inside
 
-    def check_use(self) -> None:
-        """`MisuseError` if this thread may not use the engine now.
+    def take_over(self) -> None:
+        """This thread uses the engine from now on. Whoever calls this knows that no other thread is using it."""
+        thread = threading.current_thread()
+        if thread is not self._user:
+            self.worker.move_to_this_thread()
+            self._user = thread
 
-        An engine has one user at a time: one thread of the process that made it, and not from within its own step. A
-        thread whose requests run keeps the engine until they are done.
+    @property
+    def is_in_child(self) -> bool:
+        """Whether this process is a fork of the one that made the engine."""
+        return os.getpid() != self._pid
+
+    def check_caller(self) -> None:
+        """`MisuseError` if this thread may not use the engine, now or in its turn.
+
+        Refused are a forked child, a closed engine, an engine that serves an `AsyncEngine`, and a call from within the
+        engine's own step.
         """
-        thread, user = threading.current_thread(), self._user
-        if os.getpid() != self._pid:
+        thread = threading.current_thread()
+        if self.is_in_child:
             raise MisuseError(
                 f"engine: used in process {os.getpid()}, but made in process {self._pid}. A forked child cannot use "
                 "its parent's engine: make one in the child, or start the child by 'spawn'."
@@ -127,15 +141,24 @@ class Engine:
             raise MisuseError(
                 "engine: at work for an AsyncEngine. Send requests there, or close the AsyncEngine first."
             )
-        if self._inside.locked() and thread is user:
+        if self._inside.locked() and thread is self._user:
             raise MisuseError(
                 "engine: called from within its own step, by a callback or a finalizer. Call it after the step has "
                 "returned."
             )
+
+    def check_use(self) -> None:
+        """`MisuseError` if this thread may not use the engine now.
+
+        An engine has one user at a time. A thread whose requests run keeps the engine until they are done, or until
+        another thread takes the engine over.
+        """
+        self.check_caller()
+        thread, user = threading.current_thread(), self._user
         if thread is not user and user is not None and user.is_alive() and (self.has_work or self._inside.locked()):
             raise MisuseError(
-                f"engine: thread {thread.name!r} used it while thread {user.name!r} does. "
-                "Use playhead.engine.async_engine.AsyncEngine for many callers, or one LLM per thread."
+                f"engine: thread {thread.name!r} used it while thread {user.name!r} does. Call LLM, which serves many "
+                "threads, or playhead.AsyncEngine."
             )
 
     def close(self) -> None:
@@ -164,6 +187,15 @@ class Engine:
             self._unfreeze = weakref.finalize(self, gc.unfreeze)
 
     @property
+    def max_waiting(self) -> int:
+        """How many requests may wait to be run. One more is refused."""
+        return self._scheduler.max_waiting
+
+    @max_waiting.setter
+    def max_waiting(self, value: int) -> None:
+        self._scheduler.max_waiting = value
+
+    @property
     def can_take(self) -> bool:
         """Whether one more request would be queued rather than refused."""
         return self._scheduler.can_queue
@@ -171,7 +203,7 @@ class Engine:
     def add_request(
         self,
         request_id: str,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         params: SamplingParams,
         options: RequestOptions | None = None,
     ) -> None:
@@ -217,18 +249,7 @@ class Engine:
         )
         self.worker.sampler.prepare(request)
         self._arrivals = arrival
-        return ResponseBuilder(
-            request=request,
-            prompt=checked.text,
-            detokenizer=self.tokenizer.detokenizer(
-                skip_special_tokens=params.skip_special_tokens, prompt_ids=checked.ids
-            )
-            if params.detokenize
-            else None,
-            text_of=self.tokenizer.token_text if params.detokenize else no_text,
-            streams=options.streams,
-            arrival_s=time.perf_counter(),
-        )
+        return ResponseBuilder.begin(request, checked.text, self.tokenizer, streams=options.streams)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request wherever it is. None if it had ended already."""
@@ -360,7 +381,7 @@ class Engine:
             step.num_committed = row + 1
         self._record(step, collected.device_us, (read_s, collected_s, time.perf_counter()))
 
-    def _commit_prompts(self, planned: Sequence[Chunk], prompts: SampledTokens) -> None:
+    def _commit_prompts(self, planned: list[Chunk], prompts: SampledTokens) -> None:
         """Give the logprobs of a step's prompt tokens to their requests. A second call changes nothing."""
         row = 0
         for chunk in planned:
@@ -370,7 +391,7 @@ class Engine:
             try:
                 for i, position in enumerate(chunk.reported):
                     wanted = chunk.request.params.prompt_logprobs
-                    response.take_prompt(position, reported(prompts, first_row + i, wanted))
+                    response.take_prompt(position, prompts.reports(first_row + i, wanted))
             except Exception as error:  # noqa: BLE001  whatever it is, it is this request's
                 self._ready.append(self._fail(response, error))
 
@@ -389,7 +410,7 @@ class Engine:
         output = None
         try:
             if response.num_taken == chunk.num_generated:
-                response.take(token, reported(sampled, row, request.params.logprobs))
+                response.take(token, sampled.reports(row, request.params.logprobs))
             if response.ended_by is not None:
                 response.complete_text()
             elif response.streams:
@@ -467,15 +488,3 @@ class Engine:
 
 def used_after_close() -> MisuseError:
     return MisuseError("engine: used after close(). Make a new one, or close it later.")
-
-
-def no_text(token_id: int) -> None:
-    """The text of a token in a response without text."""
-
-
-def reported(sampled: SampledTokens, row: int, wanted: int | None) -> list[TokenReport]:
-    """The chosen token, then the best ones, as many as the request asked for."""
-    if wanted is None:
-        return []
-    columns = (sampled.logprob_ids_NL[row], sampled.logprobs_NL[row], sampled.ranks_NL[row])
-    return [TokenReport(*one) for one in zip(*(column[: 1 + wanted].tolist() for column in columns), strict=True)]

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from playhead.engine.bad_words import bad_word_ids
+from playhead.engine.conversations import ChatOptions, Conversation, plain_messages, up_to_final_message
 from playhead.errors import PlayheadError, RequestError, shown
+from playhead.inputs import Prompt, plain_prompt
 from playhead.models.text.chat import ChatTemplate
+from playhead.models.text.template_worker import TemplateWorker
 from playhead.models.text.tokenizer import Tokenizer
 from playhead.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
 from playhead.sampling_params import SamplingParams
-
-Prompt = str | Sequence[int]
-Prompts = Prompt | Sequence[str] | Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,64 +59,65 @@ class PromptReader:
     max_context: int
     default_params: SamplingParams
     _template: ChatTemplate | None = None
+    _templates: TemplateWorker | None = None
 
     def check(self, prompt: Prompt, params: SamplingParams) -> CheckedPrompt:
         """The prompt as the engine takes it, or `RequestError`."""
-        if isinstance(prompt, str):
+        plain = plain_prompt(prompt)
+        ids = plain.ids
+        if ids is None:
+            assert plain.text is not None, "a prompt has ids or a text"
             # A text that will be cut may be longer than the context.
             most = self.max_context if params.truncate_prompt_tokens is None else None
-            ids = self.tokenizer.encode(prompt, add_special_tokens=True, max_context=most)
-        else:
-            ids = checked_ids(prompt)
+            ids = self.tokenizer.encode(plain.text, add_special_tokens=True, max_context=most)
         ids = ids[len(ids) - params.num_prompt_tokens(len(ids), self.max_context) :]
         if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
             outside = next(token for token in ids if not 0 <= token < self.vocab_size)
             wanted = f"ids in [0, {self.vocab_size})"
             raise RequestError("prompt", f"token id {shown(outside)}", wanted, "Check the tokenizer.")
         max_new_tokens = params.check_against(self.vocab_size, len(ids), self.max_context)
-        text = prompt if isinstance(prompt, str) else None
-        bad_words = bad_word_ids(params.bad_words, self.tokenizer) if params.bad_words else ()
         return CheckedPrompt(
-            text=text, ids=tuple(ids), params=params, max_new_tokens=max_new_tokens, bad_words=bad_words
+            text=plain.text,
+            ids=tuple(ids),
+            params=params,
+            max_new_tokens=max_new_tokens,
+            bad_words=bad_word_ids(params.bad_words, self.tokenizer) if params.bad_words else (),
+            salt=plain.salt,
         )
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def chat_prompt(self, messages: Conversation, options: ChatOptions | None = None) -> list[int]:
         """A conversation as the model reads it, up to where its answer begins."""
-        if self.tokenizer.chat_template is None:
-            raise RequestError("chat", "a model without a chat template", "one that has one", "Use generate.")
-        if self._template is None:
-            special = self.tokenizer.special
-            self._template = ChatTemplate(self.tokenizer.chat_template, bos=special.bos, eos=special.eos)
-        text = self._template.render(messages, add_generation_prompt=True)
+        text = self.chat_text(messages, options or ChatOptions())
         return self.tokenizer.encode(text, add_special_tokens=False, max_context=self.max_context)
+
+    def chat_text(self, messages: Conversation, options: ChatOptions) -> str:
+        """A conversation as its chat template writes it."""
+        plain = plain_messages(messages)
+        text = self._template_of(options.chat_template).render(
+            plain,
+            add_generation_prompt=options.add_generation_prompt,
+            tools=options.tools,
+            **options.chat_template_kwargs,
+        )
+        return up_to_final_message(text, plain) if options.continue_final_message else text
+
+    def _template_of(self, source: str | None) -> ChatTemplate:
+        """The template of this source, or the model's own. All share one process."""
+        source = self.tokenizer.chat_template if source is None else source
+        if source is None:
+            raise RequestError(
+                "chat", "a model without a chat template", "one that has one", "Use generate, or give chat_template."
+            )
+        if self._template is None or self._template.source != source:
+            special = self.tokenizer.special
+            worker = self._templates = self._templates or TemplateWorker()
+            self._template = ChatTemplate(source, bos=special.bos, eos=special.eos, worker=worker)
+        return self._template
 
     def close(self) -> None:
         """End the chat template's process, if it has one."""
-        if self._template is not None:
-            self._template.close()
-
-
-def checked_ids(prompt: object) -> list[int]:
-    """Token ids as given, or `RequestError`: a bool, a float or a string among them is refused, not converted."""
-    is_text = isinstance(prompt, bytes | bytearray | str)
-    if isinstance(prompt, Sequence) and not is_text and set(map(type, prompt)) <= {int}:
-        return list(prompt)
-    found = f"a {type(prompt).__name__} of other things than ints"
-    raise RequestError("prompt", found, "text, or token ids", "Encode it first.")
-
-
-def as_prompts(prompts: Prompts) -> list[Prompt]:
-    """A list of prompts, whether one or many were given, as text or as ids. The engine checks each one."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if not isinstance(prompts, list | tuple):
-        found = f"a {type(prompts).__name__}"
-        raise RequestError("prompts", found, "text or ids, one or a list of them", "Put it into a list.")
-    numbers = [item for item in prompts if isinstance(item, int)]
-    if numbers and len(numbers) < len(prompts):
-        found = "ids and whole prompts in one list"
-        raise RequestError("prompts", found, "one prompt of ids, or many prompts", "Put the ids into a list.")
-    return [numbers] if numbers else [item for item in prompts if not isinstance(item, int)]
+        if self._templates is not None:
+            self._templates.close()
 
 
 def as_params(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
@@ -125,14 +126,14 @@ def as_params(params: SamplingParams | Sequence[SamplingParams], count: int) -> 
         return [params] * count
     if not isinstance(params, Sequence) or len(params) != count:
         found = f"{len(params)} sets of parameters" if isinstance(params, Sequence) else f"a {type(params).__name__}"
-        raise RequestError("params", found, f"one SamplingParams, or {count}", "Give one per prompt.")
+        raise RequestError("sampling_params", found, f"one SamplingParams, or {count}", "Give one per prompt.")
     return [checked_params(one) for one in params]
 
 
 def checked_params(params: object) -> SamplingParams:
     """Parameters as they are, or `RequestError`: a dict would be taken for them and fail in the middle of a step."""
     if not isinstance(params, SamplingParams):
-        raise RequestError("params", f"a {type(params).__name__}", "SamplingParams", "Make it one.")
+        raise RequestError("sampling_params", f"a {type(params).__name__}", "SamplingParams", "Make it one.")
     return params
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
-from playhead.engine.config import EngineConfig, kv_limits, on_device, resolve_dtype
+from playhead.engine.config import GPU_SHARE, EngineConfig
+from playhead.engine.host_memory import free_host_bytes
+from playhead.engine.resolve import kv_limits, on_device, resolve_dtype
 from playhead.env import wants_strict_ledger
 from playhead.errors import ConfigError
 from playhead.kv.geometry import KVGeometry
-from playhead.kv.plan import KVLimits, least_bytes, longest_context, most_running, most_useful_bytes
+from playhead.kv.plan import KVLimits, least_bytes, longest_context, most_running, most_useful_bytes, useful_bytes
 from playhead.layers.linear import WEIGHT_FORMATS
 from playhead.models.decoder import Decoder
 from playhead.models.load import ModelDescription
@@ -24,12 +24,10 @@ from playhead.step.worker import WorkerConfig
 
 LOG = logging.getLogger(__name__)
 
-KV_SHARE_OF_FREE = 0.8  # the rest of a GPU's free memory is for graphs, activations and the CUDA context
-CPU_KV_BYTES = 1 << 28  # enough for small models; a longer context takes more
-CPU_SHARE_OF_FREE = 0.5  # the machine has other things to do
+KV_SHARE = 0.9  # of what an engine may take beside its weights; the rest is for graphs, activations, the CUDA context
+CPU_KV_BYTES = 1 << 28  # what a small model takes; others take what their requests can use
+CPU_SHARE_OF_FREE = 0.5  # of a CPU's memory beside the weights: the machine has other things to do
 MIN_CONTEXT_TOKENS = 128  # a shorter context would be of no use
-
-MEMORY_FILES = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +42,7 @@ class EngineMemory:
 
 def worker_config(description: ModelDescription, config: EngineConfig, device: torch.device) -> WorkerConfig:
     """Every size of a worker. A size that was left open and had to give way to memory is logged."""
-    memory = fit_beside_weights(description, config, device, free_bytes(device))
+    memory = fit_beside_weights(description, config, device, usable_bytes(config, device))
     for note in memory.notes:
         LOG.warning("%s", note)
     mode = on_device(config, device).graph_mode
@@ -87,7 +85,7 @@ def fit_memory(description: ModelDescription, config: EngineConfig, device: torc
     """
     limits, dtype = kv_limits(description, config, device), resolve_dtype(config, device, description)
     geometry = kv_geometry(description.spec, page_size=config.page_size, dtype=dtype)
-    kv_bytes = _kv_bytes(config, device, free, least_bytes(geometry, limits))
+    kv_bytes = _kv_bytes(config, device, free, useful_bytes(geometry, limits))
     kv_bytes = min(kv_bytes, most_useful_bytes(geometry)) if config.kv_memory_bytes is None else kv_bytes
     notes: list[str] = []
     useful = min(limits.max_context_tokens, MIN_CONTEXT_TOKENS)
@@ -103,28 +101,35 @@ def fit_memory(description: ModelDescription, config: EngineConfig, device: torc
     return EngineMemory(kv_memory_bytes=kv_bytes, limits=limits, notes=tuple(notes))
 
 
-def free_bytes(device: torch.device) -> int:
-    """The device's memory that is not taken."""
+def usable_bytes(config: EngineConfig, device: torch.device) -> int:
+    """The device's memory that is not taken, and of a GPU no more than the engine's share."""
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return free
-    return free_host_bytes(*MEMORY_FILES)
+        return share_of_gpu(config, *torch.cuda.mem_get_info(device))
+    return free_host_bytes()
 
 
-def free_host_bytes(meminfo: Path, group_limit: Path, group_use: Path) -> int:
-    """What Linux can give to a new process without swapping, and a container's own limit where there is one."""
-    lines = meminfo.read_text().splitlines() if meminfo.is_file() else []
-    available = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
-    free = available[0] if available else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    if group_limit.is_file() and group_use.is_file():
-        limit, used = group_limit.read_text().strip(), group_use.read_text().strip()
-        if limit.isdecimal() and used.isdecimal():
-            free = min(free, max(0, int(limit) - int(used)))
-    return free
+def share_of_gpu(config: EngineConfig, free: int, total: int) -> int:
+    """What an engine may take of a GPU: the share that was asked for, or 90% as far as it is free.
+
+    Whoever says how much KV to take, and no share, has decided: then all that is free may be taken.
+    """
+    share = config.gpu_memory_utilization
+    if share is None:
+        return free if config.kv_memory_bytes is not None else min(free, int(total * GPU_SHARE))
+    if total * share > free:
+        raise ConfigError(
+            f"gpu_memory_utilization: found {share:g}, which is {show_size(int(total * share))} of this GPU's "
+            f"{show_size(total)}, where {show_size(free)} are free. Lower it to {int(free / total * 100) / 100:g}, or "
+            "end what else runs there."
+        )
+    return int(total * share)
 
 
-def _kv_bytes(config: EngineConfig, device: torch.device, free: int, needed: int) -> int:
-    """The bytes asked for; else most of a GPU, and of a CPU's memory as much as one request of the longest context."""
+def _kv_bytes(config: EngineConfig, device: torch.device, free: int, useful: int) -> int:
+    """The bytes asked for; else most of a GPU, and of a CPU's memory what requests can use, up to a share of it.
+
+    A CPU's KV takes memory as it is written, so bytes that no request uses cost nothing.
+    """
     if config.kv_memory_bytes is not None:
         if config.kv_memory_bytes > free:
             raise ConfigError(
@@ -132,8 +137,8 @@ def _kv_bytes(config: EngineConfig, device: torch.device, free: int, needed: int
             )
         return config.kv_memory_bytes
     if device.type == "cuda":
-        return int(free * KV_SHARE_OF_FREE)
-    return max(CPU_KV_BYTES, min(needed, int(free * CPU_SHARE_OF_FREE)))
+        return int(free * KV_SHARE)
+    return min(max(CPU_KV_BYTES, useful), int(free * CPU_SHARE_OF_FREE))
 
 
 def _with_context_that_fits(
@@ -157,8 +162,8 @@ def _with_context_that_fits(
         )
     longest -= longest % geometry.page_size if longest > geometry.page_size else 0
     notes.append(
-        f"max_model_len is {longest} instead of the model's {wanted}, which would need {needed} bytes of KV where "
-        f"there are {kv_bytes}. Set max_model_len or kv_memory_bytes to choose."
+        f"context {longest:,} instead of the model's {wanted:,}: that would take {show_size(needed)} of KV memory, and "
+        f"{show_size(kv_bytes)} are what this machine gives. Set max_model_len or kv_memory_bytes to choose."
     )
     return replace(limits, max_context_tokens=longest)
 

@@ -5,20 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from playhead.errors import PlayheadError
 from playhead.models.text.detokenize import IncrementalDetokenizer
+from playhead.models.text.tokenizer import Tokenizer
 from playhead.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
 from playhead.schedule.request import Request
-
-
-class TokenReport(NamedTuple):
-    """What the sampler reports of one token."""
-
-    token_id: int
-    logprob: float
-    rank: int
+from playhead.types import TokenReport
 
 
 @dataclass(slots=True, kw_only=True, eq=False)  # mutable: text and logprobs grow with the tokens
@@ -46,6 +39,21 @@ class ResponseBuilder:
     ended_by: FinishReason | None = None
     is_whole: bool = False
     error: PlayheadError | None = None
+
+    @classmethod
+    def begin(cls, request: Request, prompt: str | None, tokenizer: Tokenizer, *, streams: bool) -> ResponseBuilder:
+        """The response to a request that arrives now."""
+        skips, has_text = request.params.skip_special_tokens, request.params.detokenize
+        return cls(
+            request=request,
+            prompt=prompt,
+            detokenizer=tokenizer.detokenizer(skip_special_tokens=skips, prompt_ids=request.prompt)
+            if has_text
+            else None,
+            text_of=tokenizer.token_text if has_text else no_text,
+            streams=streams,
+            arrival_s=time.perf_counter(),
+        )
 
     def take(self, token: int, reports: Sequence[TokenReport]) -> None:
         """One more token, which `request.output` has already; `ended_by` says whether it ends the request.
@@ -148,6 +156,10 @@ class ResponseBuilder:
             ),
             error=self.error,
         )
+
+
+def no_text(token_id: int) -> None:
+    """The text of a token in a response without text."""
 
 
 def logprob_table(reports: Iterable[TokenReport], text_of: Callable[[int], str | None]) -> dict[int, Logprob]:

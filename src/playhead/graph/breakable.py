@@ -20,7 +20,7 @@ from playhead.graph.capture import CapturedStep, EagerStep, Inputs, StepFn
 from playhead.graph.leases import BridgeLeases
 from playhead.graph.oplog import current_observer
 from playhead.graph.outputs import Outputs, tensors_of
-from playhead.graph.shapes import Mode
+from playhead.types import Mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from playhead.graph.backends.eager import EagerBackend
 from playhead.graph.breaks import InlineScope, Scope
 from playhead.graph.bridges import BridgePool
 from playhead.graph.outputs import Outputs, tensors_of
-from playhead.graph.shapes import Mode
+from playhead.types import Mode
 
 Inputs = Mapping[str, torch.Tensor]
 StepFn = Callable[[Inputs, Scope], Outputs]

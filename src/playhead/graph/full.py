@@ -9,7 +9,7 @@ from playhead.graph.backends.eager import EagerBackend
 from playhead.graph.breaks import InlineScope
 from playhead.graph.capture import CapturedStep, EagerStep, Inputs, StepFn
 from playhead.graph.outputs import Outputs
-from playhead.graph.shapes import Mode
+from playhead.types import Mode
 
 
 class FullStep:

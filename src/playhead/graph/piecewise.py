@@ -25,8 +25,8 @@ from playhead.graph.bridges import BridgePool
 from playhead.graph.capture import CapturedStep, Inputs, StepFn
 from playhead.graph.oplog import current_observer
 from playhead.graph.outputs import Outputs, map_tensors, tensors_of, with_tensors
-from playhead.graph.shapes import Mode
 from playhead.graph.slots import SlotViews
+from playhead.types import Mode
 
 Piece = Callable[..., Any]
 CompilePiece = Callable[[GraphModule, Sequence[Any]], Piece]

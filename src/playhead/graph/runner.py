@@ -22,9 +22,10 @@ from playhead.graph.breaks import InlineScope
 from playhead.graph.capture import Capture, CapturedStep, Inputs
 from playhead.graph.outputs import Outputs, map_tensors, tensors_of
 from playhead.graph.registry import CudaGraphBufferRegistry
-from playhead.graph.shapes import Decision, Dispatcher, Mode, Reason
+from playhead.graph.shapes import Decision, Dispatcher, Reason
 from playhead.graph.slots import Batch, FillContext, SlotViews
 from playhead.graph.spec import CaptureReport, LivePlan, StepResult, StepSpec
+from playhead.types import Mode
 
 PlanKey = tuple[type, tuple[tuple[int, tuple[int, ...], torch.dtype], ...]]
 

@@ -9,15 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from playhead.errors import ConfigError
-
-
-class Mode(StrEnum):
-    """How a step runs."""
-
-    FULL = "full"
-    BREAKABLE = "breakable"
-    PIECEWISE = "piecewise"
-    EAGER = "eager"
+from playhead.types import Mode
 
 
 class Reason(StrEnum):

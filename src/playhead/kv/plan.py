@@ -166,6 +166,12 @@ def least_bytes(geometry: KVGeometry, limits: KVLimits) -> int:
     return _least_slabs(plan, limits.max_context_tokens) * plan.layout.slab_bytes
 
 
+def useful_bytes(geometry: KVGeometry, limits: KVLimits) -> int:
+    """What all running requests need if each has the longest context: more would only keep prompts for later."""
+    plan = _plan_of(geometry, limits, num_bytes=0)
+    return _least_slabs(plan, limits.max_context_tokens, limits.max_running) * plan.layout.slab_bytes
+
+
 def longest_context(num_bytes: int, geometry: KVGeometry, limits: KVLimits) -> int:
     """The longest context that these bytes hold for one request; 0 if they hold none."""
     plan = _plan_of(geometry, limits, num_bytes)
@@ -208,14 +214,14 @@ def _request_pages(group: KVGroup, context_tokens: int, page_size: int) -> int:
     return pages if group.window is None else min(pages, num_pages_for(group.window, page_size) + 1)
 
 
-def _least_slabs(plan: KVPlan, context_tokens: int) -> int:
-    """Slabs for one request of this length with its chunks in flight, and the sink."""
+def _least_slabs(plan: KVPlan, context_tokens: int, num_requests: int = 1) -> int:
+    """Slabs for so many requests of this length with their chunks in flight, and the sink."""
     page_size, limits = plan.geometry.page_size, plan.limits
     in_flight = limits.num_steps_in_flight * min(limits.chunk_tokens, context_tokens)
     num_slabs = NUM_SINK_SLABS
     for layout in plan.layout.groups:
         if layout.has_bytes:
-            pages = _request_pages(layout.group, context_tokens, page_size)
+            pages = num_requests * _request_pages(layout.group, context_tokens, page_size)
             if layout.group.window is not None:
                 pages += num_pages_for(in_flight, page_size)
             num_slabs += num_pages_for(pages, layout.pages_per_slab)

@@ -17,10 +17,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from playhead.errors import ConfigError
 from playhead.kv.geometry import KVDtype, LayerKV
 from playhead.kv.layout import GroupLayout
 from playhead.kv.mapping import WindowMapping
 from playhead.kv.plan import KVPlan
+
+ARENA_ALIGNMENT = 64  # bytes, as torch aligns its own memory
 
 TORCH_DTYPES: Mapping[KVDtype, torch.dtype] = {
     KVDtype.FLOAT32: torch.float32,
@@ -163,8 +166,21 @@ class MHAKVPool:
 
 
 def new_arena(plan: KVPlan, device: torch.device) -> torch.Tensor:
-    """The bytes of all groups. Zeroed: what a padded row reads from the sink must be finite."""
-    return torch.zeros(plan.arena_bytes, dtype=torch.uint8, device=device)
+    """The bytes of all groups. Zeroed: what a padded row reads from the sink must be finite.
+
+    A CPU's arena takes no memory until it is written: the system hands out pages of zeros one by one, so gigabytes cost
+    no time at start.
+    """
+    if device.type != "cpu":
+        return torch.zeros(plan.arena_bytes, dtype=torch.uint8, device=device)
+    try:
+        raw = np.zeros(plan.arena_bytes + ARENA_ALIGNMENT, dtype=np.uint8)
+    except MemoryError:
+        raise ConfigError(
+            f"kv_memory_bytes: the system refused {plan.arena_bytes} bytes. Lower kv_memory_bytes or max_model_len."
+        ) from None
+    start = -raw.ctypes.data % ARENA_ALIGNMENT
+    return torch.from_numpy(raw[start : start + plan.arena_bytes])
 
 
 def _layer_view(

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import nn
 
-from playhead.layers.spec import LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
+from playhead.layers.spec import FactorScaling, LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
 
 
 class Rope(nn.Module):
@@ -43,6 +43,8 @@ def inverse_frequencies(spec: RopeSpec) -> torch.Tensor:
             return _llama3(inv_freq_F, scaling)
         case YarnScaling() as scaling:
             return _yarn(inv_freq_F, spec, scaling)
+        case FactorScaling(factors=factors):
+            return inv_freq_F / torch.tensor(factors, dtype=torch.float32)
 
 
 def _llama3(inv_freq_F: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:

@@ -70,7 +70,14 @@ class YarnScaling:
     truncate: bool
 
 
-Scaling = LinearScaling | Llama3Scaling | YarnScaling
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactorScaling:
+    """Each frequency is divided by its own factor, as GGUF files of Llama 3 store them."""
+
+    factors: tuple[float, ...]
+
+
+Scaling = LinearScaling | Llama3Scaling | YarnScaling | FactorScaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

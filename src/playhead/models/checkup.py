@@ -11,7 +11,7 @@ from playhead.models.build import config_problems, spec_from_config
 from playhead.models.checkpoint.directory import INDEX_FILE, SINGLE_FILE, SafetensorsDirectory
 from playhead.models.checkpoint.fill import check_tensors
 from playhead.models.checkpoint.gguf_file import GgufFile
-from playhead.models.checkpoint.gguf_model import GgufWeights, config_from_gguf
+from playhead.models.checkpoint.gguf_model import GgufWeights, config_from_gguf, spec_from_gguf
 from playhead.models.checkpoint.safetensors_file import SafetensorsFile
 from playhead.models.checkpoint.sources import TensorSource
 from playhead.models.config import read_json
@@ -63,7 +63,8 @@ class Checkup:
         if found := config_problems(config):
             self.problems += found
             return None
-        return ModelDescription(path=self._path, config=config, spec=spec_from_config(config), gguf=gguf)
+        spec = self._tried(lambda: spec_from_config(config) if gguf is None else spec_from_gguf(gguf, config))
+        return None if spec is None else ModelDescription(path=self._path, config=config, spec=spec, gguf=gguf)
 
     def _check_weights(self, description: ModelDescription | None) -> None:
         """Each shard's header, then all tensors together against what the config asks for."""
@@ -77,11 +78,10 @@ class Checkup:
             spec = description.spec
             self._tried(lambda: check_tensors(spec, source))
 
-    def _source(self, description: ModelDescription | None) -> TensorSource:
+    def _source(self, description: ModelDescription | None) -> TensorSource | None:
         if self._gguf is None:
             return SafetensorsDirectory(self._path)
-        config = {"num_attention_heads": 1, "model_type": ""} if description is None else description.config
-        return GgufWeights(self._gguf, config, self._path.name)
+        return None if description is None else GgufWeights(self._gguf, description.config, self._path.name)
 
     def _shards_are_whole(self) -> bool:
         """Whether every file can be read; each that cannot is a problem, and so is an index of other tensors."""

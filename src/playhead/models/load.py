@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 import torch
@@ -13,7 +12,7 @@ from playhead.models.checkpoint.directory import SafetensorsDirectory
 from playhead.models.checkpoint.dummy import dummy_decoder
 from playhead.models.checkpoint.fill import OnProgress, load_decoder
 from playhead.models.checkpoint.gguf_file import GgufFile
-from playhead.models.checkpoint.gguf_model import GgufWeights, config_from_gguf
+from playhead.models.checkpoint.gguf_model import GgufWeights, config_from_gguf, spec_from_gguf
 from playhead.models.checkpoint.hub import resolve_model
 from playhead.models.checkpoint.sources import TensorSource
 from playhead.models.config import read_json
@@ -21,15 +20,9 @@ from playhead.models.decoder import Decoder
 from playhead.models.spec import ModelSpec
 from playhead.models.text.generation_config import GenerationConfig, check_end_ids, read_generation_config
 from playhead.models.text.tokenizer import Tokenizer
+from playhead.types import LoadFormat
 
 STORED_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-class LoadFormat(StrEnum):
-    """Where weights come from: the checkpoint, or random numbers of its shapes, for speed work. vLLM's words."""
-
-    AUTO = "auto"
-    DUMMY = "dummy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +53,11 @@ def describe_model(model: str, *, revision: str | None = None, config_only: bool
     """The model behind a directory, a .gguf file or a hub id, of which `config_only` fetches config.json alone."""
     path = resolve_model(model, revision=revision, config_only=config_only)
     gguf = GgufFile(path) if path.is_file() else None
-    config = read_json(path / "config.json") if gguf is None else config_from_gguf(gguf)
-    return ModelDescription(path=path, config=config, spec=spec_from_config(config), gguf=gguf)
+    if gguf is None:
+        config = read_json(path / "config.json")
+        return ModelDescription(path=path, config=config, spec=spec_from_config(config))
+    config = config_from_gguf(gguf)
+    return ModelDescription(path=path, config=config, spec=spec_from_gguf(gguf, config), gguf=gguf)
 
 
 def load_weights(

@@ -41,6 +41,7 @@ class Scheduler:
 
     def __init__(self, kv: HybridKVCache, rows: DeviceRows, limits: ScheduleLimits) -> None:
         self._kv, self._rows, self._limits = kv, rows, limits
+        self.max_waiting = limits.max_waiting
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.open_plan: list[Chunk] | None = None
@@ -63,7 +64,7 @@ class Scheduler:
     @property
     def can_queue(self) -> bool:
         """Whether one more request would be queued rather than refused."""
-        return len(self.waiting) < self._limits.max_waiting
+        return len(self.waiting) < self.max_waiting
 
     def add(self, request: Request) -> None:
         """Queue a request, or refuse it with the limit."""
@@ -71,7 +72,7 @@ class Scheduler:
             raise RequestError(
                 f"request {request.id!r}",
                 f"{len(self.waiting)} requests waiting",
-                f"fewer than {self._limits.max_waiting}",
+                f"fewer than {self.max_waiting}",
                 "Send it again when some are done.",
             )
         self._requests[request.id] = request

@@ -17,7 +17,7 @@ from playhead.graph.full import FullCapture
 from playhead.graph.piecewise import PiecewiseCapture, compiler_for
 from playhead.graph.registry import CudaGraphBufferRegistry
 from playhead.graph.runner import GraphRunner
-from playhead.graph.shapes import Dispatcher, Mode, bucket_sizes
+from playhead.graph.shapes import Dispatcher, bucket_sizes
 from playhead.graph.sharing import InputBufferPool
 from playhead.graph.spec import StepSpec
 from playhead.kernels.binders import cpu_binders
@@ -38,6 +38,7 @@ from playhead.step.inputs import (
 from playhead.step.publish import DevicePageTable, Publisher
 from playhead.step.sampling import SamplerRows
 from playhead.step.worker import Worker, WorkerConfig
+from playhead.types import Mode
 
 
 def build_worker(decoder: Decoder, config: WorkerConfig) -> Worker:

@@ -33,7 +33,7 @@ from playhead.step.scores import (
     waits_for_its_end,
     without_words,
 )
-from playhead.types import Row
+from playhead.types import Row, TokenReport
 
 NUMBERS = {name: one for name, one in PARAMETERS.items() if one.number is not None}
 """The parameters of which a sampler reads one number per request."""
@@ -55,6 +55,13 @@ class SampledTokens(NamedTuple):
     logprob_ids_NL: torch.Tensor
     logprobs_NL: torch.Tensor
     ranks_NL: torch.Tensor
+
+    def reports(self, row: int, num_best: int | None) -> list[TokenReport]:
+        """On the host: of the chosen token of a row, then of so many of the best ones. With None there are none."""
+        if num_best is None:
+            return []
+        columns = (part[row, : 1 + num_best].tolist() for part in self[1:])
+        return [TokenReport(*one) for one in zip(*columns, strict=True)]
 
 
 def sample(

@@ -19,7 +19,7 @@ import torch
 
 from playhead.graph.capture import Inputs
 from playhead.graph.runner import GraphRunner
-from playhead.graph.shapes import Decision, DispatchLimits, Mode
+from playhead.graph.shapes import Decision, DispatchLimits
 from playhead.graph.slots import Batch
 from playhead.graph.spec import CaptureReport
 from playhead.kv.cache import HybridKVCache
@@ -32,7 +32,7 @@ from playhead.step.forward import Forward, KVPool, ModelStep, StepOutput
 from playhead.step.inputs import StepInput, StepRequests, batch_of
 from playhead.step.publish import DevicePageTable, Publisher
 from playhead.step.sampling import SampledTokens, SamplerRows
-from playhead.types import Step
+from playhead.types import Mode, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +119,13 @@ class Worker:
         self.prefill.capture_all(progress)
         for kind in (SamplingKind.GREEDY, SamplingKind.DRAWN):
             self.decoder_for(kind).capture_all(progress)
+
+    def move_to_this_thread(self) -> None:
+        """Another thread than before launches from now on. CUDA's current device and stream are each thread's own."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+            if torch.cuda.current_stream(self.device) != torch.cuda.default_stream(self.device):
+                torch.cuda.synchronize(self.device)  # work on two streams has no order
 
     def publish(self) -> None:
         """Show the device which pages the sequences have now, ordered before what is launched next."""

@@ -41,7 +41,7 @@ async def _ask_twice(
     llm: LLM, prompts: Sequence[str], params: SamplingParams, wanted: Mapping[str, list[int]]
 ) -> list[str]:
     found: list[str] = []
-    async with AsyncEngine(llm.engine) as engine:
+    async with AsyncEngine.of(llm.engine) as engine:
         for is_again in (False, True):
             asked = (_last(engine, prompt, params) for prompt in prompts)
             try:
@@ -50,8 +50,8 @@ async def _ask_twice(
                 return [*found, "somebody waits for ever"]
             for prompt, response in zip(prompts, responses, strict=True):
                 found += [f"{prompt!r}: {line}" for line in _wrong(response, wanted[prompt], is_again=is_again)]
-        if engine._tickets:
-            found.append(f"tickets left: {sorted(engine._tickets)}")
+        if engine._serving.tickets:
+            found.append(f"tickets left: {sorted(engine._serving.tickets)}")
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     return found + [f"task left: {task!r}" for task in tasks]
 

@@ -9,14 +9,16 @@ from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any, NoReturn
 
 import playhead.engine.front
-from playhead.engine.async_engine import AsyncEngine, Order
+from playhead.engine.async_engine import AsyncEngine
+from playhead.engine.calls import Calls
+from playhead.engine.serving import Order, Serving
 from playhead.errors import EngineStopped, PlayheadError, RequestError, StepFailed
 from playhead.kv.ledger import Ledger
-from playhead.llm import LLM
 from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
 from playhead.testing.mutant import Checker, Mutant, Patch, mutant, swapped
 from playhead.testing.text_mutants import TEXT_CHECKERS, TEXT_MUTANTS
+from playhead.testing.thread_mutants import THREAD_CHECKERS, THREAD_MUTANTS
 from playhead.testing.tiny_engine import small_llm
 
 HANGS_S = 300.0  # no verdict depends on it: a checker that does not come back is ended
@@ -28,43 +30,43 @@ FEW = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 
 @mutant("leavers forgotten", source="leak on abort: a client that disconnects", killed_by=("a consumer leaves",))
 def leavers_forgotten() -> Patch:
-    original = AsyncEngine._order
+    original = Serving._order
 
-    def deaf(self: AsyncEngine, order: Order) -> None:
+    def deaf(self: Serving, order: Order) -> None:
         if not order.is_abort:
             original(self, order)
 
-    return swapped(AsyncEngine, "_order", deaf)
+    return swapped(Serving, "_order", deaf)
 
 
 @mutant("failed step kept quiet", source="engines whose clients hang", killed_by=("a step fails under a consumer",))
 def failed_step_kept_quiet() -> Patch:
-    def quiet(self: AsyncEngine, error: Exception, orders: Sequence[Order]) -> None:
+    def quiet(self: Serving, error: Exception, orders: Sequence[Order]) -> None:
         return None
 
-    return swapped(AsyncEngine, "_fail_begun", quiet)
+    return swapped(Serving, "_fail_begun", quiet)
 
 
 @mutant("closed without a word", source="engines whose clients hang", killed_by=("closed under a consumer",))
 def closed_without_a_word() -> Patch:
-    def silent(self: AsyncEngine, cause: BaseException | None) -> None:
-        self._is_open = False
+    def silent(self: Serving, cause: BaseException | None) -> None:
+        self.is_open = False
 
-    return swapped(AsyncEngine, "_stop", silent)
+    return swapped(Serving, "_stop", silent)
 
 
 @mutant(
     "every output calls the loop", source="queues between engine and slow clients", killed_by=("calls on a busy loop",)
 )
 def every_output_calls_the_loop() -> Patch:
-    deliver = AsyncEngine._deliver
+    deliver = Serving._deliver
 
-    def one_by_one(self: AsyncEngine, outputs: Sequence[RequestOutput]) -> None:
+    def one_by_one(self: Serving, outputs: Sequence[RequestOutput]) -> None:
         deliver(self, outputs)
         for _ in outputs:
-            self._on_loop(self._wake)
+            self._on_loop(self.wake)
 
-    return swapped(AsyncEngine, "_deliver", one_by_one)
+    return swapped(Serving, "_deliver", one_by_one)
 
 
 @mutant(
@@ -81,12 +83,12 @@ def values_printed_whole() -> Patch:
 
 @mutant("streams lost at close", source="found here: KeyError after close", killed_by=("closed with a stream open",))
 def streams_lost_at_close() -> Patch:
-    def clear(self: LLM) -> None:
-        for request_id in list(self._inboxes):
+    def clear(self: Calls) -> None:
+        for request_id in list(self._by_request):
             self.engine.abort(request_id)
-        self._inboxes.clear()
+        self._by_request.clear()
 
-    return swapped(LLM, "close", clear)
+    return swapped(Calls, "close", clear)
 
 
 def on_loop(work: Coroutine[object, object, list[str]]) -> list[str]:
@@ -103,13 +105,13 @@ def leaving() -> list[str]:
     llm = small_llm()
 
     async def leave() -> list[str]:
-        async with AsyncEngine(llm.engine) as engine:
+        async with AsyncEngine.of(llm.engine) as engine:
             stream = engine.generate([5, 6], ENDLESS, request_id="leaves")
             await anext(stream)
             await stream.aclose()
             async for _ in engine.generate([7], FEW):
                 pass
-            return [f"{name} runs on for nobody" for name in engine._tickets]
+            return [f"{name} runs on for nobody" for name in engine._serving.tickets]
 
     found = on_loop(leave())
     return found + [str(violation) for violation in Ledger(llm.engine.worker.kv).audit()]
@@ -120,7 +122,7 @@ def failing() -> list[str]:
     llm = small_llm()
 
     async def fail() -> list[str]:
-        async with AsyncEngine(llm.engine) as engine:
+        async with AsyncEngine.of(llm.engine) as engine:
             stream = engine.generate([5, 6], ENDLESS)
             await anext(stream)
             loop, tried_often, num_tries = asyncio.get_running_loop(), asyncio.Event(), itertools.count(1)
@@ -145,7 +147,7 @@ def closing() -> list[str]:
     llm = small_llm()
 
     async def close() -> list[str]:
-        engine = AsyncEngine(llm.engine)
+        engine = AsyncEngine.of(llm.engine)
         await engine.start()
         stream = engine.generate([5, 6], ENDLESS)
         await anext(stream)
@@ -182,8 +184,8 @@ def calls_on_a_busy_loop() -> list[str]:
     llm = small_llm()
 
     async def busy() -> list[str]:
-        async with AsyncEngine(llm.engine) as engine:
-            finished, deliver, calls = threading.Event(), engine._deliver, list[object]()
+        async with AsyncEngine.of(llm.engine) as engine:
+            finished, deliver, calls = threading.Event(), engine._serving._deliver, list[object]()
 
             def watched(outputs: Sequence[RequestOutput]) -> None:
                 deliver(outputs)
@@ -193,11 +195,11 @@ def calls_on_a_busy_loop() -> list[str]:
             waiting = asyncio.ensure_future(anext(engine.generate([5, 6], ENDLESS)))
             await asyncio.sleep(0)  # it is queued
             with (
-                swapped(engine, "_on_loop", lambda call, *args: calls.append(call)),
-                swapped(engine, "_deliver", watched),
+                swapped(engine._serving, "_on_loop", lambda call, *args: calls.append(call)),
+                swapped(engine._serving, "_deliver", watched),
             ):
                 finished.wait(HANGS_S)
-            engine._wake()
+            engine._serving.wake()
             await waiting
             return [f"{len(calls)} calls"] if len(calls) > 1 else []
 
@@ -235,6 +237,7 @@ FRONT_MUTANTS: tuple[Mutant, ...] = (
     values_printed_whole,
     streams_lost_at_close,
     *TEXT_MUTANTS,
+    *THREAD_MUTANTS,
 )
 
 FRONT_CHECKERS: tuple[Checker, ...] = (
@@ -245,4 +248,5 @@ FRONT_CHECKERS: tuple[Checker, ...] = (
     Checker(name="an endless token id", run=bad_token_id),
     Checker(name="closed with a stream open", run=closed_with_a_stream_open),
     *TEXT_CHECKERS,
+    *THREAD_CHECKERS,
 )

@@ -14,7 +14,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from playhead.models.build import family_named, spec_from_config
-from playhead.models.checkpoint.gguf_model import LAYER_NAMES, NAMES
+from playhead.models.checkpoint.gguf_architectures import LAYER_NAMES
+from playhead.models.checkpoint.gguf_model import NAMES
 from playhead.models.checkpoint.pieces import pieces_of
 from playhead.models.text.detokenize import byte_level_table
 
@@ -172,7 +173,7 @@ def gguf_metadata() -> dict[str, tuple[int, object]]:
 
 def gguf_tensors() -> dict[str, tuple[tuple[int, ...], bytes]]:
     """The tensors under llama.cpp's names."""
-    back = {hub: own for own, hub in (NAMES | LAYER_NAMES).items()}
+    back = {hub: own for own, hub in {**NAMES, **LAYER_NAMES}.items()}
     tensors = {}
     for name, tensor in random_weights(LLAMA).items():
         stem, _, kind = name.rpartition(".")

@@ -22,13 +22,13 @@ from pathlib import Path
 import torch
 
 from playhead.engine.config import EngineConfig
-from playhead.engine.front import Prompt
 from playhead.errors import ChatTemplateError, CheckpointError, PlayheadError, UnsupportedModelError
-from playhead.graph.shapes import Mode
+from playhead.inputs import Prompt
 from playhead.llm import LLM
 from playhead.models.checkup import Checkup
 from playhead.sampling_params import SamplingParams
 from playhead.testing.hostile_base import Files, write_files
+from playhead.types import Mode
 
 CPU_S = 2.0
 MEMORY_BYTES = 1 << 30
@@ -36,7 +36,12 @@ WALL_S = 300.0
 """Only for a child that neither works nor ends. CPU time decides all else: machines are shared."""
 
 SETTINGS = EngineConfig(
-    max_model_len=32, max_num_seqs=1, max_num_batched_tokens=8, kv_memory_bytes=1 << 20, graph_mode=Mode.EAGER
+    dtype="float32",  # on a GPU too: in bfloat16 the best logits of a tiny model may be equal
+    max_model_len=32,
+    max_num_seqs=1,
+    max_num_batched_tokens=8,
+    kv_memory_bytes=1 << 20,
+    graph_mode=Mode.EAGER,
 )
 GREEDY = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 PROMPT = "hello, world"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -129,7 +129,7 @@ def any_number_will_do() -> Patch:
     killed_by=("GGUF keys",),
 )
 def gguf_keys_unseen() -> Patch:
-    def blind(metadata: Mapping[str, Any], architecture: str) -> None:
+    def blind(metadata: Mapping[str, Any], architecture: str, *, also_read: Collection[str] = ()) -> None:
         return None
 
     return swapped(playhead.models.checkpoint.gguf_model, "check_keys", blind)
@@ -151,7 +151,7 @@ def gguf_rope_factor_needs_a_type() -> Patch:
 
 @mutant("GGUF prompts without BOS", source="found here: Llama 3 prompts lacked BOS", killed_by=("BOS of a GGUF file",))
 def gguf_prompts_without_bos() -> Patch:
-    def nothing(metadata: Mapping[str, Any], ids: Mapping[str, int | None], *, is_llama3: bool) -> dict[str, list[Any]]:
+    def nothing(metadata: Mapping[str, Any], ids: Mapping[str, int | None], *, adds_bos: bool) -> dict[str, list[Any]]:
         return {"single": ["$A"], "special_tokens": []}
 
     return swapped(playhead.models.text.gguf_vocab, "_around", nothing)

@@ -13,7 +13,6 @@ from playhead.attention.cpu import CpuBackend
 from playhead.errors import GraphError
 from playhead.graph.breaks import Tensors
 from playhead.graph.capture import Inputs
-from playhead.graph.shapes import Mode
 from playhead.kernels.cpu import rope
 from playhead.kernels.cpu.arrays import Array
 from playhead.kernels.tokens import advance
@@ -32,7 +31,7 @@ from playhead.step.worker import InFlight, Worker
 from playhead.testing.mutant import Checker, Mutant, Oracle, Patch, mutant, swapped
 from playhead.testing.tiny_engine import Ask, greedy, tiny_engine, tokens_alone
 from playhead.testing.tiny_worker import dense_logits, differences, last_logits, tiny_worker
-from playhead.types import Step
+from playhead.types import Mode, Step
 
 PROMPTS = ([7, 8, 9, 10, 11, 12], [7], [20, 21, 22])
 MANY_PROMPTS = ([7, 8, 9, 10, 11, 12], [20, 21, 22, 23, 24, 25], [30, 31, 32, 33])

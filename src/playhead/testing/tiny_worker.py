@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from playhead.graph.shapes import DispatchLimits, Mode
+from playhead.graph.shapes import DispatchLimits
 from playhead.kv.plan import KVLimits
 from playhead.models.build import spec_from_config
 from playhead.models.checkpoint.dummy import dummy_decoder
@@ -15,6 +15,7 @@ from playhead.models.dense_context import DenseContext, DenseSequence
 from playhead.schedule.request import Chunk
 from playhead.step.build import build_worker
 from playhead.step.worker import Worker, WorkerConfig
+from playhead.types import Mode
 
 TINY_GEMMA3: Mapping[str, object] = {
     "model_type": "gemma3_text",

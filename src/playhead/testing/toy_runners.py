@@ -21,10 +21,11 @@ from playhead.graph.full import FullCapture
 from playhead.graph.piecewise import PiecewiseCapture, compiler_for
 from playhead.graph.registry import CudaGraphBufferRegistry
 from playhead.graph.runner import GraphRunner
-from playhead.graph.shapes import Dispatcher, DispatchLimits, Mode
+from playhead.graph.shapes import Dispatcher, DispatchLimits
 from playhead.graph.slots import Batch, FillContext, GraphSlot, IndexSpace, PaddingPolicy
 from playhead.graph.spec import OwnedMemory, RunAxis, StepSpec
 from playhead.testing.toy import ToyModel, ToyShape, toy_registry
+from playhead.types import Mode
 
 LOCS = IndexSpace(name="locations", dtype=torch.int64)
 NUM_LOCS = 40

@@ -11,7 +11,6 @@ import torch
 
 from playhead.errors import StaleTranslation
 from playhead.graph.oplog import OpRecord, byte_span
-from playhead.graph.shapes import Mode
 from playhead.kernels.rope import qk_rope_write
 from playhead.kv.hybrid import HybridAllocator
 from playhead.kv.pool import ForwardTokens
@@ -24,6 +23,7 @@ from playhead.testing.kv_pools import one_request
 from playhead.testing.kv_rules import small_layer, small_plan
 from playhead.testing.mutant import Checker, Oracle, swapped
 from playhead.testing.tiny_worker import dense_logits, differences, last_logits, tiny_worker
+from playhead.types import Mode
 
 TRANSLATE = "playhead::translate.default"
 GRAPH_MODES = (Mode.FULL, Mode.BREAKABLE, Mode.PIECEWISE)

@@ -27,11 +27,11 @@ from playhead.engine.config import ENGINE_SETTINGS
 from playhead.engine.memory import num_weight_bytes
 from playhead.errors import ConfigError
 from playhead.graph.report import Check, Finding, Report
-from playhead.graph.shapes import Mode
 from playhead.llm import LLM, EngineConfig
 from playhead.models.load import describe_model
 from playhead.sampling_params import SamplingParams
 from playhead.settings import parse_size, show_size
+from playhead.types import Mode
 
 FEW = ("generate", "The whale", "--max-tokens", "6", "--enforce-eager")
 COMMANDS = ("generate", "chat", "plan", "audit", "doctor", "bench", "bench throughput", "bench latency")

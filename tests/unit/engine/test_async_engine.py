@@ -12,7 +12,7 @@ from contextlib import suppress
 import pytest
 
 from playhead.engine.async_engine import AsyncEngine
-from playhead.engine.build import build_engine
+from playhead.engine.serving import Serving
 from playhead.errors import EngineStopped, MisuseError, RequestError, StepFailed
 from playhead.kv.ledger import Ledger
 from playhead.llm import LLM
@@ -56,7 +56,7 @@ def test_concurrent_requests_get_the_tokens_of_generate(llm):
     wanted = [llm.generate([prompt], GREEDY)[0].outputs[0].token_ids for prompt in prompts]
 
     async def all_of_them():
-        async with AsyncEngine(llm.engine) as engine:
+        async with AsyncEngine.of(llm.engine) as engine:
             assert engine.is_running
             found = await asyncio.gather(*(last(engine, prompt) for prompt in prompts))
             assert engine.stats.num_generated_tokens == llm.stats.num_generated_tokens
@@ -69,19 +69,9 @@ def test_concurrent_requests_get_the_tokens_of_generate(llm):
     assert is_clean(llm)
 
 
-def test_an_engine_needs_no_llm_to_serve_an_event_loop(llm):
-    async def served():
-        built = build_engine("embedded", max_model_len=96, max_num_seqs=2, graph_mode="eager")
-        async with AsyncEngine(built) as engine:
-            return await last(engine, "The whale")
-
-    wanted = llm.generate("The whale", GREEDY)[0].outputs[0].token_ids
-    assert asyncio.run(served()).outputs[0].token_ids == wanted
-
-
 def test_outputs_grow_and_the_last_one_is_finished(llm):
     async def outputs():
-        async with AsyncEngine(llm.engine) as engine:
+        async with AsyncEngine.of(llm.engine) as engine:
             return [output async for output in engine.generate("The whale", GREEDY, request_id="mine")]
 
     found = asyncio.run(outputs())
@@ -91,31 +81,12 @@ def test_outputs_grow_and_the_last_one_is_finished(llm):
     assert {output.request_id for output in found} == {"mine"}
 
 
-def test_sixty_four_consumers_each_get_their_own(llm):
-    prompts = [[5 + i, 6, 7] for i in range(16)]
-    params = SamplingParams(seed=3, max_tokens=4)
-    wanted = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
-
-    async def all_of_them():
-        async with AsyncEngine(llm.engine) as engine:
-            free = asyncio.Semaphore(engine.max_requests)
-
-            async def consumer(prompt):
-                async with free:
-                    return (await last(engine, prompt, params)).outputs[0].token_ids
-
-            return await asyncio.gather(*(consumer(prompts[i % 16]) for i in range(64)))
-
-    assert asyncio.run(all_of_them()) == wanted * 4
-    assert is_clean(llm)
-
-
 def test_several_samples_come_together(llm):
     params = SamplingParams(n=3, seed=5, max_tokens=6)
     wanted = llm.generate("The whale", params)[0]
 
     async def outputs():
-        async with AsyncEngine(llm.engine) as engine:
+        async with AsyncEngine.of(llm.engine) as engine:
             return [output async for output in engine.generate("The whale", params)]
 
     found = asyncio.run(outputs())
@@ -139,7 +110,7 @@ def test_a_consumer_that_leaves_frees_its_memory_and_disturbs_nobody(llm, leave)
 
     async def both():
         began = asyncio.Event()
-        async with AsyncEngine(llm.engine) as engine:
+        async with AsyncEngine.of(llm.engine) as engine:
             left = asyncio.create_task(leaver(engine, began))
             await began.wait()
             if leave == "cancel":
@@ -148,7 +119,7 @@ def test_a_consumer_that_leaves_frees_its_memory_and_disturbs_nobody(llm, leave)
                 await left
             stays = await last(engine, "My lord")
             await last(engine, "My lord")  # orders are followed in turn, so the leaver's was
-            assert "leaves" not in engine._tickets
+            assert "leaves" not in engine._serving.tickets
         return stays
 
     assert asyncio.run(both()).outputs[0].token_ids == wanted
@@ -157,7 +128,7 @@ def test_a_consumer_that_leaves_frees_its_memory_and_disturbs_nobody(llm, leave)
 
 def test_an_abort_ends_the_stream_with_what_there_is(llm):
     async def aborted():
-        async with AsyncEngine(llm.engine) as engine:
+        async with AsyncEngine.of(llm.engine) as engine:
             outputs = []
             async for output in engine.generate("The whale", ENDLESS, request_id="gone"):
                 outputs.append(output)
@@ -177,7 +148,7 @@ def test_a_slow_consumer_misses_outputs_but_never_text(llm, gate, monkeypatch):
     finished = told_when_finished(monkeypatch)
 
     async def slow():
-        async with AsyncEngine(llm.engine) as engine:
+        async with AsyncEngine.of(llm.engine) as engine:
             gate.release(2)
             stream = engine.generate("The whale", GREEDY)
             first = await anext(stream)
@@ -193,14 +164,14 @@ def test_a_slow_consumer_misses_outputs_but_never_text(llm, gate, monkeypatch):
 
 def told_when_finished(monkeypatch) -> threading.Event:
     """Set when the thread has delivered a request's last output."""
-    finished, deliver = threading.Event(), AsyncEngine._deliver
+    finished, deliver = threading.Event(), Serving._deliver
 
     def watched(self, outputs):
         deliver(self, outputs)
         if any(output.finished for output in outputs):
             finished.set()
 
-    monkeypatch.setattr(AsyncEngine, "_deliver", watched)
+    monkeypatch.setattr(Serving, "_deliver", watched)
     return finished
 
 
@@ -210,7 +181,7 @@ def test_a_blocked_event_loop_is_told_once(llm, monkeypatch):
 
     async def busy():
         calls = 0
-        async with AsyncEngine(llm.engine) as engine:
+        async with AsyncEngine.of(llm.engine) as engine:
             loop = asyncio.get_running_loop()
             schedule = loop.call_soon_threadsafe
 
@@ -240,7 +211,7 @@ def test_a_failed_step_ends_those_in_flight_and_takes_new_ones(llm, monkeypatch)
     wanted = llm.generate("The whale", GREEDY)[0].outputs[0].token_ids
 
     async def failing():
-        async with AsyncEngine(llm.engine) as engine:
+        async with AsyncEngine.of(llm.engine) as engine:
             streams = [engine.generate(prompt, ENDLESS) for prompt in ("The whale", "My lord")]
             for stream in streams:
                 await anext(stream)
@@ -264,14 +235,14 @@ def test_an_engine_that_cannot_even_let_go_is_dead_and_says_so(monkeypatch):
     llm = LLM("embedded", max_model_len=96, max_num_seqs=2, max_num_batched_tokens=32, kv_memory_bytes=1 << 24)
 
     async def dying():
-        async with AsyncEngine(llm.engine) as engine:
+        async with AsyncEngine.of(llm.engine) as engine:
             stream = engine.generate("The whale", ENDLESS)
             await anext(stream)
             monkeypatch.setattr(llm.engine, "abort", broken)
             monkeypatch.setattr(llm.engine.worker, "launch", broken)
             with pytest.raises(StepFailed):
                 [output async for output in stream]
-            await asyncio.to_thread(engine._thread.join)
+            await asyncio.to_thread(engine._serving.thread.join)
             assert not engine.is_running
             with pytest.raises(EngineStopped) as refused:
                 await last(engine, "The whale")
@@ -282,7 +253,7 @@ def test_an_engine_that_cannot_even_let_go_is_dead_and_says_so(monkeypatch):
 
 def test_closing_ends_those_who_wait_and_gives_the_engine_back(llm):
     async def closed():
-        engine = AsyncEngine(llm.engine)
+        engine = AsyncEngine.of(llm.engine)
         await engine.start()
         stream = engine.generate("The whale", ENDLESS)
         await anext(stream)
@@ -300,7 +271,7 @@ def test_closing_ends_those_who_wait_and_gives_the_engine_back(llm):
 
 def test_an_engine_starts_again_after_it_was_closed(llm):
     async def twice():
-        engine = AsyncEngine(llm.engine)
+        engine = AsyncEngine.of(llm.engine)
         for _ in range(2):
             async with engine:
                 assert (await last(engine, "The whale")).finished
@@ -310,18 +281,16 @@ def test_an_engine_starts_again_after_it_was_closed(llm):
 
 def test_who_is_not_served_is_told(llm):
     async def refusals():
-        engine, open_stream = AsyncEngine(llm.engine), llm.stream("The whale", GREEDY)
-        with pytest.raises(EngineStopped):
-            await last(engine, "The whale")
+        engine, open_stream = AsyncEngine.of(llm.engine), llm.stream("The whale", GREEDY)
         next(open_stream)
-        with pytest.raises(MisuseError, match="at work"):
-            await engine.start()
+        with pytest.raises(MisuseError, match="at work for other calls"):
+            await last(engine, "The whale")
         open_stream.close()
         async with engine:
             with pytest.raises(MisuseError, match="at work for an AsyncEngine"):
                 llm.generate("The whale", GREEDY)
             with pytest.raises(MisuseError, match="at work"):
-                await AsyncEngine(llm.engine).start()
+                await AsyncEngine.of(llm.engine).start()
             stream = engine.generate("The whale", ENDLESS, request_id="one")
             await anext(stream)
             with pytest.raises(RequestError, match="an id in use"):
@@ -339,14 +308,14 @@ def test_who_is_not_served_is_told(llm):
         ("The whale", {"n": 1}, {}, "params: a dict"),
         ("The whale", GREEDY, {"priority": "high"}, "priority: a str"),
         ("The whale", GREEDY, {"request_id": 7}, "request_id: a int"),
-        ("The whale", SamplingParams(n=16), {}, "at most 16"),
+        ("The whale", GREEDY, {"cache_salt": 7}, "salt: a int"),
     ],
 )
 def test_a_refused_request_disturbs_nobody(llm, prompt, params, more, says):
     wanted = llm.generate("My lord", GREEDY)[0].outputs[0].token_ids
 
     async def both():
-        async with AsyncEngine(llm.engine) as engine:
+        async with AsyncEngine.of(llm.engine) as engine:
             stream = engine.generate("My lord", GREEDY)
             outputs = [await anext(stream)]
             with pytest.raises(RequestError, match=says):
@@ -357,30 +326,13 @@ def test_a_refused_request_disturbs_nobody(llm, prompt, params, more, says):
     assert is_clean(llm)
 
 
-def test_a_full_queue_refuses_at_once_with_the_limit(llm):
-    async def crowd():
-        async with AsyncEngine(llm.engine) as engine:
-            assert engine.max_requests == 16
-            streams = [engine.generate("The whale", ENDLESS) for _ in range(16)]
-            waiting = [asyncio.ensure_future(anext(stream)) for stream in streams]
-            await asyncio.sleep(0)  # all are queued
-            with pytest.raises(RequestError, match="16 sequences running or waiting and 1 more; wanted at most 16"):
-                await last(engine, "The whale")
-            await waiting[0]
-            await engine.close()
-            await asyncio.gather(*waiting, return_exceptions=True)
-
-    asyncio.run(crowd())
-    assert is_clean(llm)
-
-
 def test_who_is_first_in_priority_starts_first(llm, gate):
     """Four run, two wait: when one ends, the one that came last and is more urgent goes first."""
     short = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 
     async def order():
         ended = []
-        async with AsyncEngine(llm.engine) as engine:
+        async with AsyncEngine.of(llm.engine) as engine:
 
             async def consumer(name, params, priority):
                 await last(engine, "The whale", params, priority=priority)

@@ -128,7 +128,7 @@ def test_a_bad_prompt_is_refused(llm, wanted, prompt, found, limit):
     [
         ([[5, 6], [1, VOCABULARY]], GREEDY, "token id 4096; wanted ids in"),
         ([1, "a"], GREEDY, "ids and whole prompts in one list"),
-        ({"a": 1}, GREEDY, "prompts: a dict; wanted text or ids"),
+        ({"a": 1}, GREEDY, "prompt: the key 'a'; wanted one of prompt, prompt_token_ids, cache_salt"),
         (["a", "b"], [GREEDY], "params: 1 sets of parameters; wanted one SamplingParams, or 2"),
         (["a"], [{"n": 1}], "params: a dict; wanted SamplingParams"),
         ("a", 7, "params: a int; wanted one SamplingParams, or 1"),

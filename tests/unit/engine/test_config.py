@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from playhead.engine.config import ENGINE_SETTINGS, EngineConfig, config_from, resolve_device, resolve_dtype
+from playhead.engine.config import ENGINE_SETTINGS, EngineConfig, config_from
+from playhead.engine.resolve import resolve_device, resolve_dtype
 from playhead.errors import ConfigError
 from playhead.models.build import spec_from_config
 from playhead.models.load import ModelDescription

@@ -7,10 +7,11 @@ import json
 
 import pytest
 
-from playhead.engine.front import as_prompts, split_n
+from playhead.engine.front import split_n
 from playhead.engine.response import num_held_back
 from playhead.engine.timeline import EngineStats, StepRecord, Timeline
 from playhead.errors import ConfigError, RequestError
+from playhead.inputs import as_prompts
 from playhead.kv.ledger import Ledger
 from playhead.llm import LLM, EngineConfig
 from playhead.outputs import FinishReason

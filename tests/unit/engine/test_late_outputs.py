@@ -42,7 +42,7 @@ def test_an_async_engine_delivers_them(llm, wanted):
         return [output async for output in engine.generate(prompt, GREEDY)][-1].outputs[0].token_ids
 
     async def all_of_them():
-        async with AsyncEngine(llm.engine) as engine:
+        async with AsyncEngine.of(llm.engine) as engine:
             return await asyncio.gather(*(last(engine, prompt) for prompt in PROMPTS))
 
     assert asyncio.run(all_of_them()) == wanted

@@ -7,11 +7,12 @@ import inspect
 import pytest
 import torch
 
+from playhead.errors import ConfigError
 from playhead.graph.backends.base import record
 from playhead.graph.backends.tape import TapeBackend
 from playhead.kv.geometry import KVDtype, LayerKV
 from playhead.kv.hybrid import HybridAllocator
-from playhead.kv.pool import MHAKVPool
+from playhead.kv.pool import ARENA_ALIGNMENT, MHAKVPool, new_arena
 from playhead.kv.swa_pool import SWAKVPool, create_kv_pool
 from playhead.kv.violations import ViolationLog
 from playhead.testing.kv_pools import one_request
@@ -103,3 +104,17 @@ def test_addresses_of_layers_never_change():
     addresses = [tensor.data_ptr() for layer in (0, 1) for tensor in pool.get_kv_buffer(layer)]
     assert len(set(addresses)) == 4
     assert [tensor.data_ptr() for layer in (0, 1) for tensor in pool.get_kv_buffer(layer)] == addresses
+
+
+def test_a_cpus_arena_is_zero_aligned_and_refused_in_words_where_the_system_has_no_room(monkeypatch):
+    plan = small_plan([small_layer(None)], page_size=16, num_slabs=30)
+    arena = new_arena(plan, CPU)
+    assert (arena.numel(), int(arena.count_nonzero())) == (plan.arena_bytes, 0)
+    assert arena.data_ptr() % ARENA_ALIGNMENT == 0
+
+    def refuse(*args, **kwargs):
+        raise MemoryError
+
+    monkeypatch.setattr("numpy.zeros", refuse)
+    with pytest.raises(ConfigError, match=f"the system refused {plan.arena_bytes} bytes"):
+        new_arena(plan, CPU)

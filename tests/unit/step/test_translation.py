@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from playhead.errors import StaleTranslation
-from playhead.graph.shapes import Mode
 from playhead.kv.plan import KVLimits
 from playhead.kv.swa_pool import SWAKVPool
 from playhead.llm import LLM
@@ -31,6 +30,7 @@ from playhead.testing.translation_checkers import (
     dense_same_size,
     mapping_readers,
 )
+from playhead.types import Mode
 
 
 def hybrid_worker(windows: tuple[int | None, ...], mode: Mode) -> Worker:

@@ -34,6 +34,8 @@ MAX_STRING_BYTES = 1 << 24
 MAX_METADATA_BYTES = 1 << 28  # and the table of tensors; nothing of it is looked for beyond
 MAX_NAME_CHARS = 512
 
+PIECE_BYTES = 1 << 24  # of a file, unpacked at once; as float32 that is up to a quarter of a gigabyte
+
 SCALARS = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", 7: "?", 10: "u8", 11: "i8", 12: "f8"}
 STRING, ARRAY = 8, 9
 
@@ -120,19 +122,38 @@ class GgufFile:
             tensors[name] = GgufTensor(shape=entry.shape, type_id=entry.type_id, start=start, num_bytes=entry.num_bytes)
         return tensors
 
-    def read(self, name: str) -> torch.Tensor:
-        """The tensor as float32 numbers."""
+    def read(self, name: str, rows: slice | None = None) -> torch.Tensor:
+        """The tensor, or some of its rows, as float32 numbers. A piece at a time: unpacking takes several copies."""
         tensor = self.tensors[name]
-        packed = np.empty(tensor.num_bytes, dtype=np.uint8)
+        # One row of a vector is no whole block.
+        num_rows, row_shape = (1, tensor.shape) if len(tensor.shape) == 1 else (tensor.shape[0], tensor.shape[1:])
+        first, stop, _ = (slice(None) if rows is None or num_rows == 1 else rows).indices(num_rows)
+        values = torch.empty((stop - first, *row_shape), dtype=torch.float32)
+        row_bytes = tensor.num_bytes // num_rows
+        rows_per_piece = max(1, PIECE_BYTES // row_bytes)
+        for start in range(first, stop, rows_per_piece):
+            count = min(rows_per_piece, stop - start)
+            packed = self._bytes(name, tensor.start + start * row_bytes, count * row_bytes)
+            unpacked = self._quants.dequantise(packed.reshape(count, *row_shape[:-1], -1), tensor.type_id)
+            values[start - first : start - first + count].copy_(torch.from_numpy(unpacked).view(count, *row_shape))
+        if len(tensor.shape) > 1:
+            return values
+        return values[0] if rows is None else values[0, rows]
+
+    def _bytes(self, name: str, start: int, num_bytes: int) -> np.ndarray[Any, Any]:
+        packed = np.empty(num_bytes, dtype=np.uint8)
         done, into = 0, packed.data
-        while done < tensor.num_bytes:
+        while done < num_bytes:
             # The system reads at most 2 GiB at once.
-            num_read = os.preadv(self._handle, [into[done:]], tensor.start + done)
+            num_read = os.preadv(self._handle, [into[done:]], start + done)
             if num_read == 0:
                 raise _damaged(self._path, f"the file ends inside tensor {name!r}", "the file as it was opened")
             done += num_read
-        rows = packed.reshape(*tensor.shape[:-1], -1)
-        return torch.from_numpy(self._quants.dequantise(rows, tensor.type_id)).reshape(tensor.shape)
+        return packed
+
+    def type_name(self, name: str) -> str:
+        """How a tensor is packed, as the format calls it: F16, Q4_K."""
+        return self._quants.name_of(self.tensors[name].type_id)
 
 
 class _Quants:
@@ -151,17 +172,21 @@ class _Quants:
             values, num_bytes = self._gguf.GGML_QUANT_SIZES[kind]
             self.dequantise(np.zeros((1, num_bytes), dtype=np.uint8), type_id)
         except (ValueError, KeyError, NotImplementedError):
-            found = f"tensor {name!r:.80} of type {type_id}"
+            found = f"tensor {name!r:.80} of type {self.name_of(type_id)}"
             raise _damaged(self._path, found, "a type the gguf package unpacks") from None
         self._blocks[type_id] = values, num_bytes
         return values, num_bytes
+
+    def name_of(self, type_id: int) -> str:
+        known = {int(kind): kind.name for kind in self._gguf.GGMLQuantizationType}
+        return str(known.get(type_id, type_id))
 
     def dequantise(self, packed: np.ndarray[Any, Any], type_id: int) -> np.ndarray[Any, Any]:
         kind = self._gguf.GGMLQuantizationType(type_id)
         if kind in (self._gguf.GGMLQuantizationType.F32, self._gguf.GGMLQuantizationType.F16):
             packed = packed.view(np.float32 if kind == self._gguf.GGMLQuantizationType.F32 else np.float16)
-        # A copy where the package gives the stored bytes back: they belong to a buffer torch must not write to.
-        return np.array(self._gguf.quants.dequantize(packed, kind), dtype=np.float32)
+        unpacked: np.ndarray[Any, Any] = self._gguf.quants.dequantize(packed, kind)
+        return unpacked.astype(np.float32, copy=False)
 
 
 def _quants(path: Path) -> _Quants:

@@ -7,7 +7,7 @@ and llama.cpp may obey it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from playhead.errors import UnsupportedModelError
@@ -77,14 +77,19 @@ FILE_ONLY: Mapping[str, tuple[object, ...]] = {
 REMARKS = ("general", "split", "quantize", "imatrix", "tokenizer")
 
 
-def check_keys(metadata: Mapping[str, Any], architecture: str) -> None:
-    """Refuse the first key that would change the result and is not obeyed; say which other keys were not understood."""
+def check_keys(metadata: Mapping[str, Any], architecture: str, *, also_read: Collection[str] = ()) -> None:
+    """Refuse the first key that would change the result and is not obeyed; say which other keys were not understood.
+
+    `also_read` are keys that this architecture obeys and others do not.
+    """
     remarks: list[str] = []
     for key, value in metadata.items():
         namespace, _, name = key.partition(".")
         if key in FILE_ONLY:
             require(key, value, FILE_ONLY[key])
         elif namespace == architecture:
+            if name in also_read:
+                continue
             if name in ONLY:
                 require(key, value, ONLY[name])
             elif name not in READ and name not in HARMLESS:

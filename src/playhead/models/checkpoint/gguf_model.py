@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from playhead.errors import UnsupportedModelError
+from playhead.errors import CheckpointError, UnsupportedModelError
+from playhead.layers.spec import FactorScaling
+from playhead.models.build import spec_from_config
+from playhead.models.checkpoint.gguf_architectures import ARCHITECTURES, DEFAULT_THETA, GgufArchitecture, Metadata
 from playhead.models.checkpoint.gguf_file import GgufFile
 from playhead.models.checkpoint.gguf_keys import check_keys, require
 from playhead.models.checkpoint.sources import Part, TensorInfo
-
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
+from playhead.models.spec import LayerSpec, ModelSpec
 
 # Config key <- metadata key under the architecture's name. Files must have all of these: the hub's defaults for absent
 # keys are not llama.cpp's.
@@ -28,61 +31,68 @@ CONFIG_KEYS = {
     "max_position_embeddings": "context_length",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
 }
-DEFAULT_THETA = 10_000.0
 NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+ROPE_FACTORS = "rope_freqs.weight"
+REFUSED_TENSORS = ("rope_factors_long.weight", "rope_factors_short.weight")
+"""Two rope tables for short and long contexts: a request that grows past the short one would need new keys."""
 LAYER_TENSOR = re.compile(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)")
 TENSOR = re.compile(r"(\w+)\.(weight|bias)")
 
 
+def architecture_of(file: GgufFile) -> tuple[str, GgufArchitecture]:
+    name = file.metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        raise UnsupportedModelError("general.architecture", name, ARCHITECTURES)
+    return name, ARCHITECTURES[name]
+
+
 def config_from_gguf(file: GgufFile) -> dict[str, object]:
     """The config.json this file would have had, as llama.cpp reads its metadata."""
-    architecture = file.metadata.get("general.architecture")
-    if architecture not in ARCHITECTURES:
-        raise UnsupportedModelError("general.architecture", architecture, ARCHITECTURES)
-    check_keys(file.metadata, architecture)
-    values = {
-        key.removeprefix(f"{architecture}."): value
-        for key, value in file.metadata.items()
-        if key.startswith(f"{architecture}.")
-    }
+    name, architecture = architecture_of(file)
+    check_keys(file.metadata, name, also_read=architecture.keys)
+    values = {key.removeprefix(f"{name}."): value for key, value in file.metadata.items() if key.startswith(f"{name}.")}
+    metadata = Metadata(architecture=name, values=values)
     if missing := [key for key in CONFIG_KEYS.values() if key not in values]:
-        raise UnsupportedModelError(f"{architecture}.{missing[0]}", None, ["a number; llama.cpp requires this key"])
-    config: dict[str, object] = {"model_type": architecture}
+        raise UnsupportedModelError(f"{name}.{missing[0]}", None, ["a number; llama.cpp requires this key"])
+    for tensor in REFUSED_TENSORS:
+        if tensor in file.tensors:
+            raise UnsupportedModelError(tensor, "longrope", ["a file without this tensor, of a model with one rope"])
+    config: dict[str, object] = {"model_type": architecture.model_type}
     config |= {key: values[metadata_key] for key, metadata_key in CONFIG_KEYS.items()}
-    heads, hidden_size = values["attention.head_count"], values["embedding_length"]
-    config["num_key_value_heads"] = values.get("attention.head_count_kv", heads)
-    # Checked again as a config; here only so that dividing is possible.
-    is_sized = isinstance(heads, int) and isinstance(hidden_size, int) and heads > 0
-    config["head_dim"] = values.get("attention.key_length", hidden_size // heads if is_sized else None)
+    config["num_key_value_heads"] = values.get("attention.head_count_kv", values["attention.head_count"])
+    config["head_dim"] = metadata.head_dim
     config["rope_theta"] = values.get("rope.freq_base", DEFAULT_THETA)
     embedding = file.tensors.get("token_embd.weight")
     config["vocab_size"] = embedding.shape[0] if embedding else len(file.metadata.get("tokenizer.ggml.tokens", ()))
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
-    config["rope_scaling"] = rope_scaling(values, architecture)
-    for key, wanted in (
-        ("vocab_size", config["vocab_size"]),
-        ("attention.value_length", config["head_dim"]),
-        ("rope.dimension_count", config["head_dim"]),
-    ):
+    config["rope_scaling"] = rope_scaling(values, name)
+    for key, wanted in (("vocab_size", config["vocab_size"]), ("attention.value_length", config["head_dim"])):
         if key in values:
-            require(f"{architecture}.{key}", values[key], (wanted,))
-    window, context = values.get("attention.sliding_window", 0), values["context_length"]
-    if not (window == 0 or (isinstance(window, int) and isinstance(context, int) and window >= context)):
-        raise UnsupportedModelError(f"{architecture}.attention.sliding_window", window, [0])
-    return config
+            require(f"{name}.{key}", values[key], (wanted,))
+    return config | architecture.more_config(metadata)
+
+
+def spec_from_gguf(file: GgufFile, config: Mapping[str, object]) -> ModelSpec:
+    """The decoder of a file's config, with the rope factors that only a tensor of the file has."""
+    spec = spec_from_config(config)
+    _, architecture = architecture_of(file)
+    if not architecture.has_rope_factors or ROPE_FACTORS not in file.tensors:
+        return spec
+    # Counted before it is read: a tensor by this name can have any size.
+    shape, ropes = file.tensors[ROPE_FACTORS].shape, {layer.attention.rope for layer in spec.layers}
+    if any(rope is None or rope.scaling is not None or shape != (rope.rotary_dim // 2,) for rope in ropes):
+        wanted = "one factor for each pair of a head's dims, and no other scaling of rope"
+        raise CheckpointError(ROPE_FACTORS, f"shape {list(shape)}", wanted, "Get the file again.")
+    factors = file.read(ROPE_FACTORS).tolist()
+    if not all(1e-6 < factor < 1e6 for factor in factors):
+        raise CheckpointError(ROPE_FACTORS, "a factor that is no positive number", "divisors", "Get the file again.")
+    return replace(spec, layers=tuple(_with_factors(layer, tuple(factors)) for layer in spec.layers))
+
+
+def _with_factors(layer: LayerSpec, factors: tuple[float, ...]) -> LayerSpec:
+    assert layer.attention.rope is not None, "a layer without rope was refused"
+    rope = replace(layer.attention.rope, scaling=FactorScaling(factors=factors))
+    return replace(layer, attention=replace(layer.attention, rope=rope))
 
 
 def rope_scaling(values: Mapping[str, Any], architecture: str) -> dict[str, object] | None:
@@ -109,10 +119,13 @@ class GgufWeights:
 
     def __init__(self, file: GgufFile, config: Mapping[str, Any], label: str) -> None:
         self.label, self._file = label, file
-        self._theirs = {hub_name(name): name for name in file.tensors}
-        # Llama's converter reorders q and k so that rope pairs neighbours; the others' leave them.
-        heads, is_llama = config["num_attention_heads"], config["model_type"] == "llama"
-        self._paired_heads = {"q_proj": heads, "k_proj": config["num_key_value_heads"]} if is_llama else {}
+        _, self._architecture = architecture_of(file)
+        names = {name: hub_name(name, self._architecture.layer_names) for name in file.tensors}
+        if self._architecture.has_rope_factors:
+            names.pop(ROPE_FACTORS, None)  # part of the spec
+        self._theirs = {ours: theirs for theirs, ours in names.items()}
+        heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+        self._paired_heads = heads if self._architecture.pairs_neighbours else {}
         self.tensors: Mapping[str, TensorInfo] = {
             ours: TensorInfo(
                 shape=file.tensors[theirs].shape, dtype=torch.float32, num_bytes=file.tensors[theirs].num_bytes
@@ -121,17 +134,22 @@ class GgufWeights:
         }
 
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
-        tensor = self._file.read(self._theirs[name])
-        heads = self._paired_heads.get(name.split(".")[-2])
-        whole = tensor if heads is None else neighbours_to_halves(tensor, heads)
-        return whole if part is None else whole[part.index]
+        theirs, heads = self._theirs[name], self._paired_heads.get(name.split(".")[-2])
+        if heads is None and part is not None and part.axis == 0:
+            return self._file.read(theirs, slice(part.start, part.stop))
+        tensor = self._file.read(theirs)
+        if heads is not None:
+            tensor = neighbours_to_halves(tensor, heads)
+        elif self._architecture.adds_one_to_norms and name.endswith("norm.weight"):
+            tensor = tensor - 1
+        return tensor if part is None else tensor[part.index]
 
 
-def hub_name(name: str) -> str:
+def hub_name(name: str, layer_names: Mapping[str, str]) -> str:
     """The hub's name of a tensor; an unknown one keeps its own, and the loader reports it as unexpected."""
     if layer := LAYER_TENSOR.fullmatch(name):
         index, part, kind = layer.groups()
-        return f"model.layers.{index}.{LAYER_NAMES[part]}.{kind}" if part in LAYER_NAMES else name
+        return f"model.layers.{index}.{layer_names[part]}.{kind}" if part in layer_names else name
     if tensor := TENSOR.fullmatch(name):
         part, kind = tensor.groups()
         return f"{NAMES[part]}.{kind}" if part in NAMES else name

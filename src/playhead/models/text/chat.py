@@ -35,7 +35,7 @@ class ChatTemplate:
             raise ChatTemplateError(
                 f"chat template: found {len(source)} characters; wanted at most {MAX_SOURCE_CHARS}. Use another one."
             )
-        self._source, self._now = source, now
+        self.source, self._now = source, now
         self._tokens = {"bos_token": bos or "", "eos_token": eos or ""}
         self._worker = worker or TemplateWorker()
         self._worker.ask(_payload({"source": source}))
@@ -58,7 +58,7 @@ class ChatTemplate:
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
         }
-        payload = _payload({"source": self._source, "variables": values, "now": self._now().isoformat()})
+        payload = _payload({"source": self.source, "variables": values, "now": self._now().isoformat()})
         return self._worker.ask(payload)
 
     def close(self) -> None:

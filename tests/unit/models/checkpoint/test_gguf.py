@@ -18,6 +18,7 @@ from playhead.engine.config import EngineConfig
 from playhead.errors import CheckpointError, UnsupportedModelError
 from playhead.layers.spec import LinearScaling
 from playhead.models.build import spec_from_config
+from playhead.models.checkpoint.gguf_architectures import LAYER_NAMES
 from playhead.models.checkpoint.gguf_file import GgufFile
 from playhead.models.checkpoint.gguf_keys import HARMLESS, READ, check_keys
 from playhead.models.checkpoint.gguf_model import config_from_gguf, hub_name, neighbours_to_halves
@@ -65,7 +66,7 @@ def write_gguf(path, tensors, quantised=None, **more):
     writer.add_context_length(64)
     writer.add_layer_norm_rms_eps(2.0**-16)
     writer.add_rope_freq_base(10_000.0)
-    names = {hub_name(name): name for name in gguf_names()}
+    names = {hub_name(name, LAYER_NAMES): name for name in gguf_names()}
     for name, tensor in tensors.items():
         if "q_proj" in name or "k_proj" in name:
             tensor = halves_to_neighbours(tensor, 4 if "q_proj" in name else 2)
@@ -133,7 +134,7 @@ def text(value):
 
 def test_an_unknown_architecture_is_refused_with_the_supported_ones(tmp_path):
     path = write_metadata(tmp_path / "m.gguf", [text("general.architecture") + struct.pack("<I", 8) + text("rwkv")])
-    with pytest.raises(UnsupportedModelError, match=r"rwkv.*llama, qwen2, qwen3"):
+    with pytest.raises(UnsupportedModelError, match=r"rwkv.*llama, qwen2, qwen3, gemma, gemma2, gemma3, phi3"):
         describe_model(str(path))
 
 

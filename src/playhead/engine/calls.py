@@ -1,0 +1,227 @@
+"""The calls on one engine that a program has open, in any number of threads.
+
+    thread A   generate -> turn: submit, step, deliver ----------> outputs in A's inbox
+    thread B   stream   ----------------> turn: submit, step, ...
+
+A step serves the requests of all calls. A thread whose inbox is empty waits for its turn; when that comes it runs a
+step, unless another thread's step has filled its inbox meanwhile. A step that raises does so in the thread that runs
+it, and ends that thread's call alone: the requests of other calls go on in the next turn.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+import torch
+
+from playhead.engine.engine import Engine, used_after_close
+from playhead.engine.front import CheckedPrompt, RequestOptions, never_queued
+from playhead.engine.turns import Turns
+from playhead.errors import MisuseError, PlayheadError
+from playhead.inputs import Prompt
+from playhead.outputs import RequestOutput
+from playhead.sampling_params import SamplingParams
+
+LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, kw_only=True, eq=False)  # mutable: requests move from waiting to running to their end
+class Call:
+    """One call: requests that the engine has no room for yet, requests it has, and outputs not yet read.
+
+    Any thread fills the inbox in its turn. All else belongs to the call's own thread.
+    """
+
+    waiting: deque[tuple[str, CheckedPrompt]]
+    options: RequestOptions
+    running: set[str] = field(default_factory=set)
+    inbox: deque[RequestOutput] = field(default_factory=deque)
+
+
+class Calls:
+    """All open calls on an engine. Any thread may call; only a thread that has its turn touches the engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine: Engine | None = engine
+        self._names = itertools.count(1)
+        self._turns = Turns()
+        self._by_request: dict[str, Call] = {}
+        self._arrived: deque[RequestOutput] = deque()
+        # Requests whose calls ended early. A generator may end in any thread, even in the middle of a step.
+        self._left: deque[str] = deque()
+
+    @property
+    def engine(self) -> Engine:
+        """The engine underneath, until `close`."""
+        if self._engine is None:
+            raise used_after_close()
+        return self._engine
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call is under way."""
+        return bool(self._by_request)
+
+    def new_name(self) -> str:
+        """A request id that no other request has."""
+        return f"r{next(self._names)}"
+
+    def close(self) -> None:
+        """Close the engine, after the step under way. A second call does nothing.
+
+        An open stream gets what it has so far as its last output. Any other open call raises `MisuseError`.
+        """
+        if self._engine is not None:
+            self._turn(self._close)
+
+    def alone(self, work: Callable[[Engine], T]) -> T:
+        """Do something with the engine while no step runs."""
+        return self._turn(lambda: work(self.engine))
+
+    def outputs_of(
+        self, requests: Sequence[tuple[str, Prompt, SamplingParams]], options: RequestOptions
+    ) -> Generator[RequestOutput, None, None]:
+        """Every output of these requests, each with a new id, as they come. All are checked before the first runs.
+
+        The engine is given more as it has room. Closing the generator aborts what is left.
+        """
+        self.engine.check_caller()
+        checked = [(request_id, self.engine.reader.check(prompt, params)) for request_id, prompt, params in requests]
+        call = Call(waiting=deque(checked), options=options)
+        try:
+            while call.waiting or call.running:
+                if not call.inbox:
+                    self._turn(partial(self._serve, call))
+                while call.inbox:
+                    output = call.inbox.popleft()
+                    if output.finished:
+                        if output.request_id not in call.running:
+                            continue  # an interrupted delivery was repeated
+                        call.running.discard(output.request_id)
+                        self._by_request.pop(output.request_id, None)
+                    yield output
+        finally:
+            for request_id in call.running:
+                self._by_request.pop(request_id, None)
+                self._left.append(request_id)
+            self._let_go()
+
+    def _turn(self, work: Callable[[], T]) -> T:
+        """Do the work in this thread's turn."""
+        self.engine.check_caller()
+        try:
+            return self._turns.take(partial(self._use, work))
+        finally:
+            self._let_go()
+
+    # What follows runs in a thread's turn.
+
+    def _use(self, work: Callable[[], T]) -> T:
+        """The thread takes the engine over, ends the requests of calls that are gone, and works."""
+        if self._engine is None:
+            raise MisuseError("engine: closed while this call waited or ran. Close it when all calls have returned.")
+        self._engine.take_over()
+        self._abort_left(self._engine)
+        return work()
+
+    def _serve(self, call: Call) -> None:
+        """Give the engine the call's requests, and run a step if nothing has come for the call meanwhile."""
+        self._submit(call)
+        if call.inbox:
+            return
+        if not self.engine.has_work:
+            raise PlayheadError(
+                f"request {min(call.running)!r} vanished without a final output. This is a bug in Playhead; "
+                "please report it."
+            )
+        self._step()
+        self._submit(call)  # the room that a step makes goes round with the turns
+
+    def _submit(self, call: Call) -> None:
+        while call.waiting and self.engine.can_take:
+            request_id, checked = call.waiting.popleft()
+            self._by_request[request_id] = call
+            call.running.add(request_id)
+            try:
+                self.engine.submit(request_id, checked, call.options)
+            except MisuseError:
+                raise
+            except PlayheadError as error:
+                call.inbox.append(never_queued(request_id, checked, error))
+
+    def _step(self) -> None:
+        """One step of the engine. Its outputs go to the inboxes of the calls that asked for them."""
+        self._arrived.extend(self.engine.step())
+        while self._arrived:  # one by one, so that an interrupt loses no output
+            output = self._arrived[0]
+            call = self._by_request.get(output.request_id)
+            if call is not None:
+                call.inbox.append(output)
+            self._arrived.popleft()
+
+    def _let_go(self) -> None:
+        """Abort the requests of calls that are gone. While a thread has its turn, that thread does so at the end.
+
+        Waiting for that thread instead could be a deadlock: the garbage collector may have interrupted its very turn.
+        """
+        while self._left and not self._turns.is_taken and not self._turns.is_here:
+            engine = self._engine
+            if engine is None or engine.is_in_child:
+                self._left.clear()
+            else:
+                self._turns.take(partial(self._abort_left, engine))
+
+    def _abort_left(self, engine: Engine) -> None:
+        while self._left:
+            engine.take_over()
+            try:
+                engine.abort(self._left[0])
+            except Exception as error:  # noqa: BLE001  its call is gone, and this thread's call is another
+                LOG.warning("aborting request %r raised %s", self._left[0], type(error).__name__)
+            self._left.popleft()
+
+    def _close(self) -> None:
+        for request_id in sorted(self._by_request):
+            output, call = self.engine.abort(request_id), self._by_request.get(request_id)
+            if output is not None and call is not None and call.options.streams:
+                call.inbox.append(output)
+        self.engine.close()
+        device, self._engine = self.engine.worker.device, None
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # what was this engine's is the device's again, for other processes too
+
+
+class Stream:
+    """One request's outputs; if it failed, its error is raised in the place of the last one."""
+
+    def __init__(self, outputs: Generator[RequestOutput, None, None]) -> None:
+        self._outputs, self._is_busy = outputs, False
+        self._newest: RequestOutput | None = None
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> RequestOutput:
+        if self._is_busy:
+            raise MisuseError("stream: asked for its next output while it makes one. Give every thread its own stream.")
+        self._is_busy = True
+        try:
+            output = next(self._outputs)
+        finally:
+            self._is_busy = False
+        if output.error is not None:
+            raise output.error
+        self._newest = output
+        return output
+
+    def close(self) -> None:
+        """Abort the request, unless it has ended."""
+        self._outputs.close()

@@ -1,0 +1,360 @@
+"""Requests between an event loop and the thread that runs an engine's steps.
+
+    event loop                                        thread
+    take, leave -> orders  -------------------------> submit, abort, step
+    wake        <- call_soon_threadsafe <------------ newest output of each request
+
+Nothing on the left ever waits for a step: the lock between the two is held for a few assignments. Outputs are
+cumulative, so a request has room for one unread output and a newer one takes its place. A consumer slower than the
+engine misses intermediate outputs, never text, and always gets the last one; its unread outputs do not pile up.
+
+The thread knows nothing of `AsyncEngine`, which can be dropped while the thread waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from playhead.engine.engine import Engine
+from playhead.engine.front import CheckedPrompt, RequestOptions, joined, never_queued
+from playhead.errors import EngineStopped, PlayheadError, RequestError, StepFailed, caused
+from playhead.outputs import FinishReason, RequestOutput
+
+END_S = 30.0  # a step may have a graph to capture
+
+
+class WhenFull(StrEnum):
+    """What happens to a request that finds the queue full."""
+
+    WAIT = "wait"
+    """It waits, behind those that came before it."""
+    REFUSE = "refuse"
+    """It raises `RequestError` at once, with the limit."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)  # mutable: the thread puts outputs in, the consumer takes them out
+class Ticket:
+    """One request between its consumer and the thread. `samples` are the engine's requests, one per sample.
+
+    `latest` and `error` are written by the thread, under the lock; `changed` belongs to the event loop.
+    """
+
+    request_id: str
+    options: RequestOptions
+    samples: dict[str, CheckedPrompt]
+    loop: asyncio.AbstractEventLoop
+    latest: dict[str, RequestOutput] = field(default_factory=dict)
+    error: PlayheadError | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every sample has ended, or the request has failed."""
+        ended = [name for name, output in self.latest.items() if output.finished]
+        return self.error is not None or len(ended) == len(self.samples)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """An order of the event loop to the thread: queue a ticket's request or, with `is_abort`, abort it."""
+
+    ticket: Ticket
+    is_abort: bool = False
+    done: asyncio.Future[None] | None = None
+
+
+class Serving:
+    """One engine, one thread, and the requests of one event loop at a time.
+
+    At most `max_requests` sequences are with the engine, running or queued. A request that finds no room stands in
+    `line`, which belongs to the event loop. A request of more sequences than that has the engine to itself.
+    """
+
+    def __init__(self, engine: Engine, *, max_requests: int, when_full: WhenFull) -> None:
+        self.engine, self.max_requests, self.when_full = engine, max_requests, when_full
+        self.thread: threading.Thread | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.line: deque[Ticket] = deque()
+        self._max_waiting = engine.max_waiting  # while the thread runs, `max_requests` takes its place
+        # All below is shared with the thread, under this condition's lock.
+        self._work = threading.Condition()
+        self.is_open = False
+        self.cause: BaseException | None = None
+        self.tickets: dict[str, Ticket] = {}
+        self._orders: deque[Order] = deque()
+        self._fresh: set[Ticket] = set()
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start the thread. Until it ends nobody else may use the engine."""
+        self.loop = loop
+        self.is_open, self.cause = True, None
+        # A daemon: a program that forgets to close the engine can still end.
+        self.thread = threading.Thread(target=self._serve, name="playhead engine", daemon=True)
+        self.engine.served_by, self.engine.max_waiting = self.thread, sys.maxsize
+        self.thread.start()
+
+    def ask_to_stop(self) -> None:
+        """The thread ends after the step under way."""
+        with self._work:
+            self.is_open = False
+            self._work.notify()
+
+    def end(self) -> None:
+        """Stop the thread and wait for its end. In a forked child, which has no such thread, nothing is done."""
+        thread = self.thread
+        if thread is None or self.engine.is_in_child:
+            return
+        self.ask_to_stop()
+        if thread is not threading.current_thread():
+            thread.join(END_S)
+        self.forget(thread)
+
+    def forget(self, thread: threading.Thread) -> None:
+        """The thread has ended: others may use the engine. By now another may have been started."""
+        if self.thread is thread:
+            self.thread, self.engine.served_by, self.engine.max_waiting = None, None, self._max_waiting
+
+    # What follows runs on the event loop.
+
+    def move_to(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Serve another event loop from now on, unless the one before has requests and could still read them."""
+        with self._work:
+            assert self.loop is not None, "the thread was started on a loop"
+            if (self.tickets or self.line) and not self.loop.is_closed():
+                return False
+            for ticket in self.tickets.values():
+                self._order(Order(ticket=ticket, is_abort=True))
+            self.loop = loop
+            self._fresh.clear()
+            self.line.clear()
+            return True
+
+    def take(self, ticket: Ticket) -> None:
+        """Hand a request to the thread. If the queue is full, the request stands in line or is refused."""
+        where = f"request {ticket.request_id!r}"
+        with self._work:
+            if not self.is_open:
+                raise EngineStopped(where) from self.cause
+            if self.ticket_of(ticket.request_id) is not None:
+                raise RequestError(where, "an id in use", "a new id", "Wait for the other to end.")
+            if not self.line and self._has_room(ticket):
+                self._hand_over(ticket)
+            elif self.when_full is WhenFull.WAIT:
+                self.line.append(ticket)
+            else:
+                found = f"{self._num_there} sequences running or waiting and {len(ticket.samples)} more"
+                raise RequestError(where, found, f"at most {self.max_requests}", "Send it again when some are done.")
+
+    def ticket_of(self, request_id: str) -> Ticket | None:
+        """Under the lock, or on the loop. The request with this id, with the engine or in line."""
+        in_line = (ticket for ticket in self.line if ticket.request_id == request_id)
+        return self.tickets.get(request_id) or next(in_line, None)
+
+    def newest(self, ticket: Ticket) -> RequestOutput:
+        """The samples as they are now, or the error that ended them."""
+        with self._work:
+            ticket.changed.clear()
+            self._fresh.discard(ticket)
+            samples = [ticket.latest.get(name) for name in ticket.samples]
+            if ticket.error is not None:
+                raise ticket.error
+        return joined(ticket.request_id, samples)
+
+    def abort(self, ticket: Ticket, done: asyncio.Future[None] | None = None) -> None:
+        """End a request, wherever it is; its consumer gets what there is."""
+        with self._work:
+            if ticket in self.line:
+                self.line.remove(ticket)
+                ticket.latest = {name: ended_in_line(name, checked) for name, checked in ticket.samples.items()}
+                ticket.changed.set()
+                self._admit()
+            elif self.is_open and not ticket.is_done:  # a thread that stops aborts whatever there is
+                self._order(Order(ticket=ticket, is_abort=True, done=done))
+                return
+        if done is not None:
+            settle(done)
+
+    def leave(self, ticket: Ticket) -> None:
+        """The consumer reads no more: abort its request, unless it has ended. The loop may have ended too."""
+        if not self.engine.is_in_child:
+            self.abort(ticket)
+
+    def wake(self) -> None:
+        """Tell the consumers whose tickets changed, and let those in line in, as far as there is room."""
+        with self._work:
+            fresh, self._fresh = self._fresh, set()
+            if self.is_open:
+                self._admit()
+            else:
+                for ticket in self.line:
+                    ticket.error = caused(EngineStopped(f"request {ticket.request_id!r}"), self.cause)
+                fresh |= set(self.line)
+                self.line.clear()
+            loop = self.loop
+        for ticket in fresh:
+            if ticket.loop is loop:  # the consumers of a loop that has ended are gone
+                ticket.changed.set()
+
+    # Under the lock.
+
+    @property
+    def _num_there(self) -> int:
+        return sum(len(ticket.samples) for ticket in self.tickets.values())
+
+    def _has_room(self, ticket: Ticket) -> bool:
+        return not self.tickets or self._num_there + len(ticket.samples) <= self.max_requests
+
+    def _admit(self) -> None:
+        while self.line and self._has_room(self.line[0]):
+            self._hand_over(self.line.popleft())
+
+    def _hand_over(self, ticket: Ticket) -> None:
+        self.tickets[ticket.request_id] = ticket
+        self._order(Order(ticket=ticket))
+
+    def _order(self, order: Order) -> None:
+        self._orders.append(order)
+        self._work.notify()
+
+    def _changed(self, ticket: Ticket) -> None:
+        self._fresh.add(ticket)
+        if ticket.is_done:
+            self.tickets.pop(ticket.request_id, None)
+
+    # What follows runs in the thread.
+
+    def _serve(self) -> None:
+        """Follow orders and run steps until closed, asleep while there are neither."""
+        cause: BaseException | None = None
+        try:
+            while (orders := self._next_orders()) is not None:
+                try:
+                    self._turn(orders)
+                except BaseException as error:  # noqa: BLE001  consumers must hear of any error
+                    self._fail_begun(error, orders)
+        except Exception as error:  # noqa: BLE001  aborting the requests raised too
+            cause = error
+        finally:
+            self._stop(cause)
+
+    def _next_orders(self) -> list[Order] | None:
+        """Wait until there is an order or a step to run; gives the orders, or None once closed."""
+        with self._work:
+            self._work.wait_for(lambda: not self.is_open or self._orders or self.engine.has_work)
+            orders = list(self._orders)
+            self._orders.clear()
+            return orders if self.is_open else None
+
+    def _turn(self, orders: Sequence[Order]) -> None:
+        """Follow these orders, then run one step if anything is left to run."""
+        for order in orders:
+            if not order.is_abort:
+                self._submit(order.ticket)
+            elif self.tickets.get(order.ticket.request_id) is order.ticket:  # its id may have a new owner
+                aborted = [self.engine.abort(name) for name in order.ticket.samples]
+                self._deliver([output for output in aborted if output is not None])
+            self._settle([order])
+        if self.engine.has_work:
+            self._deliver(self.engine.step())
+
+    def _submit(self, ticket: Ticket) -> None:
+        """Queue a request's samples. If the engine refuses one of them, this request alone ends with the error."""
+        try:
+            for name, checked in ticket.samples.items():
+                self.engine.submit(name, checked, ticket.options)
+        except PlayheadError as error:
+            refusal = error
+        else:
+            return
+        self._give_up([ticket], [], lambda request_id: refusal)
+
+    def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
+        """Put each output in the place of the one before, and wake the consumers if they are not about to be woken."""
+        failed: dict[Ticket, PlayheadError] = {}
+        with self._work:
+            was_told = bool(self._fresh)
+            for output in outputs:
+                ticket = self.tickets.get(output.request_id.rpartition(".")[0])
+                if ticket is None:
+                    continue
+                if output.error is not None:
+                    failed[ticket] = output.error
+                else:
+                    ticket.latest[output.request_id] = output
+                    self._changed(ticket)
+            is_news = bool(self._fresh) and not was_told
+        if is_news:
+            self._on_loop(self.wake)
+        if failed:  # the other samples of a failed one end with it
+            errors = {ticket.request_id: error for ticket, error in failed.items()}
+            self._give_up(list(failed), [], errors.__getitem__)
+
+    def _fail_begun(self, error: BaseException, orders: Sequence[Order]) -> None:
+        """A turn raised: end the requests that had begun. Requests still in the orders are served next.
+
+        Requests that had ended before the error get their last output.
+        """
+        self._deliver(self.engine.take_ready())
+        with self._work:
+            not_begun = {order.ticket for order in self._orders if not order.is_abort}
+            begun = [ticket for ticket in self.tickets.values() if ticket not in not_begun]
+        self._give_up(begun, orders, lambda request_id: caused(StepFailed(f"request {request_id!r}"), error))
+
+    def _stop(self, cause: BaseException | None) -> None:
+        """The thread ends: tell every consumer, and every caller whose order was not followed."""
+        with self._work:
+            self.is_open, self.cause = False, cause
+            orders, tickets = list(self._orders), list(self.tickets.values())
+            self._orders.clear()
+        with suppress(Exception):  # a dead engine may not abort
+            self._give_up(tickets, orders, lambda name: caused(EngineStopped(f"request {name!r}"), cause))
+            while self.engine.has_work:  # a step that was launched and not read
+                self.engine.step()
+
+    def _give_up(
+        self,
+        tickets: Sequence[Ticket],
+        orders: Sequence[Order],
+        reason: Callable[[str], PlayheadError],
+    ) -> None:
+        """Abort these requests, tell their consumers why, and tell the callers of these orders that they are done."""
+        try:
+            for name in [name for ticket in tickets for name in ticket.samples]:
+                self.engine.abort(name)
+        finally:
+            with self._work:
+                for ticket in tickets:
+                    ticket.error = reason(ticket.request_id)
+                    self._changed(ticket)
+            self._on_loop(self.wake)
+            self._settle(orders)
+
+    def _settle(self, orders: Sequence[Order]) -> None:
+        for order in orders:
+            if order.done is not None:
+                self._on_loop(settle, order.done)
+
+    def _on_loop(self, call: Callable[..., None], *args: object) -> None:
+        assert self.loop is not None, "the thread was started on a loop"
+        with suppress(RuntimeError):  # a loop that is closed has no consumers
+            self.loop.call_soon_threadsafe(call, *args)
+
+
+def settle(done: asyncio.Future[None]) -> None:
+    """Tell the caller of an order that it was followed, unless the caller has gone."""
+    if not done.done():
+        done.set_result(None)
+
+
+def ended_in_line(name: str, checked: CheckedPrompt) -> RequestOutput:
+    """The only output of a sample that was aborted before the engine heard of it."""
+    output = never_queued(name, checked, EngineStopped(name))
+    nothing = replace(output.outputs[0], finish_reason=FinishReason.ABORT)
+    return replace(output, outputs=[nothing], error=None)
