@@ -151,7 +151,7 @@ from playhead.errors import MisuseError
 from playhead.llm import LLM
 from playhead.sampling_params import SamplingParams
 
-params = SamplingParams(max_tokens=2)
+params = SamplingParams(max_tokens=2, seed=1)
 with LLM("embedded", max_model_len=64, max_num_seqs=2, kv_memory_bytes=1 << 23, graph_mode="eager") as llm:
     stream = llm.stream("The whale", params)
     next(stream)
