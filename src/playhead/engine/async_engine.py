@@ -32,6 +32,7 @@ from playhead.engine.conversations import ChatKeywords, Conversation, chat_optio
 from playhead.engine.engine import Engine
 from playhead.engine.front import RequestOptions, checked_params, split_n
 from playhead.engine.keywords import EngineKeywords
+from playhead.engine.output_kind import OutputView
 from playhead.engine.serving import Errand, Serving, Ticket, WhenFull
 from playhead.engine.timeline import EngineStats
 from playhead.engine.use import used_after_close
@@ -39,7 +40,7 @@ from playhead.engine.user_tokenizer import UserTokenizer
 from playhead.errors import AbsentFeature, ConfigError, EngineStopped, MisuseError, RequestError, shown
 from playhead.inputs import Prompt
 from playhead.outputs import RequestOutput
-from playhead.sampling_params import SamplingParams
+from playhead.sampling_params import RequestOutputKind, SamplingParams
 
 LONG_PROMPT_CHARS = 1 << 14  # encoding more takes milliseconds, and then happens beside the event loop
 
@@ -203,12 +204,15 @@ class AsyncEngine:
         options = RequestOptions(priority=priority, salt="" if cache_salt is None else cache_salt)
         serving = self._serve_here()
         ticket = await self._checked(prompt, sampling_params, request_id, options)
+        view = OutputView(RequestOutputKind.CUMULATIVE if sampling_params is None else sampling_params.output_kind)
         serving.take(ticket)
         try:
             while True:
                 await ticket.changed.wait()
                 output = serving.newest(ticket)
-                yield output
+                shown = view.of(output)
+                if shown is not None:
+                    yield shown
                 if output.finished:
                     return
         finally:

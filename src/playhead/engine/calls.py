@@ -22,6 +22,7 @@ import torch
 
 from playhead.engine.engine import Engine
 from playhead.engine.front import CheckedPrompt, RequestOptions, never_queued
+from playhead.engine.output_kind import OutputView
 from playhead.engine.turns import Turns
 from playhead.engine.use import used_after_close
 from playhead.errors import MisuseError, PlayheadError
@@ -210,8 +211,8 @@ class Calls:
 class Stream:
     """One request's outputs; if it failed, its error is raised in the place of the last one."""
 
-    def __init__(self, outputs: Generator[RequestOutput, None, None]) -> None:
-        self._outputs, self._is_busy = outputs, False
+    def __init__(self, outputs: Generator[RequestOutput, None, None], view: OutputView) -> None:
+        self._outputs, self._view, self._is_busy = outputs, view, False
         self._newest: RequestOutput | None = None
 
     def __iter__(self) -> Stream:
@@ -220,15 +221,17 @@ class Stream:
     def __next__(self) -> RequestOutput:
         if self._is_busy:
             raise MisuseError("stream: asked for its next output while it makes one. Give every thread its own stream.")
-        self._is_busy = True
-        try:
-            output = next(self._outputs)
-        finally:
-            self._is_busy = False
-        if output.error is not None:
-            raise output.error
-        self._newest = output
-        return output
+        while True:
+            self._is_busy = True
+            try:
+                output = next(self._outputs)
+            finally:
+                self._is_busy = False
+            if output.error is not None:
+                raise output.error
+            self._newest, shown = output, self._view.of(output)
+            if shown is not None:
+                return shown
 
     def __repr__(self) -> str:
         newest = self._newest
