@@ -19,12 +19,14 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
+    TaskID,
     TextColumn,
     TimeRemainingColumn,
 )
 
 from playhead.graph.spec import CaptureReport
 from playhead.models.checkpoint.fill import LoadProgress
+from playhead.models.checkpoint.hub_download import FetchProgress
 from playhead.outputs import RequestOutput
 
 BAR_CHARS = 20
@@ -61,6 +63,20 @@ def load_bar(model: str) -> Iterator[Callable[[LoadProgress], None]]:
 
         def advance(report: LoadProgress) -> None:
             progress.update(task, total=report.total_bytes, completed=report.num_bytes)
+
+        yield advance
+
+
+@contextmanager
+def fetch_bar() -> Iterator[Callable[[FetchProgress], None]]:
+    """A bar over the bytes of each file that is fetched, one after the other."""
+    with bar(DownloadColumn(binary_units=True)) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def advance(report: FetchProgress) -> None:
+            if report.file not in tasks:
+                tasks[report.file] = progress.add_task(report.file, total=report.total_bytes)
+            progress.update(tasks[report.file], completed=report.num_bytes)
 
         yield advance
 
