@@ -33,9 +33,9 @@ from playhead.engine.front import RequestOptions, checked_params, split_n
 from playhead.engine.keywords import EngineKeywords
 from playhead.engine.serving import Serving, Ticket, WhenFull
 from playhead.engine.timeline import EngineStats
+from playhead.engine.user_tokenizer import UserTokenizer
 from playhead.errors import AbsentFeature, ConfigError, EngineStopped, MisuseError, RequestError, shown
 from playhead.inputs import Prompt
-from playhead.models.text.tokenizer import Tokenizer
 from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
 
@@ -231,9 +231,9 @@ class AsyncEngine:
         """Refused: there are no pooling models."""
         raise AbsentFeature("AsyncEngine.encode", "Playhead generates text: it has no pooling models.")
 
-    async def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-        return self.engine.tokenizer
+    async def get_tokenizer(self) -> UserTokenizer:
+        """The model's tokenizer, with the methods that users of transformers know."""
+        return UserTokenizer(self.engine.reader)
 
     async def get_default_sampling_params(self) -> SamplingParams:
         """What a request without parameters gets."""

@@ -246,4 +246,6 @@ def test_what_the_engine_is_asked_about_it_answers_and_what_it_lacks_it_names(ll
             engine.encode("The whale")
         return await engine.get_tokenizer(), await engine.get_default_sampling_params()
 
-    assert asyncio.run(questions()) == (llm.tokenizer, llm.get_default_sampling_params())
+    tokenizer, params = asyncio.run(questions())
+    assert tokenizer.encode("The whale") == llm.get_tokenizer().encode("The whale")
+    assert params == llm.get_default_sampling_params()
