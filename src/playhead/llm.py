@@ -17,7 +17,7 @@ from playhead.engine.conversations import ChatKeywords, Conversation, Conversati
 from playhead.engine.engine import Engine
 from playhead.engine.front import RequestOptions, as_params, checked_params, joined, split_n
 from playhead.engine.keywords import EngineKeywords
-from playhead.engine.progress import prompt_bar
+from playhead.engine.progress import MakeBar, prompt_bar
 from playhead.engine.user_tokenizer import UserTokenizer
 from playhead.errors import AbsentFeature, RequestError
 from playhead.graph.spec import CaptureReport
@@ -48,6 +48,9 @@ class LLM:
         engine = build_engine(model, config, on_load_progress=on_load_progress, **settings)
         self._calls = Calls(engine)
         self.config, self.stats, self.tokenizer = engine.config, engine.stats, engine.tokenizer
+
+    def __repr__(self) -> str:
+        return f"LLM({self._calls.description})"
 
     def __enter__(self) -> LLM:
         return self
@@ -100,7 +103,7 @@ class LLM:
         prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        use_tqdm: bool = True,
+        use_tqdm: bool | MakeBar = True,
         **others: Unpack[GenerateKeywords],
     ) -> list[RequestOutput]:
         """One output per prompt, in their order. One prompt may stand alone.
@@ -108,7 +111,8 @@ class LLM:
         llm.generate(["The whale", {"prompt_token_ids": [12, 57]}], SamplingParams(max_tokens=20))
 
         A prompt is text, token ids (a list, numpy's or torch's), or a dict of vLLM's (`playhead.inputs`). There may be
-        any number of them: the engine is given more as it has room. `use_tqdm` shows a bar on a terminal.
+        any number of them: the engine is given more as it has room. `use_tqdm` shows a bar on a terminal and in a
+        notebook; a function makes the bar as `tqdm` does.
         A request that fails has its `error` in its output; the others' outputs are whole.
         Without `sampling_params` they are sampled as the model's authors say (`get_default_sampling_params`).
         """
@@ -143,7 +147,7 @@ class LLM:
         self,
         messages: Conversations,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: bool | MakeBar = True,
         **options: Unpack[ChatKeywords],
     ) -> list[RequestOutput]:
         """The answers to one conversation or to many, in their order, each written out by the chat template.
