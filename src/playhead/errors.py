@@ -52,8 +52,8 @@ class DescribedError(PlayheadError):
         self.where, self.found, self.wanted, self.fix = where, found, wanted, fix
 
 
-class ConfigError(PlayheadError):
-    """A setting is wrong."""
+class ConfigError(PlayheadError, ValueError):
+    """A setting is wrong. A `ValueError` too: scripts for other engines catch that."""
 
 
 class UnsupportedModelError(PlayheadError):
@@ -87,8 +87,8 @@ class AbsentFeature(PlayheadError, ImportError):
         super().__init__(f"{name}: {why}")
 
 
-class RequestError(DescribedError):
-    """This request cannot be served. Nothing of it has started."""
+class RequestError(DescribedError, ValueError):
+    """This request cannot be served. Nothing of it has started. A `ValueError` too, as in other engines."""
 
 
 class RequestFailed(PlayheadError):

@@ -54,6 +54,8 @@ class Ids(Protocol):
 # A table's type is as wide as a dict that was put into a variable first: `TextPrompt` and `TokensPrompt` are such.
 Prompt = str | Sequence[int] | Ids | Mapping[str, object]
 Prompts = Prompt | Sequence[Prompt]
+PromptType = Prompt
+"""vLLM's name, for lists that mix forms: `prompts: list[PromptType] = [...]`."""
 
 
 class GenerateKeywords(TypedDict, total=False):
