@@ -46,7 +46,11 @@ LONG_PROMPT_CHARS = 1 << 14  # encoding more takes milliseconds, and then happen
 
 
 class AsyncEngineArgs:
-    """A model and its settings, for `AsyncEngine.from_engine_args`, as scripts for vLLM have them."""
+    """A model and its settings, for `AsyncEngine.from_engine_args`, as scripts for vLLM have them.
+
+    >>> AsyncEngine.from_engine_args(AsyncEngineArgs("embedded", max_model_len=64))
+    AsyncEngine('embedded', cpu, float32, context 64, not started)
+    """
 
     def __init__(self, model: str = EMBEDDED, **settings: Unpack[EngineKeywords]) -> None:
         self.model, self.settings = model, settings
@@ -61,6 +65,19 @@ class AsyncEngine:
     `max_num_seqs` sequences run at a time, and `max_queued_requests` more wait in the engine (by default four times as
     many). When those places are taken, a request waits in line, first come, first served; with `when_full="refuse"` it
     raises `RequestError` at once instead.
+
+    >>> import asyncio
+    >>> async def ask(engine: AsyncEngine, prompt: str) -> int:
+    ...     async for output in engine.generate(prompt, SamplingParams(max_tokens=4, ignore_eos=True)):
+    ...         pass
+    ...     return len(output.outputs[0].token_ids)
+    >>> async def main() -> list[int]:
+    ...     engine = AsyncEngine("embedded", max_model_len=128, max_num_seqs=2)
+    ...     counts = await asyncio.gather(*(ask(engine, prompt) for prompt in ("The whale", "Call me", "My lord")))
+    ...     engine.shutdown()
+    ...     return counts
+    >>> asyncio.run(main())
+    [4, 4, 4]
     """
 
     def __init__(

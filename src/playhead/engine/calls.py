@@ -58,7 +58,6 @@ class Calls:
         self._names = itertools.count(1)
         self._turns = Turns()
         self._by_request: dict[str, Call] = {}
-        self._arrived: deque[RequestOutput] = deque()
         # Requests whose calls ended early. A generator may end in any thread, even in the middle of a step.
         self._left: deque[str] = deque()
 
@@ -168,13 +167,13 @@ class Calls:
 
     def _step(self) -> None:
         """One step of the engine. Its outputs go to the inboxes of the calls that asked for them."""
-        self._arrived.extend(self.engine.step())
-        while self._arrived:  # one by one, so that an interrupt loses no output
-            output = self._arrived[0]
-            call = self._by_request.get(output.request_id)
-            if call is not None:
-                call.inbox.append(output)
-            self._arrived.popleft()
+        self.engine.advance()
+        self.engine.hand_out(self._deliver)
+
+    def _deliver(self, output: RequestOutput) -> None:
+        call = self._by_request.get(output.request_id)
+        if call is not None:
+            call.inbox.append(output)
 
     def _let_go(self) -> None:
         """Abort the requests of calls that are gone. While a thread has its turn, that thread does so at the end.

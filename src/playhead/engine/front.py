@@ -108,11 +108,12 @@ class PromptReader:
             raise RequestError(
                 "chat", "a model without a chat template", "one that has one", "Use generate, or give chat_template."
             )
-        if self._template is None or self._template.source != source:
+        template = self._template  # another thread may exchange it for its own
+        if template is None or template.source != source:
             special = self.tokenizer.special
             worker = self._templates = self._templates or TemplateWorker()
-            self._template = ChatTemplate(source, bos=special.bos, eos=special.eos, worker=worker)
-        return self._template
+            template = self._template = ChatTemplate(source, bos=special.bos, eos=special.eos, worker=worker)
+        return template
 
     def close(self) -> None:
         """End the chat template's process, if it has one."""
