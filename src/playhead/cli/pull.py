@@ -2,43 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass
 from pathlib import Path
 
-from rich.console import Console
-
-from playhead.cli.command import command, flags_of
+from playhead.cli.options import PullOptions
+from playhead.cli.screen import Screen
 from playhead.engine.progress import fetch_bar
 from playhead.errors import CheckpointError
 from playhead.models.checkpoint.hub import WANTED, HubName, fetch, hub_name
-from playhead.settings import Setting, declare, show_size
+from playhead.settings import show_size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PullOptions:
-    """Which model to bring."""
-
-    model: str = declare(
-        MISSING, Setting(help="owner/name, or owner/name:file.gguf", metavar="MODEL", is_positional=True)
-    )
-    revision: str | None = declare(None, Setting(help="branch, tag or commit", metavar="NAME"))
-
-
-@command(flags_of(PullOptions))
-def pull(options: PullOptions) -> None:
-    """Fetch a model of the hub. What was begun goes on where it stopped."""
-    run_pull(Console(), options)
-
-
-def run_pull(console: Console, options: PullOptions) -> None:
+def run_pull(screen: Screen, options: PullOptions) -> None:
     """Fetch, behind a bar, and say what came and how to talk to it."""
     name = named(options.model)
     with fetch_bar() as advance:
         path = fetch(name, revision=options.revision, on_progress=advance)
     files = [path] if path.is_file() else [file for file in path.iterdir() if file.is_file()]
     size = show_size(sum(file.stat().st_size for file in files))
-    console.out(f"{name}: {len(files)} {'file' if len(files) == 1 else 'files'}, {size}, in {path}", highlight=False)
-    console.out(f"playhead chat -m hf:{name}", highlight=False)
+    screen.out(f"{name}: {len(files)} {'file' if len(files) == 1 else 'files'}, {size}, in {path}", highlight=False)
+    screen.out(f"playhead chat -m hf:{name}", highlight=False)
 
 
 def named(model: str) -> HubName:
