@@ -10,7 +10,7 @@ CORE := .venv/.core
 DEV := .venv/.dev
 DOCS := .venv/.docs
 
-.PHONY: demo test test-real test-faults test-hostile test-parity test-wheel soak check lint format mutants docs figures clean
+.PHONY: demo test test-real test-faults test-hostile test-parity test-long test-wheel soak check lint format mutants docs figures clean
 
 demo: $(CORE)
 	$(BIN)/playhead generate "It is a truth universally acknowledged, that" --max-tokens 70 --temperature 0.6 --top-p 0.9 --seed 4
@@ -37,6 +37,11 @@ test-hostile: $(DEV)
 
 test-parity: $(DEV)
 	PLAYHEAD_PARITY_EXAMPLES=400 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/parity/test_edited_configs.py -s
+
+# What the suite runs a slice of: the fuzz, every relation, transformers' tokens, the rules of the KV memory.
+test-long: $(DEV)
+	PLAYHEAD_FUZZ_REQUESTS=20000 PLAYHEAD_K9_CASES=100 PLAYHEAD_ORACLE_PROMPTS=50 PLAYHEAD_ORACLE_TOKENS=200 PLAYHEAD_KV_RULES=200000 \
+	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/e2e tests/integrity/test_kv_state_machine.py
 
 soak: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m playhead.testing.soak --minutes 30 --fault-every 200

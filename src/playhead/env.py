@@ -1,12 +1,24 @@
-"""Environment switches, all for debugging. Read when they are asked for, never at import."""
+"""Environment variables: switches, all for debugging, and where files go. Read when asked for, never at import."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 STRICT_LEDGER = "PLAYHEAD_STRICT_LEDGER"
+LOG = "PLAYHEAD_LOG"
 
 
 def wants_strict_ledger() -> bool:
     """Whether engines that were not told otherwise raise at the first violation of the account of KV pages."""
     return os.environ.get(STRICT_LEDGER, "") not in ("", "0")
+
+
+def log_words() -> tuple[str, ...]:
+    """What is to be logged, as `logs.py` reads it: a level, "json", or both; nothing if the variable is not set."""
+    return tuple(word.strip().lower() for word in os.environ.get(LOG, "").split(",") if word.strip())
+
+
+def state_directory() -> Path:
+    """Where a user's history is kept: $XDG_STATE_HOME/playhead, or ~/.local/state/playhead."""
+    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "playhead"

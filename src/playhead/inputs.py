@@ -45,6 +45,25 @@ class Ids(Protocol):
 Prompt = str | Sequence[int] | Ids | Mapping[str, object]
 Prompts = Prompt | Sequence[Prompt]
 
+
+class GenerateKeywords(TypedDict, total=False):
+    """Keywords of vLLM's `generate` that ask for something Playhead does not have."""
+
+    prompt_token_ids: object
+    lora_request: object
+    prompt_adapter_request: object
+    guided_options_request: object
+    priority: Sequence[int] | None
+
+
+REFUSED_KEYWORDS = {
+    "prompt_token_ids": 'Give the ids as prompts: generate([1, 2, 3]) or generate({"prompt_token_ids": [1, 2, 3]}).',
+    "lora_request": "Playhead has no adapters: merge the adapter into the weights first.",
+    "prompt_adapter_request": "Playhead has no adapters: merge the adapter into the weights first.",
+    "guided_options_request": "Playhead has no guided decoding yet: use allowed_token_ids.",
+    "priority": "AsyncEngine.generate takes a priority for each request.",
+}
+
 UNREAD_KEYS = {
     "multi_modal_data": "images, audio and video are not read: Playhead runs the text part of a model",
     "multi_modal_uuids": "images, audio and video are not read: Playhead runs the text part of a model",
@@ -64,6 +83,18 @@ class PlainPrompt:
     text: str | None = None
     ids: list[int] | None = None
     salt: str = ""
+
+
+def refuse_keywords(keywords: Mapping[str, Any]) -> None:
+    """Refuse every keyword of a call that asks for something; None asks for nothing."""
+    for name, value in keywords.items():
+        if name not in REFUSED_KEYWORDS:
+            wanted = "prompts, sampling_params or use_tqdm"
+            close = difflib.get_close_matches(name, ("prompts", "sampling_params", "use_tqdm", *REFUSED_KEYWORDS), n=1)
+            fix = f"Did you mean {close[0]}?" if close else "Leave it out."
+            raise RequestError("generate", f"the keyword {name!r}", wanted, fix)
+        if value is not None:
+            raise RequestError("generate", f"the keyword {name!r}", "", REFUSED_KEYWORDS[name])
 
 
 def plain_prompt(prompt: object) -> PlainPrompt:

@@ -6,24 +6,29 @@ with LLM("embedded", max_num_seqs=4) as llm:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import NoReturn, Unpack
 
 from playhead.engine.build import build_engine
 from playhead.engine.calls import Calls, Stream
 from playhead.engine.config import EMBEDDED, EngineConfig
+from playhead.engine.conversations import ChatKeywords, Conversation, Conversations, as_conversations, chat_options
 from playhead.engine.engine import Engine
 from playhead.engine.front import RequestOptions, as_params, checked_params, joined, split_n
-from playhead.engine.progress import prompt_bar
-from playhead.errors import RequestError
+from playhead.engine.keywords import EngineKeywords
+from playhead.engine.progress import MakeBar, prompt_bar
+from playhead.engine.user_tokenizer import UserTokenizer
+from playhead.errors import AbsentFeature, RequestError
 from playhead.graph.spec import CaptureReport
-from playhead.inputs import Prompt, Prompts, as_prompts
+from playhead.inputs import GenerateKeywords, Prompt, Prompts, as_prompts, refuse_keywords
 from playhead.models.checkpoint.fill import OnProgress
 from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
 
 __all__ = ["LLM", "EngineConfig"]
+
+NO_POOLING = "Playhead generates text: it has no pooling models."
 
 
 class LLM:
@@ -38,11 +43,14 @@ class LLM:
         config: EngineConfig | None = None,
         *,
         on_load_progress: OnProgress | None = None,
-        **settings: Any,
+        **settings: Unpack[EngineKeywords],
     ) -> None:
         engine = build_engine(model, config, on_load_progress=on_load_progress, **settings)
         self._calls = Calls(engine)
         self.config, self.stats, self.tokenizer = engine.config, engine.stats, engine.tokenizer
+
+    def __repr__(self) -> str:
+        return f"LLM({self._calls.description})"
 
     def __enter__(self) -> LLM:
         return self
@@ -73,6 +81,15 @@ class LLM:
         """What a request without parameters gets: the checkpoint's generation_config.json over vLLM's defaults."""
         return self.engine.reader.default_params
 
+    def get_tokenizer(self) -> UserTokenizer:
+        """The model's tokenizer, with the methods that users of transformers know: `encode`, `decode` and others."""
+        return UserTokenizer(self.engine.reader)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget the KV of all prompts so far. Requests that run keep theirs. True, as in vLLM, when it is done."""
+        self._calls.alone(Engine.reset_prefix_cache)
+        return True
+
     def kv_report(self) -> str:
         """The account of KV pages as a table: free, held, cached, in quarantine, and what was ever found wrong."""
         return self._calls.alone(Engine.kv_report)
@@ -84,18 +101,25 @@ class LLM:
     def generate(
         self,
         prompts: Prompts,
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        use_tqdm: bool = False,
+        use_tqdm: bool | MakeBar = True,
+        **others: Unpack[GenerateKeywords],
     ) -> list[RequestOutput]:
-        """One output per prompt, in their order. Prompts are text or token ids; one prompt may stand alone.
+        """One output per prompt, in their order. One prompt may stand alone.
 
-        There may be any number of them: the engine is given more as it has room. `use_tqdm` shows a bar on a terminal.
+        llm.generate(["The whale", {"prompt_token_ids": [12, 57]}], SamplingParams(max_tokens=20))
+
+        A prompt is text, token ids (a list, numpy's or torch's), or a dict of vLLM's (`playhead.inputs`). There may be
+        any number of them: the engine is given more as it has room. `use_tqdm` shows a bar on a terminal and in a
+        notebook; a function makes the bar as `tqdm` does.
         A request that fails has its `error` in its output; the others' outputs are whole.
-        Without `params` they are sampled as the model's authors say (`get_default_sampling_params`).
+        Without `sampling_params` they are sampled as the model's authors say (`get_default_sampling_params`).
         """
+        refuse_keywords(others)
         prompt_list = as_prompts(prompts)
-        params_list = as_params(self.get_default_sampling_params() if params is None else params, len(prompt_list))
+        wanted_by_all = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        params_list = as_params(wanted_by_all, len(prompt_list))
         results: dict[str, RequestOutput] = {}
         names = [self._calls.new_name() for _ in prompt_list]
         pending = [
@@ -112,25 +136,35 @@ class LLM:
             for name, wanted in zip(names, params_list, strict=True)
         ]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Stream:
         """The output after every token. Leaving the loop early aborts the request."""
-        wanted = self.get_default_sampling_params() if params is None else checked_params(params)
+        wanted = self.get_default_sampling_params() if sampling_params is None else checked_params(sampling_params)
         if wanted.n != 1:
             raise RequestError("stream", f"n={wanted.n}", "n=1", "Use generate for several samples.")
         return Stream(self.outputs_of([(self._calls.new_name(), prompt, wanted)], RequestOptions()))
 
-    def chat(self, messages: Sequence[Mapping[str, str]], params: SamplingParams | None = None) -> RequestOutput:
-        """The answer to a conversation, written out by the model's own chat template."""
-        output = self.generate([self.chat_prompt(messages)], params)[0]
-        if output.error is not None:
-            raise output.error
-        return output
+    def chat(
+        self,
+        messages: Conversations,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool | MakeBar = True,
+        **options: Unpack[ChatKeywords],
+    ) -> list[RequestOutput]:
+        """The answers to one conversation or to many, in their order, each written out by the chat template.
 
-    def chat_stream(self, messages: Sequence[Mapping[str, str]], params: SamplingParams | None = None) -> Stream:
-        """The same answer after every token. Leaving the loop early aborts the request."""
-        return self.stream(self.chat_prompt(messages), params)
+        llm.chat([{"role": "user", "content": "hello"}], SamplingParams(max_tokens=20))[0].outputs[0].text
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        `options` are those of `ChatOptions`: `tools`, `chat_template`, `continue_final_message` and others.
+        """
+        wanted = chat_options(options)
+        prompts = [self.engine.reader.chat_prompt(one, wanted) for one in as_conversations(messages)]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def chat_stream(self, messages: Conversation, sampling_params: SamplingParams | None = None) -> Stream:
+        """The answer to a conversation, after every token. Leaving the loop early aborts the request."""
+        return self.stream(self.chat_prompt(messages), sampling_params)
+
+    def chat_prompt(self, messages: Conversation) -> list[int]:
         """A conversation as the model reads it, up to where its answer begins."""
         return self.engine.reader.chat_prompt(messages)
 
@@ -142,3 +176,27 @@ class LLM:
         The engine is given more as it has room. Closing the generator aborts what is left.
         """
         return self._calls.outputs_of(requests, options)
+
+    # What vLLM has and Playhead has not. Each says so, where a missing name would not say why.
+
+    def beam_search(self, *args: object, **keywords: object) -> NoReturn:
+        """Not there: raises `AbsentFeature`."""
+        raise AbsentFeature(
+            "LLM.beam_search", "Playhead has no beam search: SamplingParams(n=...) draws several samples."
+        )
+
+    def encode(self, *args: object, **keywords: object) -> NoReturn:
+        """Not there: raises `AbsentFeature`."""
+        raise AbsentFeature("LLM.encode", f"{NO_POOLING} Token ids of a text: llm.get_tokenizer().encode(text).")
+
+    def embed(self, *args: object, **keywords: object) -> NoReturn:
+        """Not there: raises `AbsentFeature`."""
+        raise AbsentFeature("LLM.embed", NO_POOLING)
+
+    def classify(self, *args: object, **keywords: object) -> NoReturn:
+        """Not there: raises `AbsentFeature`."""
+        raise AbsentFeature("LLM.classify", f"{NO_POOLING} Classes that are tokens: generate with logprobs.")
+
+    def score(self, *args: object, **keywords: object) -> NoReturn:
+        """Not there: raises `AbsentFeature`."""
+        raise AbsentFeature("LLM.score", f"{NO_POOLING} The score of a text: generate with prompt_logprobs=0.")

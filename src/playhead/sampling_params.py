@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from typing import Any
 
@@ -205,10 +205,16 @@ class SamplingParams:
             off=1.0,
             number=lambda value: max(float(value), SMALLEST_REPETITION),
             in_checkpoints=True,
+            group="sampling",
+            help="above 1, tokens of prompt and answer become less likely",
         ),
     )
-    presence_penalty: float = declare(0.0, PENALTY)
-    frequency_penalty: float = declare(0.0, PENALTY)
+    presence_penalty: float = declare(
+        0.0, replace(PENALTY, group="sampling", help="above 0, tokens of the answer become less likely")
+    )
+    frequency_penalty: float = declare(
+        0.0, replace(PENALTY, group="sampling", help="the same, by how often they are in it")
+    )
     logit_bias: Mapping[int, float] = field(
         default_factory=dict,
         hash=False,
@@ -236,7 +242,7 @@ class SamplingParams:
     max_tokens: int | None = declare(
         DefaultInt(16), Parameter(low=1, group="length", help="generate at most", aliases=("--max-new-tokens",))
     )
-    ignore_eos: bool = declare(False, Parameter())
+    ignore_eos: bool = declare(False, Parameter(group="length", help="go on after the model's end token"))
     skip_special_tokens: bool = declare(True, Parameter())
 
     def __post_init__(self) -> None:

@@ -23,10 +23,10 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from playhead.errors import INT64_MAX, ConfigError, PlayheadError
+from playhead.errors import INT64_MAX, ConfigError, PlayheadError, shown
 
 METADATA_KEY = "setting"
-SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?))?B?", re.IGNORECASE)
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:B|([KMGT])(i?)B?)", re.IGNORECASE)
 POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
 
 Refused = Callable[[str, object, str], PlayheadError]
@@ -59,7 +59,8 @@ class Setting:
 
     The flag is the field's name with dashes, or `flag`. `aliases` are further flags, such as vLLM's and SGLang's of the
     same meaning. A bool has no flag that takes a value: it has its `switches`, or one that sets it to True.
-    `parse` makes a value of a flag's text. With `is_positional` the value stands on the command line without a flag.
+    `parse(where, text)` makes a value of a flag's text, or of a keyword given as text; its errors begin with `where`.
+    With `is_positional` the value stands on the command line without a flag.
     `auto` has a value per kind of device ("cpu", "cuda") for a field that was left at None.
     """
 
@@ -75,7 +76,7 @@ class Setting:
     above: bool = False
     choices: tuple[str, ...] = ()
     take: Callable[[str, object], object] | None = None
-    parse: Callable[[str], object] | None = None
+    parse: Callable[[str, str], object] | None = None
     auto: Mapping[str, Auto] = field(default_factory=dict)
 
 
@@ -127,6 +128,8 @@ class Declared:
             return self.setting.take(self.name, value)
         if value is None and self.is_optional:
             return value
+        if isinstance(value, str) and self.setting.parse is not None:
+            value = self.setting.parse(self.name, value)
         if not self._allows(value):
             raise refused(self.name, value, self.wanted)
         return self.kind(str(value)) if issubclass(self.kind, StrEnum) else value
@@ -182,14 +185,16 @@ def check_settings(owner: object, settings: Sequence[Declared], refused: Refused
             object.__setattr__(owner, declared.name, taken)  # frozen, so not by `=`
 
 
-def parse_size(text: str) -> int:
-    """Bytes of a size as people write it: 1KiB is 1024, 1.5KB is 1500, 7 is 7."""
+def parse_size(where: str, text: str) -> int:
+    """Bytes of a size as people write it: 1KiB is 1024, 1.5KB is 1500, 7B is 7. A number alone is refused."""
     found = SIZE.fullmatch(text.strip())
     if found is None:
-        raise ConfigError(f"size: found {text!r}; wanted a number and a unit. Write it like 139GiB, 80GB or 500MiB.")
-    number, prefix, binary = found.groups()
+        number = text.strip()
+        example = f"{number}GiB, {number}MB, or {number}B for bytes" if number.isdecimal() else "139GiB, 80GB or 500MiB"
+        raise ConfigError(f"{where}: found {shown(text)}; wanted a number and its unit. Write {example}.")
+    amount, prefix, binary = found.groups()
     base = 1024 if binary else 1000
-    return int(float(number) * base ** (POWERS[prefix.upper()] if prefix else 0))
+    return int(float(amount) * base ** (POWERS[prefix.upper()] if prefix else 0))
 
 
 def show_size(num_bytes: int) -> str:

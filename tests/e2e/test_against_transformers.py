@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 import transformers
@@ -12,7 +14,9 @@ from playhead.sampling_params import SamplingParams
 from tests.e2e.embedded import first_difference, is_tie, shared_llm, token_prompts, tokens_of
 
 CONFIG = EngineConfig(dtype="float32", max_model_len=640, max_num_seqs=16, kv_memory_bytes=1 << 25)
-NUM_PROMPTS, LONGEST, NUM_TOKENS = 50, 400, 200
+# A slice of the campaign, which is 50 prompts and 200 tokens.
+NUM_PROMPTS = int(os.environ.get("PLAYHEAD_ORACLE_PROMPTS", "8"))
+LONGEST, NUM_TOKENS = 400, int(os.environ.get("PLAYHEAD_ORACLE_TOKENS", "40"))
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +40,7 @@ def their_tokens(model, prompt: list[int]) -> tuple[int, ...]:
 
 
 def test_greedy_tokens_are_transformers(reference):
-    """Prompts shorter and longer than the window of 128, 200 tokens each; the end token is banned on both sides."""
+    """Prompts shorter and longer than the window of 128; the end token is banned on both sides."""
     prompts = token_prompts(NUM_PROMPTS, longest=LONGEST, seed=4)
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, min_tokens=NUM_TOKENS, logprobs=2)
     outputs = shared_llm(CONFIG).generate(prompts, params)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -143,31 +141,3 @@ def test_an_engine_that_serves_an_event_loop_refuses_everybody_else_even_when_id
 
     asyncio.run(intrude())
     assert llm.generate("The whale", PARAMS)[0].outputs[0].token_ids == wanted
-
-
-FORK = """
-import os, sys
-from playhead.errors import MisuseError
-from playhead.llm import LLM
-from playhead.sampling_params import SamplingParams
-
-params = SamplingParams(max_tokens=2)
-with LLM("embedded", max_model_len=64, max_num_seqs=2, kv_memory_bytes=1 << 23, graph_mode="eager") as llm:
-    stream = llm.stream("The whale", params)
-    next(stream)
-    child = os.fork()
-    if not child:
-        try:
-            llm.generate("Call me", params)
-        except MisuseError as error:
-            os._exit(7 if "forked child" in str(error) else 8)
-        os._exit(9)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    assert list(stream)[-1].finished
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
-def test_a_forked_child_is_refused_and_its_parent_goes_on():
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

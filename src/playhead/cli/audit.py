@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import typer
-from rich.console import Console
-
-from playhead.cli.command import MODEL, command, engine, flags_of
 from playhead.cli.demo import audit_table
 from playhead.cli.loading import loaded
+from playhead.cli.options import AuditOptions
+from playhead.cli.screen import Screen
 from playhead.engine.build import resolve_model_name
-from playhead.engine.config import EMBEDDED, EngineConfig
+from playhead.engine.config import EngineConfig
 from playhead.engine.progress import capture_bar, spinner
 from playhead.engine.resolve import kv_limits, resolve_device, resolve_dtype
 from playhead.errors import ConfigError
 from playhead.graph.report import Report
 from playhead.models.load import ModelDescription, describe_model
-from playhead.settings import Setting, declare
 from playhead.step.audit import audit_worker
 from playhead.step.forward import kv_geometry
 from playhead.types import Mode
@@ -26,29 +23,17 @@ MAX_SHOWN = 5
 MAX_CONTEXT_TOKENS = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditOptions:
-    """Which model, and how to show the reports."""
-
-    model: str = declare(EMBEDDED, replace(MODEL, is_positional=True))
-    as_json: bool = declare(False, Setting(help="print JSON", flag="--json"))
-
-
-@command(
-    flags_of(AuditOptions),
-    engine("model", "memory", "schedule", "graph", max_model_len=64, max_num_seqs=4, max_num_batched_tokens=8),
-)
-def audit(options: AuditOptions, config: EngineConfig) -> None:
-    """Capture a small worker and audit it; exit code 1 on a finding."""
+def run_audit(screen: Screen, options: AuditOptions, config: EngineConfig) -> int:
+    """Capture a small worker and audit it. The exit code is 1 on a finding."""
     if config.graph_mode is Mode.EAGER:
         raise ConfigError("graph_mode: found eager; an audit needs captured graphs. Leave out --enforce-eager.")
     reports = audit_model(options.model, config)
     if options.as_json:
         for report in reports:
-            typer.echo(report.to_json())
+            screen.out(report.to_json(), highlight=False)
     else:
-        show_reports(Console(), reports)
-    raise typer.Exit(0 if all(report.ok for report in reports) else 1)
+        show_reports(screen, reports)
+    return 0 if all(report.ok for report in reports) else 1
 
 
 def audit_model(model: str, config: EngineConfig) -> list[Report]:
@@ -79,14 +64,14 @@ def with_small_kv(description: ModelDescription, config: EngineConfig) -> Engine
     return replace(config, kv_memory_bytes=num_bytes, max_model_len=config.max_model_len or context)
 
 
-def show_reports(console: Console, reports: list[Report]) -> None:
+def show_reports(screen: Screen, reports: list[Report]) -> None:
     """A table per runner, and the first findings."""
     for report in reports:
         sizes = ", ".join(str(graph.bucket) for graph in report.graphs)
         table = audit_table(report)
         table.title = f"{report.name}: {len(report.graphs)} graphs, sizes {sizes}"
-        console.print(table)
+        screen.print(table)
         for finding in report.findings[:MAX_SHOWN]:
-            console.print(f"bucket {finding.bucket}, {finding.where}: {finding.message}", style="red", markup=False)
+            screen.print(f"bucket {finding.bucket}, {finding.where}: {finding.message}", style="red", markup=False)
     num_findings = sum(len(report.findings) for report in reports)
-    console.print(f"{num_findings} findings" if num_findings else "the graphs read what was declared", style="bold")
+    screen.print(f"{num_findings} findings" if num_findings else "the graphs read what was declared", style="bold")

@@ -4,95 +4,42 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict
 
-import typer
-from rich.console import Console
 from rich.table import Table
 
-from playhead.cli.command import MODEL, OneScreenCommand, command, engine, flags_of
 from playhead.cli.doctor import machine_rows, this_machine, version_rows
 from playhead.cli.loading import loaded
-from playhead.cli.workload import Run, WorkloadSpec, random_workload, refused, run_workload, spread
-from playhead.engine.config import EMBEDDED, EngineConfig
+from playhead.cli.options import BenchOptions, WorkloadSpec
+from playhead.cli.screen import Screen
+from playhead.cli.workload import Run, random_workload, run_workload, spread
+from playhead.engine.config import EngineConfig
 from playhead.engine.progress import prompt_bar
 from playhead.llm import LLM
-from playhead.settings import Setting, check_settings, declare, settings_of
 
 LATENCY_PERCENTILES = (10, 25, 50, 75, 90, 99)
 SHOWN = ("mean", "p50", "p90", "p99")
 WARM_UP, MEASURED = 1, 0  # variants of a workload: the same lengths, so the same steps, and no tokens in common
 
-app = typer.Typer(no_args_is_help=True, help="Measure throughput or latency.")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchOptions:
-    """What is measured, where the figures go, and with how many batches if it is latency."""
-
-    model: str = declare(EMBEDDED, MODEL)
-    json_path: Path | None = declare(
-        None,
-        Setting(
-            help="write figures, settings, hardware and versions",
-            flag="--json",
-            aliases=("--output-json",),
-            metavar="PATH",
-        ),
-    )
-    num_iters_warmup: int = declare(1, Setting(group="batches", help="batches before the measured ones", low=0))
-    num_iters: int = declare(5, Setting(group="batches", help="measured batches", low=1))
-
-    def __post_init__(self) -> None:
-        check_settings(self, BENCH_OPTIONS, refused)
-
-
-BENCH_OPTIONS = settings_of(BenchOptions)
-
-
-@app.command(cls=OneScreenCommand)
-@command(
-    flags_of(BenchOptions, "model", "json_path"),
-    flags_of(WorkloadSpec),
-    engine("model", "memory", "schedule", "graph", "cache"),
-)
-def throughput(options: BenchOptions, workload: WorkloadSpec, config: EngineConfig) -> None:
-    """Answer random prompts, all at once."""
-    measure_throughput(Console(), options, workload, config)
-
-
-@app.command(cls=OneScreenCommand)
-@command(
-    flags_of(BenchOptions),
-    flags_of(WorkloadSpec, "fixed", num_prompts=8, input_len=32),
-    engine("model", "memory", "max_num_batched_tokens", "graph"),
-)
-def latency(options: BenchOptions, workload: WorkloadSpec, config: EngineConfig) -> None:
-    """Answer one batch of fixed lengths, again and again."""
-    # Every batch is the same: with a prefix cache the second would find the first one's prompts.
-    config = replace(config, max_num_seqs=workload.num_prompts, enable_prefix_caching=False)
-    measure_latency(Console(), options, workload, config)
-
-
-def measure_throughput(console: Console, options: BenchOptions, workload: WorkloadSpec, config: EngineConfig) -> None:
+def measure_throughput(screen: Screen, options: BenchOptions, workload: WorkloadSpec, config: EngineConfig) -> None:
     """Once to capture what the steps need, and once with other tokens for the figures."""
     with loaded(options.model, config) as llm:
         warmed = one_pass(llm, workload, "warming up", variant=WARM_UP)
         run = one_pass(llm, workload, "measuring", variant=MEASURED)
         figures = throughput_figures(run)
-        show(console, f"{options.model} on {llm.config.device}, {described(workload)}", figures)
+        show(screen, f"{options.model} on {llm.config.device}, {described(workload)}", figures)
         write(options, workload, llm.config, figures | {"warm_up_s": warmed.seconds})
 
 
-def measure_latency(console: Console, options: BenchOptions, workload: WorkloadSpec, config: EngineConfig) -> None:
+def measure_latency(screen: Screen, options: BenchOptions, workload: WorkloadSpec, config: EngineConfig) -> None:
     """The same batch every time."""
     with loaded(options.model, config) as llm:
         for i in range(options.num_iters_warmup):
             one_pass(llm, workload, f"warming up, {i + 1} of {options.num_iters_warmup}")
         runs = [one_pass(llm, workload, f"measuring, {i + 1} of {options.num_iters}") for i in range(options.num_iters)]
         figures = latency_figures(runs, workload.output_len)
-        show(console, f"{options.model} on {llm.config.device}, {described(workload)}", figures)
+        show(screen, f"{options.model} on {llm.config.device}, {described(workload)}", figures)
         write(options, workload, llm.config, figures | {"seconds": [run.seconds for run in runs]})
 
 
@@ -137,7 +84,7 @@ def described(spec: WorkloadSpec) -> str:
     return f"{spec.num_prompts} prompts of {spec.input_len:,} tokens, {spec.output_len:,} new ones each{varied}"
 
 
-def show(console: Console, title: str, figures: Mapping[str, object]) -> None:
+def show(screen: Screen, title: str, figures: Mapping[str, object]) -> None:
     """One line per figure, then one per spread."""
     table, spreads = Table.grid(padding=(0, 2)), Table.grid(padding=(0, 2))
     spreads.add_row("", *SHOWN)
@@ -151,9 +98,9 @@ def show(console: Console, title: str, figures: Mapping[str, object]) -> None:
             spreads.add_row(label, *(f"{value[key]:,.1f}" if key in value else "-" for key in SHOWN))
         else:
             table.add_row(label, f"{value:,.2f}" if isinstance(value, float) else str(value))
-    console.print(title, style="bold", highlight=False)
-    console.print(table)
-    console.print(spreads)
+    screen.print(title, style="bold", highlight=False)
+    screen.print(table)
+    screen.print(spreads)
 
 
 def write(options: BenchOptions, workload: WorkloadSpec, config: EngineConfig, figures: Mapping[str, object]) -> None:

@@ -2,48 +2,44 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import typer
-from rich.console import Console
 
-from playhead.cli.command import MODEL, command, engine, flags_of
-from playhead.cli.generate import figures, show
-from playhead.cli.loading import fitted, loaded, sampling, sampling_of
+from playhead.cli.conversation import LEAVE, Conversation
+from playhead.cli.generate import figures
+from playhead.cli.lines import both_are_terminals, kept_history, next_line
+from playhead.cli.loading import fitted, loaded, sampling_of
+from playhead.cli.options import ChatOptions
+from playhead.cli.screen import Screen
 from playhead.engine.build import load_tokenizer, resolve_model_name
-from playhead.engine.config import EMBEDDED, EngineConfig
+from playhead.engine.calls import Stream
+from playhead.engine.config import EngineConfig
 from playhead.engine.progress import spinner
-from playhead.errors import RequestError
+from playhead.env import state_directory
+from playhead.errors import ChatTemplateError, ConfigError, RequestError, RequestFailed, StepFailed
 from playhead.llm import LLM
 from playhead.models.load import describe_model
 from playhead.outputs import RequestOutput
-from playhead.sampling_params import SamplingParams
-from playhead.settings import Setting, declare
 
-FORGET = "/new"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatOptions:
-    """Whom to talk to."""
-
-    model: str = declare(EMBEDDED, MODEL)
-    system: str = declare("", Setting(help="what the model is told first"))
+HISTORY_FILE = "chat_history"
+GREETING = "/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves."
 
 
-@command(
-    flags_of(ChatOptions),
-    sampling("max_tokens", "sampling", max_tokens=512),
-    engine("model", "memory", "graph"),
-)
-def chat(options: ChatOptions, asked: Mapping[str, Any], config: EngineConfig) -> None:
-    """Talk with a chat model. /new forgets, Ctrl-D ends."""
+def run_chat(screen: Screen, options: ChatOptions, asked: Mapping[str, Any], config: EngineConfig) -> None:
+    """Talk until the input ends."""
     refuse_without_template(options.model)
-    with loaded(options.model, replace(config, max_num_seqs=1)) as llm:
-        converse(Console(), llm, sampling_of(llm, asked), options.system)
+    is_interactive = both_are_terminals()
+    history = state_directory() / HISTORY_FILE if is_interactive and not options.no_history else None
+    with loaded(options.model, replace(config, max_num_seqs=1)) as llm, kept_history(history):
+        own = replace(llm.get_default_sampling_params(), max_tokens=asked.get("max_tokens"))
+        talk = Conversation(params=sampling_of(llm, asked), own_params=own, system=options.system)
+        if is_interactive:
+            screen.print(f"{options.model}: {GREETING}", style="dim", highlight=False)
+        converse(screen, llm, talk, is_interactive=is_interactive)
 
 
 def refuse_without_template(model: str) -> None:
@@ -57,45 +53,49 @@ def refuse_without_template(model: str) -> None:
         )
 
 
-def converse(console: Console, llm: LLM, params: SamplingParams, system: str) -> None:
+def converse(screen: Screen, llm: LLM, talk: Conversation, *, is_interactive: bool) -> None:
     """Read a line, answer it, until the input ends. A refused line is left out of the history."""
-    opening = [{"role": "system", "content": system}] if system else []
-    history = list(opening)
-    while (line := next_line(console)) is not None:
-        if line == FORGET:
-            history = list(opening)
-        if not line or line == FORGET:
-            continue
-        asked = [*history, {"role": "user", "content": line}]
-        before = llm.stats.copy()
+    while (line := next_line(is_interactive=is_interactive)) is not None:
+        said = line.strip()
+        if said == LEAVE:
+            return
         try:
-            prompt = llm.chat_prompt(asked)
-            output = streamed(console, llm.stream(prompt, fitted(llm, prompt, params)))
-        except RequestError as error:
-            typer.echo(f"playhead: {error} {FORGET} starts again.", err=True)
-            continue
-        history = [*asked, {"role": "assistant", "content": output.outputs[0].text}]
-        if console.is_terminal:
-            console.print(figures(output, llm.stats.since(before).modes), style="dim", highlight=False)
+            if line.startswith("/"):
+                reply = talk.obey(said)
+                if is_interactive:
+                    screen.out(reply, style="dim", highlight=False)
+            elif said:
+                answer(screen, llm, talk, said)
+        except (ConfigError, RequestError, ChatTemplateError, RequestFailed, StepFailed) as error:
+            typer.echo(f"playhead: {' '.join(str(error).split())}", err=True)
 
 
-def streamed(console: Console, outputs: Iterator[RequestOutput]) -> RequestOutput:
-    """Show an answer as it grows, without the space around it, and give the last output."""
-    num_shown = 0
-    with spinner("thinking") as stop_spinning:
-        for output in outputs:
-            text = output.outputs[0].text.strip()  # what is stripped now and is no end comes with the next token
-            if text:
-                stop_spinning()
-            show(console, text[num_shown:])
-            num_shown = len(text)
-    console.out()
-    return output
-
-
-def next_line(console: Console) -> str | None:
-    """What the user says next, None when there is no more."""
+def answer(screen: Screen, llm: LLM, talk: Conversation, line: str) -> None:
+    """Answer a line. What was said before Ctrl-C stays in the conversation."""
+    before = llm.stats.copy()
     try:
-        return input("> " if console.is_terminal and sys.stdin.isatty() else "").strip()
-    except EOFError:
-        return None
+        prompt = llm.chat_prompt(talk.messages_with(line))
+        output = streamed(screen, llm.stream(prompt, fitted(llm, prompt, talk.params)))
+    except RequestError as error:
+        raise RequestError(error.where, error.found, error.wanted, f"{error.fix} /new starts again.") from None
+    if output is not None and output.outputs[0].text.strip():
+        talk.add(line, output.outputs[0].text)
+    if output is not None and screen.is_terminal:
+        screen.print(figures([output], llm.stats.since(before).modes), style="dim", highlight=False)
+
+
+def streamed(screen: Screen, outputs: Stream) -> RequestOutput | None:
+    """Show an answer as it grows, without the space around it. Gives the last output, None if Ctrl-C came before."""
+    num_shown, output = 0, None
+    try:
+        with closing(outputs), spinner("thinking") as stop_spinning:
+            for output in outputs:
+                text = output.outputs[0].text.strip()  # what is stripped now and is no end comes with the next token
+                if text:
+                    stop_spinning()
+                screen.show(text[num_shown:])
+                num_shown = len(text)
+    except KeyboardInterrupt:
+        screen.out(" [stopped]", style="dim", end="", highlight=False)
+    screen.out()
+    return output

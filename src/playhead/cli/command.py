@@ -1,8 +1,8 @@
-"""How a command gets its flags and its help: it names settings, and this file makes Typer's options of them.
+"""How a command gets its flags: it names settings, and this file makes Typer's options of them. No torch.
 
 @command(flags_of(GenerateOptions), engine("model", "memory", max_model_len=4096))
 def generate(options: GenerateOptions, config: EngineConfig) -> None:
-    '''Continue PROMPT with a model.'''
+    '''Continue a text.'''
 
 Each argument of `@command` is one source of flags, and the function is called with one value per source. A source names
 groups or single fields of a dataclass (`settings.py`); keywords replace defaults. Where vLLM and SGLang call a setting
@@ -11,7 +11,8 @@ differently, both names work: a command line copied from either runs here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, replace
 from enum import StrEnum
 from inspect import Parameter, Signature
@@ -19,14 +20,15 @@ from types import GenericAlias
 from typing import Any, Generic, TypeVar
 
 import typer
-from typer.core import TyperCommand, TyperOption
 
 from playhead.engine.config import EMBEDDED, ENGINE_SETTINGS, EngineConfig
-from playhead.settings import Declared, Setting, Switch, settings_of
+from playhead.errors import ConfigError, PlayheadError, shown
+from playhead.sampling_params import PARAMETERS, SAMPLING_SETTINGS, SamplingParams
+from playhead.settings import Declared, Setting, Switch, parse_size, settings_of
 
 ENGINE_PANEL = "Engine (vLLM's and SGLang's names both work)"
+SAMPLING_PANEL = "Sampling"
 METAVARS = {int: "N", float: "X"}
-NAME_WIDTH = 32
 
 MODEL = Setting(help=f"{EMBEDDED}, a directory, a .gguf file or a hub id", metavar="NAME", aliases=("-m",))
 """The setting of every command that takes a model."""
@@ -71,7 +73,7 @@ class Flags(Generic[T]):
                 *setting.aliases,
                 metavar=setting.metavar or METAVARS.get(declared.kind, "TEXT"),
                 help=setting.help,
-                parser=setting.parse,
+                parser=parser_of(declared),
                 show_default=self.unset.get(declared.name, True),
                 rich_help_panel=self.panel,
             )
@@ -83,6 +85,25 @@ class Flags(Generic[T]):
         switches = [(declared, *named) for declared in self.settings for named in switches_of(declared)]
         values |= {declared.name: switch.sets for declared, name, switch in switches if given[name]}
         return self.make(values)
+
+
+def parser_of(declared: Declared) -> Callable[[Any], Any] | None:
+    """Makes a value of a flag's text, or names the flag in the error. Ranges are checked when options are made."""
+    parse, kind = declared.setting.parse, declared.kind
+    if parse is None and kind not in (int, float):
+        return None
+
+    def parsed(text: Any) -> Any:
+        if not isinstance(text, str):  # a default
+            return text
+        if parse is not None:
+            return parse(declared.flag, text)
+        try:
+            return kind(text)
+        except ValueError:
+            raise ConfigError(f"{declared.flag}: found {shown(text)}; wanted {declared.wanted}.") from None
+
+    return parsed
 
 
 def switches_of(declared: Declared) -> list[tuple[str, Switch]]:
@@ -119,12 +140,37 @@ def engine(*names: str, **defaults: Any) -> Flags[EngineConfig]:
     )
 
 
+def sampling(*names: str, **defaults: Any) -> Flags[dict[str, Any]]:
+    """Flags for sampling parameters. The command gets those that were given; the model's own stand for the others."""
+    settings = named([one for one in SAMPLING_SETTINGS if one.setting.help], names, {})
+    return Flags(
+        settings=tuple(replace(one, default=defaults.get(one.name), is_optional=True) for one in settings),
+        make=asked_for,
+        unset={one.name: "the model's" for one in settings if PARAMETERS[one.name].in_checkpoints},
+        panel=SAMPLING_PANEL,
+    )
+
+
+def asked_for(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling fields that were given on the command line, checked before the model is loaded."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    SamplingParams(**given)
+    return given
+
+
 def command(*sources: Flags[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a function a command. Typer reads options from a signature, so the command has one parameter per flag."""
+    """Make a function a command. Typer reads options from a signature, so the command has one parameter per flag.
+
+    An error that leaves the command names this command's flags where it named settings.
+    """
 
     def with_flags(run: Callable[..., None]) -> Callable[..., None]:
         def called(**given: Any) -> None:
-            run(*(source.value(given) for source in sources))
+            try:
+                run(*(source.value(given) for source in sources))
+            except PlayheadError as error:
+                error.args = (in_flags(str(error), (one for source in sources for one in source.settings)),)
+                raise
 
         called.__name__, called.__doc__ = run.__name__, run.__doc__
         seen_by_typer: Any = called
@@ -134,29 +180,25 @@ def command(*sources: Flags[Any]) -> Callable[[Callable[..., None]], Callable[..
     return with_flags
 
 
-class OneScreenCommand(TyperCommand):
-    """Help with one line per option, its other names at the end. Typer's own gives each alias a line."""
+def in_flags(message: str, settings: Iterable[Declared]) -> str:
+    """A message in the words of a command line: the flags of these settings in the place of their names.
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        # Usage and purpose share a line; typer's braces around a required argument mean nothing to a reader.
-        usage = self.get_usage(ctx).removeprefix("Usage:").translate(str.maketrans("", "", "{}")).strip()
-        formatter.write(f"{usage}: {(self.help or '').strip()}\n")
-        panel = None
-        for param in self.get_params(ctx):
-            if not isinstance(param, TyperOption) or param.name == "help":
-                continue
-            if param.rich_help_panel != panel:
-                panel = param.rich_help_panel
-                formatter.write(f"{panel}:\n")
-            formatter.write(f"{option_line(param)}\n")
-
-
-def option_line(option: TyperOption) -> str:
-    """--page-size N   tokens of a KV page [16] (--block-size)"""
-    first, *others = sorted(option.opts, key=lambda name: not name.startswith("--"))
-    name = f"  {first}" if option.is_flag else f"  {first} {option.metavar}"
-    # False, None and empty lists say nothing, unless what None becomes is told; enums print as their value.
-    value = option.show_default if option.default is None and isinstance(option.show_default, str) else option.default
-    default = "" if value in (None, False, "") or value == [] else f" [{value}]"
-    aliases = f" ({', '.join(others)})" if others else ""
-    return f"{name:<{NAME_WIDTH}} {option.help or ''}{default}{aliases}"
+    "max_model_len: found 9 ..." becomes "--max-model-len: found 9 ...". A name that is also an English word is replaced
+    only where errors begin with it or advise to change it. Sizes get the unit without which a flag refuses them.
+    """
+    given = [one for one in settings if not one.setting.is_positional]
+    flags = {one.name: one.flag for one in given}
+    if not flags:
+        return message
+    words = "|".join(sorted(flags, key=len, reverse=True))
+    unmistakable = "|".join(sorted((name for name in flags if "_" in name), key=len, reverse=True)) or "(?!)"
+    for pattern in (
+        rf"^({words})(?=: found )",
+        rf"^sampling field '({words})'(?=: )",
+        rf"(?<=Change )({words})(?= or leave it out)",
+        rf"(?<![\w'.-])({unmistakable})(?![\w'.-])",
+        rf"(?<![\w'.-])({unmistakable})(?=\.(?:\s|$))",
+    ):
+        message = re.sub(pattern, lambda found: flags[found.group(1)], message)
+    sizes = "|".join(re.escape(one.flag) for one in given if one.setting.parse is parse_size) or "(?!)"
+    return re.sub(rf"((?:{sizes})(?: to|: found) \d+)\b(?![.,]\d)", r"\1B", message)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from rich.console import Console
 from rich.table import Table
 
+from playhead.cli.screen import Screen
 from playhead.graph import CaptureReport, Check, Report, StepResult, audit
 from playhead.graph.registry import NUM_STAGES
 from playhead.graph.shapes import DispatchLimits
@@ -15,19 +15,19 @@ from playhead.testing.toy import ToyRequest
 from playhead.testing.toy_runners import ToyRig, toy_rig
 
 
-def run_demo(console: Console, *, broken: bool = False) -> int:
+def run_demo(screen: Screen, *, broken: bool = False) -> int:
     """Run it. The exit status is 0 if the audit is clean and no other request's KV was touched."""
     with STALE_LOC_TAIL.apply() if broken else nullcontext():
         rig = toy_rig("full", buckets=(1, 2, 4, 8), limits=DispatchLimits(max_padding_ratio=8))
         captured: list[CaptureReport] = []
         rig.runner.capture_all(captured.append)
-        console.print(capture_table(captured))
-        untouched = show_shrinking_batch(console, rig)
+        screen.print(capture_table(captured))
+        untouched = show_shrinking_batch(screen, rig)
         report = audit(rig.runner, rig.model.sample("bs"))
-    console.print(audit_table(report))
+    screen.print(audit_table(report))
     for finding in report.findings[:3]:
-        console.print(f"[red]bucket {finding.bucket}, {finding.where}: {finding.message}")
-    console.print(
+        screen.print(f"[red]bucket {finding.bucket}, {finding.where}: {finding.message}")
+    screen.print(
         "the graphs read what was declared" if report.ok else "the graphs read what nobody wrote", style="bold"
     )
     return 0 if report.ok and untouched else 1
@@ -48,7 +48,7 @@ def decode(rig: ToyRig, num_requests: int) -> StepResult:
     return rig.runner.run(rig.model.batch(requests, axis="bs"), raw_bs=num_requests, raw_num_tokens=num_requests)
 
 
-def show_shrinking_batch(console: Console, rig: ToyRig) -> bool:
+def show_shrinking_batch(screen: Screen, rig: ToyRig) -> bool:
     """Four requests, then three: the fourth's memory goes to another request, and must not change."""
     for _ in range(NUM_STAGES):
         decode(rig, 4)
@@ -57,10 +57,10 @@ def show_shrinking_batch(console: Console, rig: ToyRig) -> bool:
     result = decode(rig, 3)
     untouched = bool((theirs == 77).all())
     locs = rig.runner.registry.get_slot("out_cache_loc").slice_for(4, 4).tolist()
-    console.print("2. four requests, then three, replayed in the graph of four", style="italic")
-    console.print(f"   decision: {result.decision.mode}, bucket {result.decision.bucket}: {result.decision.reason}")
-    console.print(f"   locations written: {locs}   (0 is the sink)")
-    console.print(f"   the departed request's KV: {'untouched' if untouched else '[red]overwritten'}")
+    screen.print("2. four requests, then three, replayed in the graph of four", style="italic")
+    screen.print(f"   decision: {result.decision.mode}, bucket {result.decision.bucket}: {result.decision.reason}")
+    screen.print(f"   locations written: {locs}   (0 is the sink)")
+    screen.print(f"   the departed request's KV: {'untouched' if untouched else '[red]overwritten'}")
     return untouched
 
 

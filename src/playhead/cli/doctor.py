@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import Annotated
 
 import torch
-import typer
-from rich.console import Console
 from rich.table import Table
 
 from playhead import __version__
+from playhead.cli.screen import Screen
 from playhead.engine.build import resolve_model_name
 from playhead.engine.config import ENGINE_SETTINGS, GPU_SHARE, EngineConfig
 from playhead.engine.memory import CPU_KV_BYTES, CPU_SHARE_OF_FREE, KV_SHARE
@@ -66,14 +64,11 @@ class Machine:
     environment: Mapping[str, str]
 
 
-def doctor(
-    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Look at this checkpoint instead.")] = None,
-) -> None:
-    """Show machine, versions, defaults, traps; or what is wrong with MODEL."""
+def run_doctor(screen: Screen, model: str | None) -> int:
+    """Show the machine, or what is wrong with a model. The exit code is 1 if something is."""
     if model is not None:
-        raise typer.Exit(show_checkup(Console(), model))
+        return show_checkup(screen, model)
     machine = this_machine()
-    console = Console()
     for title, rows in (
         ("Machine", machine_rows(machine)),
         ("Versions", version_rows()),
@@ -83,18 +78,19 @@ def doctor(
         table = Table.grid(padding=(0, 2))
         for row in rows:
             table.add_row(*row)
-        console.print(title, style="bold")
-        console.print(table)
+        screen.print(title, style="bold")
+        screen.print(table)
+    return 0
 
 
-def show_checkup(console: Console, model: str) -> int:
+def show_checkup(screen: Screen, model: str) -> int:
     """Print every problem of a checkpoint. The exit status is 0 if there is none."""
     checkup = Checkup(resolve_model(resolve_model_name(model)))
     problems = checkup.run()
     for problem in problems:
-        console.out(f"  {problem}", highlight=False)
+        screen.out(f"  {problem}", highlight=False)
     verdict = f"{len(problems)} problems" if problems else f"nothing wrong found; {checkup.num_tensors} tensors"
-    console.out(f"{model}: {verdict}", highlight=False, style="bold")
+    screen.out(f"{model}: {verdict}", highlight=False, style="bold")
     return 1 if problems else 0
 
 

@@ -13,7 +13,7 @@ def main() -> None:
         # Here and not at the top: the import takes a second or two, and an interrupt in it should leave no traceback.
         from playhead.cli.main import app
 
-        app()
+        app(prog_name="playhead")
     except KeyboardInterrupt:
         print(file=sys.stderr)
         sys.exit(INTERRUPTED)

@@ -1,123 +1,121 @@
-"""`playhead generate`: one prompt, its text as it comes, and how it ran."""
+"""`playhead generate`: prompts in, their texts out, and how they ran."""
 
 from __future__ import annotations
 
 import json
-import unicodedata
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from playhead.cli.command import MODEL, command, engine, flags_of
-from playhead.cli.loading import fitted, loaded, sampling, sampling_of
-from playhead.engine.config import EMBEDDED, EngineConfig
+from playhead.cli.loading import fitted, loaded, sampling_of
+from playhead.cli.options import GenerateOptions
+from playhead.cli.prompts import Text
+from playhead.cli.screen import Screen
+from playhead.engine.config import EngineConfig
 from playhead.engine.progress import spinner
+from playhead.errors import RequestError
 from playhead.graph.shapes import Reason
 from playhead.llm import LLM
 from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
-from playhead.settings import Setting, declare
 from playhead.types import Mode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateOptions:
-    """What to continue, with which model, and how to show it."""
-
-    prompt: str = declare(MISSING, Setting(help="The text to continue.", is_positional=True))
-    model: str = declare(EMBEDDED, MODEL)
-    as_json: bool = declare(False, Setting(help="print JSON", flag="--json"))
-    trace: Path | None = declare(None, Setting(help="write the steps for Perfetto or chrome://tracing", metavar="FILE"))
-
-
-@command(
-    flags_of(GenerateOptions),
-    sampling(max_tokens=100, n=1),
-    engine("model", "memory", "schedule", "graph", "cache"),
-)
-def generate(options: GenerateOptions, asked: Mapping[str, Any], config: EngineConfig) -> None:
-    """Continue PROMPT with a model."""
-    run_generate(Console(), options, asked, config)
-
-
-def run_generate(console: Console, options: GenerateOptions, asked: Mapping[str, Any], config: EngineConfig) -> None:
+def run_generate(
+    screen: Screen, prompts: Sequence[Text], options: GenerateOptions, asked: Mapping[str, Any], config: EngineConfig
+) -> None:
     """Text alone goes to a pipe; a terminal also gets the prompt before it and the figures after it."""
     with loaded(options.model, config) as llm:
-        params = fitted(llm, options.prompt, sampling_of(llm, asked))
-        show_answer(console, llm, options, params)
+        params = fitted_to_each(llm, prompts, sampling_of(llm, asked))
+        if options.as_json:
+            for output in answered(llm, prompts, params):
+                screen.out(json.dumps(as_record(output, llm.stats.modes)), highlight=False)
+        else:
+            show_answers(screen, llm, prompts, params)
         if options.trace is not None:
             llm.engine.timeline.write(options.trace)
 
 
-def show_answer(console: Console, llm: LLM, options: GenerateOptions, params: SamplingParams) -> None:
-    if options.as_json:
-        output = whole(llm, options, params)
-        console.out(json.dumps(as_record(output, llm.stats.modes)), highlight=False)
-        return
-    output = several(console, llm, options, params) if params.n > 1 else streamed(console, llm, options, params)
-    if params.logprobs is not None:
-        console.print(logprob_table(output, params.logprobs))
-    if console.is_terminal:
-        console.print(figures(output, llm.stats.modes), style="dim", highlight=False)
+def fitted_to_each(llm: LLM, prompts: Sequence[Text], params: SamplingParams) -> list[SamplingParams]:
+    """The parameters of each prompt. Of several, the one that is refused is named by its number."""
+    fitting = []
+    for number, prompt in enumerate(prompts, 1):
+        try:
+            fitting.append(fitted(llm, prompt, params))
+        except RequestError as error:
+            where = error.where if len(prompts) == 1 else f"prompt {number} of {len(prompts)}"
+            raise RequestError(where, error.found, error.wanted, error.fix) from None
+    return fitting
 
 
-def whole(llm: LLM, options: GenerateOptions, params: SamplingParams) -> RequestOutput:
-    with spinner("generating"):
-        output = llm.generate(options.prompt, params)[0]
-    if output.error is not None:
-        raise output.error
-    return output
+def show_answers(screen: Screen, llm: LLM, prompts: Sequence[Text], params: Sequence[SamplingParams]) -> None:
+    """One answer as it grows; several when the last one is done."""
+    if len(prompts) == 1 and params[0].n == 1:
+        outputs = [streamed(screen, llm, prompts[0], params[0])]
+    else:
+        outputs = answered(llm, prompts, params)
+        for number, output in enumerate(outputs, 1):
+            show_samples(screen, output, number if len(outputs) > 1 else None)
+    if params[0].logprobs is not None:
+        for output in outputs:
+            screen.print(logprob_table(output, params[0].logprobs))
+    if screen.is_terminal:
+        screen.print(figures(outputs, llm.stats.modes), style="dim", highlight=False)
 
 
-def several(console: Console, llm: LLM, options: GenerateOptions, params: SamplingParams) -> RequestOutput:
-    """All samples, one after the other, when the last one is done."""
-    output = whole(llm, options, params)
+def answered(llm: LLM, prompts: Sequence[Text], params: Sequence[SamplingParams]) -> list[RequestOutput]:
+    """The whole answers, in the order of their prompts; the first error if one failed."""
+    if len(prompts) == 1:
+        with spinner("generating"):
+            outputs = llm.generate(list(prompts), list(params), use_tqdm=False)
+    else:
+        outputs = llm.generate(list(prompts), list(params), use_tqdm=True)
+    for output in outputs:
+        if output.error is not None:
+            raise output.error
+    return outputs
+
+
+def show_samples(screen: Screen, output: RequestOutput, number: int | None) -> None:
+    """Every sample under its label: [2] the second of one prompt, [3] the only one of the third, [3.2] its second."""
     for completion in output.outputs:
-        console.out(f"[{completion.index + 1}]", style="dim", highlight=False)
-        show(console, completion.text)
-        console.out()
-    return output
+        sample = completion.index + 1 if len(output.outputs) > 1 else None
+        screen.out(f"[{'.'.join(str(one) for one in (number, sample) if one)}]", style="dim", highlight=False)
+        if screen.is_terminal and output.prompt is not None:
+            screen.out(output.prompt, style="bold", end="", highlight=False)
+        screen.show(completion.text)
+        screen.out()
 
 
-def streamed(console: Console, llm: LLM, options: GenerateOptions, params: SamplingParams) -> RequestOutput:
+def streamed(screen: Screen, llm: LLM, prompt: Text, params: SamplingParams) -> RequestOutput:
     """One sample, shown as it grows."""
     num_shown, output = 0, None
     with spinner("capturing the first graphs") as stop_spinning:
-        for output in llm.stream(options.prompt, params):
-            if console.is_terminal and len(output.outputs[0].token_ids) == 1:
+        for output in llm.stream(prompt, params):
+            if screen.is_terminal and len(output.outputs[0].token_ids) == 1:
                 stop_spinning()  # before the prompt: it clears the line it stands on
-                console.out(options.prompt, style="bold", end="", highlight=False)
+                screen.out(output.prompt or "", style="bold", end="", highlight=False)
             text = output.outputs[0].text
-            show(console, text[num_shown:])
+            screen.show(text[num_shown:])
             num_shown = len(text)
-    console.out()
+    screen.out()
     assert output is not None, "a request that was taken ends with an output"
     return output
 
 
-def show(console: Console, text: str) -> None:
-    """Print a piece of text as it is. A terminal gets no control characters: a model could write escape sequences."""
-    if console.is_terminal:
-        text = "".join(char for char in text if char in "\n\t" or unicodedata.category(char) != "Cc")
-    console.out(text, end="", highlight=False)
-    console.file.flush()
-
-
-def figures(output: RequestOutput, modes: Mapping[str, int]) -> str:
+def figures(outputs: Sequence[RequestOutput], modes: Mapping[str, int]) -> str:
     """The line under the text."""
-    rate = tokens_per_s(output)
-    first = time_to_first_token_s(output)
+    rate = tokens_per_s(outputs)
+    firsts = [first for output in outputs if (first := time_to_first_token_s(output)) is not None]
     return " · ".join(
         (
-            f"{num_generated(output)} tokens" + (f", {rate:.1f} tokens/s" if rate is not None else ""),
-            "no first token" if first is None else f"first token after {first:.2f} s",
+            f"{sum(map(num_generated, outputs))} tokens" + (f", {rate:.1f} tokens/s" if rate is not None else ""),
+            f"first token after {min(firsts):.2f} s" if firsts else "no first token",
             how_it_ran(modes),
-            f"{output.num_cached_tokens} cached tokens",
+            f"{sum(output.num_cached_tokens for output in outputs)} cached tokens",
         )
     )
 
@@ -144,12 +142,14 @@ def time_to_first_token_s(output: RequestOutput) -> float | None:
     return None if metrics.first_token_s is None else metrics.first_token_s - metrics.arrival_s
 
 
-def tokens_per_s(output: RequestOutput) -> float | None:
+def tokens_per_s(outputs: Sequence[RequestOutput]) -> float | None:
     """Tokens of all samples after each one's first, per second; None if there are none."""
-    metrics, num_more = output.metrics, num_generated(output) - len(output.outputs)
-    if metrics.first_token_s is None or metrics.finished_s is None or num_more < 1:
+    begun = [output.metrics.first_token_s for output in outputs if output.metrics.first_token_s is not None]
+    ended = [output.metrics.finished_s for output in outputs if output.metrics.finished_s is not None]
+    num_more = sum(num_generated(output) - len(output.outputs) for output in outputs)
+    if not begun or not ended or num_more < 1:
         return None
-    return num_more / max(metrics.finished_s - metrics.first_token_s, 1e-9)
+    return num_more / max(max(ended) - min(begun), 1e-9)
 
 
 def as_record(output: RequestOutput, modes: Mapping[str, int]) -> dict[str, object]:
@@ -157,7 +157,7 @@ def as_record(output: RequestOutput, modes: Mapping[str, int]) -> dict[str, obje
     record = asdict(output)
     del record["metrics"]  # readings of a clock that means nothing elsewhere
     return record | {
-        "tokens_per_s": tokens_per_s(output),
+        "tokens_per_s": tokens_per_s([output]),
         "time_to_first_token_s": time_to_first_token_s(output),
         "steps": dict(modes),
     }

@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from playhead.cli.command import Flags, named
-from playhead.engine.config import EngineConfig
+from playhead.cli.command import in_flags
+from playhead.engine.config import ENGINE_SETTINGS, EngineConfig
+from playhead.engine.memory import LOG as SIZES_LOG
 from playhead.engine.progress import load_bar
 from playhead.inputs import Prompt
 from playhead.llm import LLM
-from playhead.sampling_params import PARAMETERS, SAMPLING_SETTINGS, SamplingParams
-
-
-def sampling(*names: str, **defaults: Any) -> Flags[dict[str, Any]]:
-    """Flags for sampling parameters. The command gets those that were given; the model's own stand for the others."""
-    settings = named([one for one in SAMPLING_SETTINGS if one.setting.help], names, {})
-    return Flags(
-        settings=tuple(replace(one, default=defaults.get(one.name), is_optional=True) for one in settings),
-        make=asked_for,
-        unset={one.name: "the model's" for one in settings if PARAMETERS[one.name].in_checkpoints},
-    )
+from playhead.sampling_params import SamplingParams
 
 
 def loaded(model: str, config: EngineConfig) -> LLM:
     """The model, behind a bar while it loads."""
-    with load_bar(model) as advance:
+    with load_bar(model) as advance, flags_in_log():
         return LLM(model, config, on_load_progress=advance)
 
 
-def asked_for(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling fields that were given on the command line, checked before the model is loaded."""
-    given = {name: value for name, value in fields.items() if value is not None}
-    SamplingParams(**given)
-    return given
+@contextmanager
+def flags_in_log() -> Iterator[None]:
+    """Inside, warnings about settings that gave way to memory name flags."""
+
+    def translate(record: logging.LogRecord) -> bool:
+        record.msg, record.args = in_flags(record.getMessage(), ENGINE_SETTINGS), ()
+        return True
+
+    SIZES_LOG.addFilter(translate)
+    try:
+        yield
+    finally:
+        SIZES_LOG.removeFilter(translate)
 
 
 def sampling_of(llm: LLM, asked: Mapping[str, Any]) -> SamplingParams:

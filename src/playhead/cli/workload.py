@@ -5,53 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
+from playhead.cli.options import WorkloadSpec
 from playhead.engine.front import RequestOptions
 from playhead.engine.timeline import EngineStats
-from playhead.errors import ConfigError, shown
+from playhead.errors import ConfigError
 from playhead.llm import LLM
 from playhead.outputs import RequestOutput
-from playhead.sampling_params import PARAMETERS, SamplingParams
-from playhead.settings import Setting, check_settings, declare, settings_of
+from playhead.sampling_params import SamplingParams
 
-MAX_RANGE_RATIO = 0.99  # a length may shrink to 1%, not to nothing
 SHOWN_PERCENTILES = (50, 90, 99)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadSpec:
-    """Lengths are drawn evenly from `random_range_ratio` below to `random_range_ratio` above the given ones."""
-
-    num_prompts: int = declare(
-        32, Setting(group="fixed", help="prompts, all sent at once", aliases=("--batch-size",), low=1)
-    )
-    input_len: int = declare(64, Setting(group="fixed", help="tokens of a prompt", low=1))
-    output_len: int = declare(32, Setting(group="fixed", help="tokens of an answer", low=1))
-    random_range_ratio: float = declare(
-        0.0, Setting(group="drawn", help="lengths vary by this share up and down", low=0, high=MAX_RANGE_RATIO)
-    )
-    seed: int = declare(0, Setting(group="fixed", help="same seed, same prompts and lengths"))
-    temperature: float = declare(1.0, replace(PARAMETERS["temperature"], group="fixed"))
-
-    def __post_init__(self) -> None:
-        check_settings(self, WORKLOAD, refused)
-
-    def params(self, num_tokens: int) -> SamplingParams:
-        """Exactly that many tokens, whatever the model says."""
-        return SamplingParams(
-            max_tokens=num_tokens, temperature=self.temperature, seed=self.seed % 2**63, ignore_eos=True
-        )
-
-
-WORKLOAD = settings_of(WorkloadSpec)
-
-
-def refused(name: str, value: object, wanted: str) -> ConfigError:
-    """The error for one flag of a benchmark."""
-    return ConfigError(f"--{name.replace('_', '-')}: found {shown(value)}; wanted {wanted}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,10 +75,11 @@ class Run:
 def run_workload(llm: LLM, workload: Workload, on_finished: Callable[[RequestOutput], None]) -> Run:
     """Send everything as fast as the queue takes it, and step until all is answered."""
     engine = llm.engine
-    if workload.longest > engine.worker.config.limits.max_context_tokens:
+    most = engine.worker.config.limits.max_context_tokens
+    if workload.longest > most:
         raise ConfigError(
-            f"input-len and output-len: found {workload.longest} tokens together; wanted at most "
-            f"{engine.worker.config.limits.max_context_tokens}, the context. Lower one of them or raise max-model-len."
+            f"--input-len and --output-len: found {workload.longest} tokens together; wanted at most "
+            f"{most}, the context. Lower one of them or raise --max-model-len."
         )
     pairs = zip(workload.prompts, workload.params, strict=True)
     requests = [(f"bench {i}", prompt, params) for i, (prompt, params) in enumerate(pairs)]

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import weakref
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import replace
 from types import TracebackType
@@ -28,14 +28,16 @@ import torch
 
 from playhead.engine.build import build_engine
 from playhead.engine.config import EMBEDDED, EngineConfig
-from playhead.engine.engine import Engine, used_after_close
+from playhead.engine.conversations import ChatKeywords, Conversation, chat_options
+from playhead.engine.engine import Engine
 from playhead.engine.front import RequestOptions, checked_params, split_n
 from playhead.engine.keywords import EngineKeywords
-from playhead.engine.serving import Serving, Ticket, WhenFull
+from playhead.engine.serving import Errand, Serving, Ticket, WhenFull
 from playhead.engine.timeline import EngineStats
+from playhead.engine.use import used_after_close
+from playhead.engine.user_tokenizer import UserTokenizer
 from playhead.errors import AbsentFeature, ConfigError, EngineStopped, MisuseError, RequestError, shown
 from playhead.inputs import Prompt
-from playhead.models.text.tokenizer import Tokenizer
 from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
 
@@ -96,6 +98,7 @@ class AsyncEngine:
         max_requests = max_running + (engine.max_waiting if max_queued is None else max_queued)
         serving = Serving(engine, max_requests=max_requests, when_full=when_full)
         self._serving_or_none: Serving | None = serving
+        self._name = engine.facts
         self._owns_engine, self._is_closed, self._numbers = owns_engine, False, itertools.count(1)
         # A dropped engine takes its thread with it, and so does the end of the program.
         self._end = weakref.finalize(self, serving.end)
@@ -108,6 +111,19 @@ class AsyncEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    def __repr__(self) -> str:
+        """The model, where and how it runs, and what it is doing."""
+        return f"AsyncEngine({self._name}, {self._state})"
+
+    @property
+    def _state(self) -> str:
+        serving = self._serving_or_none
+        if serving is None or self._is_closed:
+            return "closed"
+        if serving.thread is None:
+            return "not started"
+        return f"{len(serving.tickets)} requests, {len(serving.line)} in line" if serving.is_open else "dead"
 
     @property
     def _serving(self) -> Serving:
@@ -148,7 +164,7 @@ class AsyncEngine:
         self._is_closed = True
         serving = self._serving_or_none
         thread = None if serving is None else serving.thread
-        if serving is None or thread is None or serving.engine.is_in_child:
+        if serving is None or thread is None or serving.engine.use.is_in_child:
             return
         serving.ask_to_stop()
         await asyncio.to_thread(thread.join)
@@ -160,7 +176,7 @@ class AsyncEngine:
         An engine that was given by `of` stays open for others.
         """
         serving, self._serving_or_none = self._serving_or_none, None
-        if serving is None or serving.engine.is_in_child:
+        if serving is None or serving.engine.use.is_in_child:
             return
         self._end()
         device = serving.engine.worker.device
@@ -200,16 +216,21 @@ class AsyncEngine:
 
     async def chat(
         self,
-        messages: Sequence[Mapping[str, object]],
+        messages: Conversation,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        **options: Unpack[ChatKeywords],
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The answer to a conversation after every token, written out by the model's own chat template."""
+        """The answer to a conversation after every token, written out by the model's own chat template.
+
+        `options` are those of `ChatOptions`, as in `LLM.chat`.
+        """
+        wanted = chat_options(options)
         self._serve_here()
-        prompt = await asyncio.to_thread(self.engine.reader.chat_prompt, messages)
+        prompt = await asyncio.to_thread(self.engine.reader.chat_prompt, messages, wanted)
         outputs = self.generate(prompt, sampling_params, request_id, priority=priority, cache_salt=cache_salt)
         async with aclosing(outputs):
             async for output in outputs:
@@ -231,9 +252,16 @@ class AsyncEngine:
         """Refused: there are no pooling models."""
         raise AbsentFeature("AsyncEngine.encode", "Playhead generates text: it has no pooling models.")
 
-    async def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-        return self.engine.tokenizer
+    async def get_tokenizer(self) -> UserTokenizer:
+        """The model's tokenizer, as `LLM.get_tokenizer` gives it."""
+        return UserTokenizer(self.engine.reader)
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget the KV of all prompts so far. Requests that run keep theirs. True, as in vLLM, when it is done."""
+        done = asyncio.get_running_loop().create_future()
+        self._serve_here().send(Errand(work=Engine.reset_prefix_cache, done=done))
+        await done
+        return True
 
     async def get_default_sampling_params(self) -> SamplingParams:
         """What a request without parameters gets."""
@@ -249,8 +277,8 @@ class AsyncEngine:
     def _serve_here(self) -> Serving:
         """See to it that the thread serves this event loop, or refuse in words."""
         loop, serving, engine = asyncio.get_running_loop(), self._serving, self.engine
-        if engine.is_in_child:
-            engine.check_caller()
+        if engine.use.is_in_child:
+            engine.use.check_caller()
         if serving.thread is None and not self._is_closed:
             engine.check_use()
             if engine.has_work:

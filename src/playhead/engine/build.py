@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import time
 from importlib.resources import files
 from typing import Unpack
+
+import torch
 
 from playhead.engine.config import EMBEDDED, EngineConfig, config_from
 from playhead.engine.engine import Engine
 from playhead.engine.keywords import EngineKeywords
 from playhead.engine.memory import worker_config
 from playhead.engine.resolve import resolve_device, resolve_dtype
+from playhead.errors import ConfigError
+from playhead.logs import event, set_up_logging
 from playhead.models.checkpoint.fill import OnProgress
 from playhead.models.checkpoint.gguf_file import GgufFile
 from playhead.models.checkpoint.hub import resolve_model
@@ -21,6 +28,9 @@ from playhead.models.text.tokenizer import Tokenizer, tokenizer_from_directory
 from playhead.sampling_params import SamplingParams
 from playhead.step.build import build_worker
 from playhead.types import LoadFormat
+
+LOG = logging.getLogger(__name__)
+IMPORTED_IN = os.getpid()
 
 
 def build_engine(
@@ -34,8 +44,11 @@ def build_engine(
 
     Settings are those of `EngineConfig`, as one object or as keywords. `Engine.config` has what they became here.
     """
+    set_up_logging()
+    started_s = time.perf_counter()
     config = config_from(config, settings)
     device = resolve_device(config)
+    prepare_fork(device)
     is_dummy = config.load_format is LoadFormat.DUMMY
     description = describe_model(resolve_model_name(model), revision=config.revision, config_only=is_dummy)
     sizes = worker_config(description, config, device)  # before the weights: what cannot fit is refused at once
@@ -49,7 +62,51 @@ def build_engine(
         on_progress=on_load_progress,
     )
     defaults = generation.sampling if config.generation_config == "auto" else SamplingParams()
-    return Engine(build_worker(decoder, sizes), tokenizer, config=config, default_params=defaults)
+    engine = Engine(build_worker(decoder, sizes), tokenizer, config=config, default_params=defaults, name=model)
+    log_start(engine, time.perf_counter() - started_s)
+    return engine
+
+
+def prepare_fork(device: torch.device) -> None:
+    """Make torch usable in a forked child, or `ConfigError`. In the process that imported Playhead nothing is done.
+
+    A child has one of its parent's threads. Torch would wait for its other threads, which are gone.
+    """
+    if os.getpid() == IMPORTED_IN:
+        return
+    if device.type == "cuda" and torch.cuda._is_in_bad_fork():
+        raise ConfigError(
+            "device: this process was forked from one that has used the GPU, and CUDA does not work in such a child. "
+            "Start the child by multiprocessing.get_context('spawn'), or set device='cpu'."
+        )
+    if device.type == "cpu" and torch.get_num_threads() > 1:
+        LOG.warning("This process was forked, so torch runs on one thread. Start it by 'spawn' to use more.")
+        torch.set_num_threads(1)
+
+
+def log_start(engine: Engine, seconds: float) -> None:
+    """Write down what was loaded and what memory was planned for it."""
+    config, limits = engine.config, engine.worker.config.limits
+    weights = sum(weight.numel() * weight.element_size() for weight in engine.worker.model.decoder.parameters())
+    event(
+        LOG,
+        logging.INFO,
+        "model loaded",
+        model=engine.name,
+        device=config.device,
+        dtype=config.dtype,
+        weight_bytes=weights,
+        seconds=seconds,
+    )
+    event(
+        LOG,
+        logging.INFO,
+        "KV memory planned",
+        bytes=engine.worker.config.kv_memory_bytes,
+        max_model_len=limits.max_context_tokens,
+        max_num_seqs=limits.max_running,
+        max_num_batched_tokens=limits.chunk_tokens,
+    )
 
 
 def resolve_model_name(model: str) -> str:

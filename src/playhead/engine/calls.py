@@ -20,11 +20,13 @@ from typing import TypeVar
 
 import torch
 
-from playhead.engine.engine import Engine, used_after_close
+from playhead.engine.engine import Engine
 from playhead.engine.front import CheckedPrompt, RequestOptions, never_queued
 from playhead.engine.turns import Turns
+from playhead.engine.use import used_after_close
 from playhead.errors import MisuseError, PlayheadError
 from playhead.inputs import Prompt
+from playhead.logs import event
 from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
 
@@ -51,12 +53,18 @@ class Calls:
 
     def __init__(self, engine: Engine) -> None:
         self._engine: Engine | None = engine
+        self._facts = engine.facts
         self._names = itertools.count(1)
         self._turns = Turns()
         self._by_request: dict[str, Call] = {}
         self._arrived: deque[RequestOutput] = deque()
         # Requests whose calls ended early. A generator may end in any thread, even in the middle of a step.
         self._left: deque[str] = deque()
+
+    @property
+    def description(self) -> str:
+        """The model, where it runs and how, and what it is doing, as a `repr` shows it."""
+        return f"{self._facts}, {'closed' if self._engine is None else self._engine.state}"
 
     @property
     def engine(self) -> Engine:
@@ -93,7 +101,7 @@ class Calls:
 
         The engine is given more as it has room. Closing the generator aborts what is left.
         """
-        self.engine.check_caller()
+        self.engine.use.check_caller()
         checked = [(request_id, self.engine.reader.check(prompt, params)) for request_id, prompt, params in requests]
         call = Call(waiting=deque(checked), options=options)
         try:
@@ -116,7 +124,7 @@ class Calls:
 
     def _turn(self, work: Callable[[], T]) -> T:
         """Do the work in this thread's turn."""
-        self.engine.check_caller()
+        self.engine.use.check_caller()
         try:
             return self._turns.take(partial(self._use, work))
         finally:
@@ -174,7 +182,7 @@ class Calls:
         """
         while self._left and not self._turns.is_taken and not self._turns.is_here:
             engine = self._engine
-            if engine is None or engine.is_in_child:
+            if engine is None or engine.use.is_in_child:
                 self._left.clear()
             else:
                 self._turns.take(partial(self._abort_left, engine))
@@ -185,7 +193,7 @@ class Calls:
             try:
                 engine.abort(self._left[0])
             except Exception as error:  # noqa: BLE001  its call is gone, and this thread's call is another
-                LOG.warning("aborting request %r raised %s", self._left[0], type(error).__name__)
+                event(LOG, logging.WARNING, "abort failed", request=self._left[0], error=type(error).__name__)
             self._left.popleft()
 
     def _close(self) -> None:
@@ -221,6 +229,13 @@ class Stream:
             raise output.error
         self._newest = output
         return output
+
+    def __repr__(self) -> str:
+        newest = self._newest
+        if newest is None:
+            return "Stream(not begun)"
+        state = "finished" if newest.finished else "open"
+        return f"Stream({newest.request_id!r}, {len(newest.outputs[0].token_ids)} tokens, {state})"
 
     def close(self) -> None:
         """Abort the request, unless it has ended."""

@@ -147,7 +147,7 @@ class EngineConfig:
         None,
         Setting(
             group="memory",
-            help=f"share of a GPU's memory that the engine may take [{GPU_SHARE}]",
+            help=f"share of a GPU to take in all [{GPU_SHARE}]",
             aliases=("--mem-fraction-static",),
             low=0,
             above=True,

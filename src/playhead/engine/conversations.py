@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict
 
 from playhead.errors import RequestError, shown
+from playhead.inputs import REFUSED_KEYWORDS
 
 Message = Mapping[str, object]
 Conversation = Sequence[Message]
@@ -100,7 +101,7 @@ def refuse_adapters(where: str, keywords: dict[str, Any]) -> None:
     """Take vLLM's adapter keywords out of a call's, and refuse those that ask for an adapter."""
     for name in ("lora_request", "prompt_adapter_request"):
         if keywords.pop(name, None) is not None:
-            raise RequestError(where, name, "", "Playhead has no adapters: merge the adapter into the weights first.")
+            raise RequestError(where, f"the keyword {name!r}", "", REFUSED_KEYWORDS[name])
 
 
 def as_conversations(messages: Conversations) -> list[Conversation]:

@@ -12,7 +12,7 @@ request with `RequestFailed`, and no other.
 from __future__ import annotations
 
 import gc
-import os
+import logging
 import threading
 import time
 import weakref
@@ -25,11 +25,13 @@ from playhead.engine.front import CheckedPrompt, PromptReader, RequestOptions
 from playhead.engine.resolve import resolved
 from playhead.engine.response import ResponseBuilder, TokenReport
 from playhead.engine.timeline import EngineStats, StepRecord, Timeline
-from playhead.errors import MisuseError, PagesLost, PlayheadError, RequestError, RequestFailed, caused
+from playhead.engine.use import EngineUse
+from playhead.errors import PagesLost, PlayheadError, RequestError, RequestFailed, caused
 from playhead.graph.spec import CaptureReport
 from playhead.inputs import Prompt
 from playhead.kv.audit import report
 from playhead.kv.ledger import Findings, KVWatch
+from playhead.logs import event
 from playhead.models.text.tokenizer import Tokenizer
 from playhead.outputs import FinishReason, RequestOutput
 from playhead.sampling_params import SamplingParams
@@ -38,6 +40,7 @@ from playhead.schedule.scheduler import ScheduleLimits, Scheduler
 from playhead.step.sampling import SampledTokens
 from playhead.step.worker import Collected, InFlight, Worker
 
+LOG = logging.getLogger(__name__)
 WAITING_PER_RUNNING = 4  # in a longer queue every request would come too late
 
 
@@ -68,8 +71,9 @@ class Engine:
         *,
         config: EngineConfig | None = None,
         default_params: SamplingParams | None = None,
+        name: str = "model",
     ) -> None:
-        self.worker, self.tokenizer = worker, tokenizer
+        self.worker, self.tokenizer, self.name = worker, tokenizer, name
         self.config = resolved(config or EngineConfig(), worker.config, worker.model.decoder)
         limits = worker.config.limits
         self.overlap = limits.num_steps_in_flight > 1
@@ -90,82 +94,50 @@ class Engine:
         self._arrivals = 0
         self.stats = EngineStats()
         self.timeline = Timeline()
-        self.served_by: threading.Thread | None = None  # the only thread that may use the engine, busy or idle
-        self._is_closed = False
-        self._pid = os.getpid()
-        self._user: threading.Thread | None = None  # the thread whose requests run
-        self._inside = threading.Lock()
+        self.use = EngineUse()
         self._unfreeze: Callable[[], object] | None = None
+
+    @property
+    def facts(self) -> str:
+        """The model, where it runs and how, as a `repr` shows it."""
+        return f"{self.name!r}, {self.config.device}, {self.config.dtype}, context {self.config.max_model_len}"
+
+    @property
+    def state(self) -> str:
+        """What the engine is doing, in a few words."""
+        if self.use.is_closed:
+            return "closed"
+        running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
+        return f"{running} running, {waiting} waiting" if self.has_work else "idle"
+
+    def __repr__(self) -> str:
+        return f"Engine({self.facts}, {self.state})"
 
     @property
     def has_work(self) -> bool:
         return self._scheduler.has_work or bool(self._in_flight) or bool(self._ready)
 
     def entered(self) -> threading.Lock:
-        """A lock to do one thing under, or `MisuseError`.
-
-        A lock and no context manager of our own: an interrupt between taking and holding it cannot leave it taken.
-        """
+        """A lock to do one thing under, or `MisuseError`."""
         self.check_use()
         self.take_over()
-        return self._inside
+        return self.use.inside
 
     def take_over(self) -> None:
         """This thread uses the engine from now on. Whoever calls this knows that no other thread is using it."""
-        thread = threading.current_thread()
-        if thread is not self._user:
+        if self.use.move_here():
             self.worker.move_to_this_thread()
-            self._user = thread
-
-    @property
-    def is_in_child(self) -> bool:
-        """Whether this process is a fork of the one that made the engine."""
-        return os.getpid() != self._pid
-
-    def check_caller(self) -> None:
-        """`MisuseError` if this thread may not use the engine, now or in its turn.
-
-        Refused are a forked child, a closed engine, an engine that serves an `AsyncEngine`, and a call from within the
-        engine's own step.
-        """
-        thread = threading.current_thread()
-        if self.is_in_child:
-            raise MisuseError(
-                f"engine: used in process {os.getpid()}, but made in process {self._pid}. A forked child cannot use "
-                "its parent's engine: make one in the child, or start the child by 'spawn'."
-            )
-        if self._is_closed:
-            raise used_after_close()
-        if self.served_by is not None and thread is not self.served_by:
-            raise MisuseError(
-                "engine: at work for an AsyncEngine. Send requests there, or close the AsyncEngine first."
-            )
-        if self._inside.locked() and thread is self._user:
-            raise MisuseError(
-                "engine: called from within its own step, by a callback or a finalizer. Call it after the step has "
-                "returned."
-            )
 
     def check_use(self) -> None:
-        """`MisuseError` if this thread may not use the engine now.
-
-        An engine has one user at a time. A thread whose requests run keeps the engine until they are done, or until
-        another thread takes the engine over.
-        """
-        self.check_caller()
-        thread, user = threading.current_thread(), self._user
-        if thread is not user and user is not None and user.is_alive() and (self.has_work or self._inside.locked()):
-            raise MisuseError(
-                f"engine: thread {thread.name!r} used it while thread {user.name!r} does. Call LLM, which serves many "
-                "threads, or playhead.AsyncEngine."
-            )
+        """`MisuseError` if this thread may not use the engine now."""
+        self.use.check(has_work=self.has_work)
 
     def close(self) -> None:
         """Refuse every further use. Memory is free when the last reference to the engine is gone."""
-        if self._is_closed:
+        if self.use.is_closed:
             return
         self.check_use()
-        self._is_closed = True
+        self.use.is_closed = True
         self.reader.close()
         if self._unfreeze is not None:
             self._unfreeze()
@@ -178,8 +150,11 @@ class Engine:
         middle of a step, for 50 ms and more. The collector is the process's: if objects are frozen already, by
         another engine say, nothing is frozen here.
         """
+        started_s = time.perf_counter()
         with self.entered():
             self.worker.capture_all(progress)
+        num_graphs = sum(len(runner.captured) for runner in (self.worker.prefill, *self.worker.decoders.values()))
+        event(LOG, logging.INFO, "graphs captured", graphs=num_graphs, seconds=time.perf_counter() - started_s)
         if not gc.get_freeze_count():
             gc.collect()
             gc.freeze()
@@ -315,6 +290,11 @@ class Engine:
         """The account of KV pages as a table, and what was ever found wrong in it."""
         return report(self.worker.kv)
 
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes; running requests keep their pages."""
+        with self.entered():
+            self.worker.kv.flush_prefixes()
+
     def take_ready(self) -> list[RequestOutput]:
         """Outputs that were read and not given out: after a step that raised there may be some."""
         outputs, self._ready = self._ready, []
@@ -447,7 +427,9 @@ class Engine:
             response.error = caused(RequestFailed(response.request.id), error)
             response.request.finish_reason = FinishReason.ERROR
             output = response.bare_output()
-        self.stats.num_failed_requests += response.error is not None
+        if response.error is not None:
+            self.stats.num_failed_requests += 1
+            log_failure(response.request.id, response.error)
         return output
 
     def _record(self, step: LaunchedStep, device_us: float, read: tuple[float, float, float]) -> None:
@@ -478,8 +460,10 @@ class Engine:
         )
 
 
-def used_after_close() -> MisuseError:
-    return MisuseError("engine: used after close(). Make a new one, or close it later.")
+def log_failure(request_id: str, error: PlayheadError) -> None:
+    """Write down that a request failed, by types alone: the words of an error may repeat what was sent."""
+    cause = None if error.__cause__ is None else type(error.__cause__).__name__
+    event(LOG, logging.INFO, "request failed", request=request_id, error=type(error).__name__, cause=cause)
 
 
 def reported(sampled: SampledTokens, row: int, wanted: int | None) -> list[TokenReport]:

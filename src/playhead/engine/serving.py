@@ -14,6 +14,7 @@ The thread knows nothing of `AsyncEngine`, which can be dropped while the thread
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import threading
 from collections import deque
@@ -25,8 +26,10 @@ from enum import StrEnum
 from playhead.engine.engine import Engine
 from playhead.engine.front import CheckedPrompt, RequestOptions, joined, never_queued
 from playhead.errors import EngineStopped, PlayheadError, RequestError, StepFailed, caused
+from playhead.logs import event
 from playhead.outputs import FinishReason, RequestOutput
 
+LOG = logging.getLogger(__name__)
 END_S = 30.0  # a step may have a graph to capture
 
 
@@ -70,6 +73,14 @@ class Order:
     done: asyncio.Future[None] | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errand:
+    """Something that the thread does with the engine between two steps."""
+
+    work: Callable[[Engine], object]
+    done: asyncio.Future[None]
+
+
 class Serving:
     """One engine, one thread, and the requests of one event loop at a time.
 
@@ -89,6 +100,7 @@ class Serving:
         self.cause: BaseException | None = None
         self.tickets: dict[str, Ticket] = {}
         self._orders: deque[Order] = deque()
+        self._errands: deque[Errand] = deque()
         self._fresh: set[Ticket] = set()
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -97,7 +109,7 @@ class Serving:
         self.is_open, self.cause = True, None
         # A daemon: a program that forgets to close the engine can still end.
         self.thread = threading.Thread(target=self._serve, name="playhead engine", daemon=True)
-        self.engine.served_by, self.engine.max_waiting = self.thread, sys.maxsize
+        self.engine.use.served_by, self.engine.max_waiting = self.thread, sys.maxsize
         self.thread.start()
 
     def ask_to_stop(self) -> None:
@@ -109,7 +121,7 @@ class Serving:
     def end(self) -> None:
         """Stop the thread and wait for its end. In a forked child, which has no such thread, nothing is done."""
         thread = self.thread
-        if thread is None or self.engine.is_in_child:
+        if thread is None or self.engine.use.is_in_child:
             return
         self.ask_to_stop()
         if thread is not threading.current_thread():
@@ -119,7 +131,7 @@ class Serving:
     def forget(self, thread: threading.Thread) -> None:
         """The thread has ended: others may use the engine. By now another may have been started."""
         if self.thread is thread:
-            self.thread, self.engine.served_by, self.engine.max_waiting = None, None, self._max_waiting
+            self.thread, self.engine.use.served_by, self.engine.max_waiting = None, None, self._max_waiting
 
     # What follows runs on the event loop.
 
@@ -181,9 +193,17 @@ class Serving:
         if done is not None:
             settle(done)
 
+    def send(self, errand: Errand) -> None:
+        """Have the thread do something between two steps."""
+        with self._work:
+            if not self.is_open:
+                raise EngineStopped("engine") from self.cause
+            self._errands.append(errand)
+            self._work.notify()
+
     def leave(self, ticket: Ticket) -> None:
         """The consumer reads no more: abort its request, unless it has ended. The loop may have ended too."""
-        if not self.engine.is_in_child:
+        if not self.engine.use.is_in_child:
             self.abort(ticket)
 
     def wake(self) -> None:
@@ -247,13 +267,13 @@ class Serving:
     def _next_orders(self) -> list[Order] | None:
         """Wait until there is an order or a step to run; gives the orders, or None once closed."""
         with self._work:
-            self._work.wait_for(lambda: not self.is_open or self._orders or self.engine.has_work)
+            self._work.wait_for(lambda: not self.is_open or self._orders or self._errands or self.engine.has_work)
             orders = list(self._orders)
             self._orders.clear()
             return orders if self.is_open else None
 
     def _turn(self, orders: Sequence[Order]) -> None:
-        """Follow these orders, then run one step if anything is left to run."""
+        """Follow these orders and run errands, then run one step if anything is left to run."""
         for order in orders:
             if not order.is_abort:
                 self._submit(order.ticket)
@@ -261,6 +281,10 @@ class Serving:
                 aborted = [self.engine.abort(name) for name in order.ticket.samples]
                 self._deliver([output for output in aborted if output is not None])
             self._settle([order])
+        while self._errands:
+            errand = self._errands.popleft()
+            errand.work(self.engine)
+            self._on_loop(settle, errand.done)
         if self.engine.has_work:
             self._deliver(self.engine.step())
 
@@ -301,6 +325,7 @@ class Serving:
 
         Requests that had ended before the error get their last output.
         """
+        event(LOG, logging.WARNING, "step failed", error=type(error).__name__, requests=len(self.tickets))
         self._deliver(self.engine.take_ready())
         with self._work:
             not_begun = {order.ticket for order in self._orders if not order.is_abort}
@@ -313,6 +338,9 @@ class Serving:
             self.is_open, self.cause = False, cause
             orders, tickets = list(self._orders), list(self.tickets.values())
             self._orders.clear()
+            errands = [self._errands.popleft() for _ in range(len(self._errands))]
+        for errand in errands:
+            self._on_loop(settle, errand.done)
         with suppress(Exception):  # a dead engine may not abort
             self._give_up(tickets, orders, lambda name: caused(EngineStopped(f"request {name!r}"), cause))
             while self.engine.has_work:  # a step that was launched and not read

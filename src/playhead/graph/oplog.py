@@ -159,6 +159,13 @@ class OpObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def log(self) -> OpLog:
         return OpLog(ops=tuple(self._records))
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # torch's own answer wraps `__torch_dispatch__`, and the wrapper imports `torch._dynamo` in the first recorded
+        # op. That import takes as long as half of torch, and a cycle in it keeps all frames on the stack: engine,
+        # worker and KV memory would outlive an LLM that is dropped, until the garbage collector runs.
+        return False
+
     def adopt(self, earlier: OpObserver) -> None:
         """Memory made by an earlier part of the same recording is internal here too."""
         self._internal |= earlier._internal

@@ -111,6 +111,9 @@ class SplitInterpreter(Interpreter):
 
 def split_at_breaks(fn: StepFn, inputs: Inputs, compile_piece: CompilePiece) -> SplitProgram:
     """Trace `fn` with symbolic rows, cut before and after every break, compile what lies between."""
+    # Imported before the trace: torch would import it inside, where a cycle keeps all frames on the stack alive.
+    import torch._dynamo
+
     names, scope = tuple(inputs), TraceScope()
     examples = with_prime_rows(inputs)
 

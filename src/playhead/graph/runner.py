@@ -8,6 +8,7 @@ step reads.
 from __future__ import annotations
 
 import gc
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +26,10 @@ from playhead.graph.registry import CudaGraphBufferRegistry
 from playhead.graph.shapes import Decision, Dispatcher, Reason
 from playhead.graph.slots import Batch, FillContext, SlotViews
 from playhead.graph.spec import CaptureReport, LivePlan, StepResult, StepSpec
+from playhead.logs import event
 from playhead.types import Mode
+
+LOG = logging.getLogger(__name__)
 
 PlanKey = tuple[type, tuple[tuple[int, tuple[int, ...], torch.dtype], ...]]
 
@@ -130,9 +134,11 @@ class GraphRunner:
         self._live_outputs = {key: output for key, output in self._live_outputs.items() if key[0] != bucket}
         num_bytes = sum(recording.num_bytes for recording in captured.recordings)
         self.dispatcher.mark_captured(bucket, num_bytes)
+        seconds = time.perf_counter() - started
+        event(LOG, logging.DEBUG, "graph captured", axis=self.step.axis, size=bucket, bytes=num_bytes, seconds=seconds)
         return CaptureReport(
             size=bucket,
-            seconds=time.perf_counter() - started,
+            seconds=seconds,
             num_bytes=num_bytes,
             num_nodes=sum(recording.num_nodes for recording in captured.recordings),
             done=done,

@@ -18,10 +18,6 @@ from typing import Any, Generic, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 import torch
-
-# torch imports it in the middle of the first call of an op, and a cycle in there keeps all frames on the stack: engine,
-# worker and KV memory would outlive an LLM that is dropped, until the garbage collector runs.
-import torch._dynamo
 from torch._ops import OpOverload
 
 from playhead.errors import ConfigError

@@ -18,9 +18,10 @@ from playhead.kv.audit import audit
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.hybrid import FULL
 from playhead.kv.violations import Violation, ViolationKind
+from playhead.logs import event
 
 SINK_PAGE = 0
-logger = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 REST_PER_AUDIT = 100
 """An audit of 60 ms, which two million pages take, is followed by 6 s without one: it costs 1% of the time."""
@@ -134,10 +135,14 @@ class KVWatch:
         for violation in findings.violations:
             if violation.kind not in self._logged:
                 self._logged.add(violation.kind)
-                logger.error(
-                    "KV memory: %s; %d requests ended, pages quarantined. More of this kind is counted, not logged.",
-                    violation,
-                    len(findings.by_request),
+                # More of this kind is counted, not logged.
+                event(
+                    LOG,
+                    logging.ERROR,
+                    "KV pages put in quarantine",
+                    kind=violation.kind,
+                    violation=violation,
+                    requests_ended=len(findings.by_request),
                 )
         return findings
 

@@ -57,6 +57,11 @@ class Capacity:
     uniform_tokens: int
 
     @property
+    def one_more_tokens(self) -> int:
+        """How long a context one more request could have."""
+        return self.num_tokens - self.num_requests * self.context_tokens
+
+    @property
     def fraction_of_bound(self) -> float:
         return self.num_tokens / self.bound_tokens
 
@@ -108,13 +113,25 @@ class KVPlan:
 
     def _holds(self, pages: list[int]) -> bool:
         """Whether these pages per group fit beside the sink and the chunks in flight."""
+        return NUM_SINK_SLABS + sum(self._slabs(pages)) <= self.num_slabs
+
+    def _slabs(self, pages: list[int]) -> list[int]:
+        """Slabs of each group for these pages and, in window groups, the chunks in flight."""
         chunks = self.limits.num_steps_in_flight * num_pages_for(self.limits.chunk_tokens, self.geometry.page_size)
-        num_slabs = NUM_SINK_SLABS
+        slabs = []
         for layout, count in zip(self.layout.groups, pages, strict=True):
-            if layout.has_bytes:
-                in_flight = 0 if layout.group.window is None else chunks
-                num_slabs += num_pages_for(count + in_flight, layout.pages_per_slab)
-        return num_slabs <= self.num_slabs
+            in_flight = 0 if layout.group.window is None else chunks
+            slabs.append(num_pages_for(count + in_flight, layout.pages_per_slab) if layout.has_bytes else 0)
+        return slabs
+
+    def slabs_of(self, num_requests: int, context_tokens: int) -> list[int]:
+        """Slabs of each group that so many requests of this context take, chunks in flight included.
+
+        With the sink's and the rest they are `num_slabs`.
+        """
+        page_size = self.geometry.page_size
+        per_request = [_request_pages(group, context_tokens, page_size) for group in self.geometry.groups]
+        return self._slabs([num_requests * pages for pages in per_request])
 
     def describe(self) -> str:
         """The plan as text, one line per fact."""

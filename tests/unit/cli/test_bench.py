@@ -8,7 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from playhead.cli.main import app
-from playhead.cli.workload import WorkloadSpec, random_workload, run_workload, spread
+from playhead.cli.options import WorkloadSpec
+from playhead.cli.workload import random_workload, run_workload, spread
 from playhead.llm import LLM
 
 SPEC = WorkloadSpec(num_prompts=5, input_len=12, output_len=6, random_range_ratio=0.5, seed=3)

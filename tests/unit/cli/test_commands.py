@@ -13,15 +13,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from playhead.cli import audit as audit_command
-from playhead.cli.command import engine
+from playhead.cli.command import asked_for, engine, in_flags
 from playhead.cli.doctor import Machine, default_rows, traps
-from playhead.cli.generate import GenerateOptions, how_it_ran, run_generate, show, tokens_per_s
-from playhead.cli.loading import asked_for, sampling_of
+from playhead.cli.generate import how_it_ran, run_generate, tokens_per_s
+from playhead.cli.loading import sampling_of
 from playhead.cli.main import app
+from playhead.cli.options import GenerateOptions
+from playhead.cli.screen import Screen
 from playhead.engine.build import resolve_model_name
 from playhead.engine.config import ENGINE_SETTINGS
 from playhead.engine.memory import num_weight_bytes
@@ -34,7 +35,6 @@ from playhead.settings import parse_size, show_size
 from playhead.types import Mode
 
 FEW = ("generate", "The whale", "--max-tokens", "6", "--enforce-eager")
-COMMANDS = ("generate", "chat", "plan", "audit", "doctor", "bench", "bench throughput", "bench latency")
 
 
 def run(*args: str, stdin: str | None = None) -> Result:
@@ -48,15 +48,6 @@ def captured_config(monkeypatch: pytest.MonkeyPatch, *args: str) -> EngineConfig
     result = run("generate", "x", *args)
     assert result.exit_code == 0, result.output
     return configs[0]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_fits_one_screen(command):
-    result = CliRunner(env={"COLUMNS": "100"}).invoke(app, [*command.split(), "--help"])
-    lines = result.output.splitlines()
-    assert result.exit_code == 0
-    assert len(lines) <= 32
-    assert max(map(len, lines)) <= 100
 
 
 def test_generate_gives_a_pipe_the_text_alone():
@@ -81,8 +72,8 @@ def test_generate_repeats_itself_for_a_seed():
 
 def test_generate_shows_a_terminal_the_figures():
     screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=200, color_system=None)
-    run_generate(console, GenerateOptions(prompt="The whale"), {"max_tokens": 3, "seed": 1}, EngineConfig())
+    terminal = Screen(file=screen, force_terminal=True, width=200, color_system=None)
+    run_generate(terminal, ["The whale"], GenerateOptions(), {"max_tokens": 3, "seed": 1}, EngineConfig())
     last = screen.getvalue().splitlines()[-1]
     assert screen.getvalue().startswith("The whale")
     for part in ("3 tokens", "tokens/s", "first token after", "1 breakable graph, 2 full graph", "0 cached tokens"):
@@ -105,7 +96,7 @@ def test_the_rate_counts_the_tokens_of_all_samples():
     with LLM("embedded", max_num_seqs=4) as llm:
         (output,) = llm.generate("The whale", SamplingParams(n=3, max_tokens=5, seed=1, ignore_eos=True))
     metrics = output.metrics
-    assert tokens_per_s(output) == pytest.approx(12 / (metrics.finished_s - metrics.first_token_s))
+    assert tokens_per_s([output]) == pytest.approx(12 / (metrics.finished_s - metrics.first_token_s))
 
 
 def test_generate_prints_every_sample_and_its_logprobs():
@@ -125,17 +116,25 @@ def test_generate_stops_before_the_stop_text():
 @pytest.mark.parametrize(
     ("args", "field"),
     [
-        (("generate", "x", "--temperature", "-1"), "temperature"),
-        (("generate", "x", "--kv-memory-bytes", "1KiB"), "kv_memory_bytes"),
-        (("generate", "x", "--kv-memory-bytes", "1MiB", "--max-model-len", "1024"), "max_model_len"),
-        (("generate", "x", "--kv-memory-bytes", "much"), "size"),
-        (("generate", "x", "--dtype", "int3"), "dtype"),
-        (("generate", "x", "--device", "cuda:99"), "device"),
+        (("generate", "x", "--temperature", "-1"), "--temperature: -1"),
+        (("generate", "x", "--kv-memory-bytes", "1KiB"), "--kv-memory-bytes: found 1024B"),
+        (("generate", "x", "--kv-memory-bytes", "1MiB", "--max-model-len", "1024"), "--max-model-len: found 1024"),
+        (("generate", "x", "--kv-memory-bytes", "much"), "--kv-memory-bytes: found 'much'"),
+        (("generate", "x", "--kv-memory-bytes", "24"), "Write 24GiB"),
+        (("generate", "x", "--max-tokens", "many"), "--max-tokens: found 'many'; wanted a 64-bit integer from 1"),
+        (("generate", "x", "--no-such-flag"), "See root generate --help"),
+        (("no-such-command",), "No such command"),
+        (("plan",), "Missing argument 'MODEL'"),
+        (("generate", "x", "--dtype", "int3"), "--dtype: found"),
+        (("generate", "x", "--device", "cuda:99"), "--device: found"),
         (("generate", "x", "--model", "no such model"), "no such model"),
         (("plan", "embedded", "--gpu-memory", "5MB"), "weights alone"),
-        (("plan", "embedded", "--gpu-memory", "9.5MB", "--max-model-len", "1024"), "max_model_len"),
-        (("audit", "--max-num-seqs", "0"), "max_num_seqs"),
-        (("audit", "--enforce-eager"), "graph_mode"),
+        (
+            ("plan", "embedded", "--gpu-memory", "10.6MB", "--max-model-len", "1024"),
+            "or raise --kv-memory-bytes to 491520B",
+        ),
+        (("audit", "--max-num-seqs", "0"), "--max-num-seqs"),
+        (("audit", "--enforce-eager"), "--graph-mode: found eager"),
         (("generate", "x", "--graph-mode", "fast"), "one of full, breakable"),
         (("bench", "throughput", "--num-prompts", "0"), "num-prompts"),
         (("bench", "throughput", "--random-range-ratio", "1"), "random-range-ratio"),
@@ -212,16 +211,39 @@ def test_a_command_that_names_an_unknown_setting_does_not_start():
 
 
 def test_sizes_read_as_people_write_them():
-    written = ("139GiB", "80GB", "500MiB", "1.5 kb", "7", "7B", "2tib")
-    assert [parse_size(text) for text in written] == [139 << 30, 80 * 10**9, 500 << 20, 1500, 7, 7, 2 << 40]
+    written = ("139GiB", "80GB", "500MiB", "1.5 kb", "7b", "7B", "2tib", "24G")
+    sizes = [139 << 30, 80 * 10**9, 500 << 20, 1500, 7, 7, 2 << 40, 24 * 10**9]
+    assert [parse_size("size", text) for text in written] == sizes
     assert [show_size(size) for size in (7, 1536, 139 << 30)] == ["7 bytes", "1.50 KiB", "139.00 GiB"]
-    with pytest.raises(ConfigError, match="139GiB"):
-        parse_size("-1GB")
+    with pytest.raises(ConfigError, match=r"size: found '-1GB'; .* 139GiB"):
+        parse_size("size", "-1GB")
+
+
+def test_a_size_without_a_unit_is_refused_where_it_is_text():
+    with pytest.raises(ConfigError, match=r"kv_memory_bytes: found '24'; .* Write 24GiB"):
+        EngineConfig(kv_memory_bytes="24")
+    assert EngineConfig(kv_memory_bytes="24MiB") == EngineConfig(kv_memory_bytes=24 << 20)
+
+
+def test_what_gave_way_is_logged_in_flags(caplog):
+    """A context that nobody asked for is shorter than the model's, and the line says which flags choose it."""
+    result = run("generate", "x", "--max-tokens", "1", "--kv-memory-bytes", "2MiB", "--enforce-eager")
+    assert result.exit_code == 0, result.output
+    assert "--max-model-len" in caplog.text
+    assert "max_model_len" not in caplog.text
+
+
+def test_errors_name_flags_and_leave_other_words_alone():
+    settings = engine("device", "memory").settings
+    message = "device: found 'x'; the device of max_model_len, config.max_model_len and 'max_model_len' is seed."
+    wanted = "--device: found 'x'; the device of --max-model-len, config.max_model_len and 'max_model_len' is seed."
+    assert in_flags(message, settings) == wanted
+    assert in_flags("raise kv_memory_bytes to 77.", settings) == "raise --kv-memory-bytes to 77B."
 
 
 def test_a_terminal_gets_no_escape_sequences():
     screen = io.StringIO()
-    show(Console(file=screen, force_terminal=True, color_system=None), "a\x1b[2Jb\n")
+    Screen(file=screen, force_terminal=True, color_system=None).show("a\x1b[2Jb\n")
     assert screen.getvalue() == "a[2Jb\n"
 
 
@@ -229,13 +251,6 @@ def test_how_steps_ran_names_the_reason_of_eager_ones():
     modes = {"full: a captured size fits": 4, "full: a size fits and is captured on first use": 1}
     assert how_it_ran(modes) == "steps: 5 full graph, 1 captured on first use"
     assert how_it_ran({"eager: graphs are off": 3}) == "steps: 3 eager (graphs are off)"
-
-
-def test_plan_shows_weights_groups_and_what_fits():
-    result = run("plan", "embedded", "--gpu-memory", "1GiB", "--max-num-seqs", "4")
-    assert result.exit_code == 0, result.output
-    for part in ("weights", "KV arena", "full", "window128", "1,024", "hybrid bound"):
-        assert part in result.stdout
 
 
 def test_plan_of_a_hub_model_fetches_its_config_alone(monkeypatch, tmp_path):
@@ -251,7 +266,7 @@ def test_plan_of_a_hub_model_fetches_its_config_alone(monkeypatch, tmp_path):
     result = run("plan", "owner/model", "--gpu-memory", "1GiB")
     assert result.exit_code == 0, result.output
     assert fetched == [("owner/model", "config.json")]
-    assert "owner/model on 1.00 GiB" in result.stdout
+    assert "owner/model on a GPU with 1.00 GiB" in result.stdout
 
 
 def test_weights_are_counted_without_being_made():
@@ -377,7 +392,7 @@ def test_chat_sends_the_whole_conversation():
         for line in lines:
             history.append({"role": "user", "content": line})
             params = SamplingParams(temperature=0, max_tokens=8)
-            answer = llm.chat(history, params).outputs[0].text
+            answer = llm.chat(history, params)[0].outputs[0].text
             assert [output.outputs[0].text for output in llm.chat_stream(history, params)][-1] == answer
             history.append({"role": "assistant", "content": answer})
             wanted += answer.strip() + "\n"

@@ -244,6 +244,36 @@ def test_what_the_engine_is_asked_about_it_answers_and_what_it_lacks_it_names(ll
         await engine.check_health()
         with pytest.raises(AbsentFeature, match="no pooling models"):
             engine.encode("The whale")
-        return await engine.get_tokenizer(), await engine.get_default_sampling_params()
+        ids = (await engine.get_tokenizer()).encode("The whale")
+        return ids, await engine.get_default_sampling_params()
 
-    assert asyncio.run(questions()) == (llm.tokenizer, llm.get_default_sampling_params())
+    ids = llm.get_tokenizer().encode("The whale")
+    assert asyncio.run(questions()) == (ids, llm.get_default_sampling_params())
+
+
+def test_the_prefix_cache_is_emptied_between_two_steps(llm):
+    async def asked_again():
+        async with AsyncEngine.of(llm.engine) as engine:
+            cached = [(await last(engine, [9] * 40)).num_cached_tokens for _ in range(2)]
+            assert await engine.reset_prefix_cache()
+            return [*cached[1:], (await last(engine, [9] * 40)).num_cached_tokens]
+
+    before, after = asyncio.run(asked_again())
+    assert before > 0 == after
+
+
+def test_an_engine_shows_its_model_and_what_it_does(llm, gate):
+    facts = "'embedded', cpu, float32, context 96"
+    engine = AsyncEngine.of(llm.engine, max_queued_requests=0)
+    assert repr(engine) == f"AsyncEngine({facts}, not started)"
+
+    async def crowd():
+        tasks = await queued(*(last(engine, PROMPTS[0]) for _ in range(5)))
+        shown = repr(engine)
+        gate.release(1000)
+        await asyncio.gather(*tasks)
+        await engine.close()
+        return shown
+
+    assert asyncio.run(crowd()) == f"AsyncEngine({facts}, 4 requests, 1 in line)"
+    assert repr(engine) == f"AsyncEngine({facts}, closed)"

@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from playhead.engine.config import ENGINE_SETTINGS, EngineConfig, config_from
+from playhead.engine.config import ENGINE_SETTINGS, SPELLINGS, EngineConfig, config_from
+from playhead.engine.foreign import FOREIGN_SETTINGS
+from playhead.engine.keywords import EngineKeywords
 from playhead.engine.resolve import resolve_device, resolve_dtype
 from playhead.errors import ConfigError
 from playhead.models.build import spec_from_config
 from playhead.models.load import ModelDescription
 
-SIZES = [declared for declared in ENGINE_SETTINGS if declared.kind is int]
+SIZES = [declared for declared in ENGINE_SETTINGS if declared.kind is int and declared.name != "seed"]
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
@@ -37,6 +39,15 @@ def test_a_size_that_cannot_be_is_refused_with_its_range(size, value):
         ({"enforce_eager": True}, EngineConfig(graph_mode="eager")),
         ({"enforce_eager": False}, EngineConfig()),
         ({"disable_radix_cache": True}, EngineConfig(enable_prefix_caching=False)),
+        ({"dtype": "half"}, EngineConfig(dtype="float16")),
+        ({"dtype": torch.bfloat16}, EngineConfig(dtype="bfloat16")),
+        ({"dtype": "float"}, EngineConfig(dtype=torch.float32)),
+        ({"mem_fraction_static": 0.7}, EngineConfig(gpu_memory_utilization=0.7)),
+        ({"random_seed": 3, "tokenizer_path": "x"}, EngineConfig(seed=3, tokenizer="x")),
+        ({"async_scheduling": True, "kv_cache_memory_bytes": 64}, EngineConfig(overlap=True, kv_memory_bytes=64)),
+        ({"tensor_parallel_size": 1, "swap_space": 4, "trust_remote_code": False}, EngineConfig()),
+        ({"quantization": None, "cpu_offload_gb": 0, "enable_chunked_prefill": True}, EngineConfig()),
+        ({"hf_overrides": None, "disable_log_stats": True, "task": "generate"}, EngineConfig()),
     ],
 )
 def test_keywords_have_the_spellings_of_the_flags(keywords, wanted):
@@ -49,11 +60,36 @@ def test_keywords_have_the_spellings_of_the_flags(keywords, wanted):
         ({"max_model_len": 64, "context_length": 32}, "max_model_len: found it twice"),
         ({"enforce_eager": 1}, "enforce_eager: found 1; wanted True or False"),
         ({"context_lenght": 64}, "Did you mean context_length"),
+        ({"tensor_paralel_size": 2}, "Did you mean tensor_parallel_size"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size: found 2; wanted 1. Playhead runs a model on one device"),
+        ({"tensor_parallel_size": True}, "tensor_parallel_size: found True; wanted 1"),
+        ({"trust_remote_code": True}, "trust_remote_code: found True; wanted False. Playhead never runs code"),
+        ({"quantization": "awq"}, "quantization: found 'awq'; wanted 'mxfp4' or 'gguf'"),
+        ({"enable_lora": True}, "enable_lora: found True; wanted False. Playhead has no LoRA adapters"),
+        ({"rope_theta": 1e6}, "rope_theta: found 1000000.0. Playhead takes a model as its files say"),
     ],
 )
 def test_keywords_that_say_nothing_clear_are_refused(keywords, says):
     with pytest.raises(ConfigError, match=says):
         config_from(None, keywords)
+
+
+def test_type_checkers_see_every_keyword():
+    assert set(EngineKeywords.__annotations__) == {*SPELLINGS, *FOREIGN_SETTINGS}
+    assert SPELLINGS.keys().isdisjoint(FOREIGN_SETTINGS)
+
+
+def test_every_setting_that_cannot_be_had_says_why():
+    for name, setting in FOREIGN_SETTINGS.items():
+        setting.check(name, None)
+        if setting.idle is not None:
+            with pytest.raises(ConfigError, match=rf"^{name}: found Ellipsis.*\. \w.*\.$"):
+                setting.check(name, ...)
+
+
+def test_a_config_in_another_place_is_refused():
+    with pytest.raises(ConfigError, match="config: found 'a tokenizer'; wanted an EngineConfig"):
+        config_from("a tokenizer", {})
 
 
 @pytest.mark.parametrize("value", [1, 0, "yes", None])
@@ -70,7 +106,15 @@ def test_a_switch_is_true_or_false(name, value):
         ("device", 0),
         ("device", "cuda:x"),
         ("device", "meta"),
-        ("dtype", torch.float16),
+        ("dtype", torch.int8),
+        ("dtype", "f16"),
+        ("seed", 1.0),
+        ("seed", True),
+        ("seed", 2**63),
+        ("gpu_memory_utilization", 0),
+        ("gpu_memory_utilization", 1.5),
+        ("revision", 7),
+        ("generation_config", "mine"),
         ("dtype", "int8"),
         ("page_size", None),
         ("load_format", ["dummy"]),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from playhead.engine.config import EngineConfig
-from playhead.engine.memory import CPU_KV_BYTES, EngineMemory, fit_beside_weights, fit_memory
+from playhead.engine.memory import CPU_KV_BYTES, EngineMemory, fit_beside_weights, fit_memory, share_of_gpu
 from playhead.errors import ConfigError
 from playhead.kv.plan import plan_kv
 from playhead.llm import LLM
@@ -102,6 +102,21 @@ def test_bytes_that_were_asked_for_bound_a_context_that_was_not():
     assert 15_000 < memory.limits.max_context_tokens < 16_384
 
 
+def test_an_engine_takes_nine_tenths_of_a_gpu_or_the_share_it_is_given():
+    """As in vLLM: a share of all the memory the GPU has, whatever is free."""
+    assert share_of_gpu(EngineConfig(), 99 * GIB, 100 * GIB) == 90 * GIB
+    assert share_of_gpu(EngineConfig(), 50 * GIB, 100 * GIB) == 50 * GIB
+    assert share_of_gpu(EngineConfig(gpu_memory_utilization=0.25), 99 * GIB, 100 * GIB) == 25 * GIB
+    assert share_of_gpu(EngineConfig(kv_memory_bytes=GIB), 99 * GIB, 100 * GIB) == 99 * GIB
+
+
+def test_a_share_that_is_not_free_is_refused_with_the_largest_that_is():
+    says = "gpu_memory_utilization: found 0.9, which is 90.00 GiB of this GPU's 100.00 GiB, where 50.50 GiB are free"
+    with pytest.raises(ConfigError, match=says) as refusal:
+        share_of_gpu(EngineConfig(gpu_memory_utilization=0.9), 50 * GIB + GIB // 2, 100 * GIB)
+    assert "Lower it to 0.5," in str(refusal.value)
+
+
 def test_bytes_beyond_the_machine_are_refused():
     with pytest.raises(ConfigError, match=f"kv_memory_bytes: found {5 * GIB}; wanted at most {GIB}"):
         fit(LLAMA_1B, CPU, GIB, kv_memory_bytes=5 * GIB)
@@ -123,7 +138,7 @@ def test_memory_for_no_useful_context_is_refused_by_settings_that_exist():
 
 def test_an_engine_of_a_128k_model_starts_on_default_settings(tmp_path, monkeypatch, caplog):
     (tmp_path / "config.json").write_text(json.dumps(TINY_128K))
-    monkeypatch.setattr("playhead.engine.memory.free_bytes", lambda device: 64 << 20)
+    monkeypatch.setattr("playhead.engine.memory.usable_bytes", lambda config, device: 64 << 20)
     monkeypatch.setattr("playhead.engine.memory.CPU_KV_BYTES", 1 << 20)
     with LLM(str(tmp_path), load_format="dummy") as llm:
         assert 20_000 < llm.config.max_model_len < 131_072

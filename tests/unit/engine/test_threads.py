@@ -239,3 +239,18 @@ def test_a_thread_that_goes_past_the_llm_is_refused_while_another_has_requests(l
     with pytest.raises(MisuseError, match=r"thread 'second' used it while thread 'MainThread' does.*AsyncEngine"):
         thread.result()
     assert tokens(list(stream)[-1:]) == wanted
+
+
+def test_an_llm_and_its_streams_show_what_they_are_and_do():
+    llm = LLM("embedded", **SMALL)
+    facts = "'embedded', cpu, float32, context 96"
+    assert (repr(llm), repr(llm.engine)) == (f"LLM({facts}, idle)", f"Engine({facts}, idle)")
+    stream = llm.stream("The whale", GREEDY)
+    assert repr(stream) == "Stream(not begun)"
+    next(stream)
+    assert repr(llm) == f"LLM({facts}, 1 running, 0 waiting)"
+    assert repr(stream) == "Stream('r1', 1 tokens, open)"
+    list(stream)
+    assert repr(stream) == "Stream('r1', 8 tokens, finished)"
+    llm.close()
+    assert repr(llm) == f"LLM({facts}, closed)"

@@ -3,60 +3,178 @@
 from __future__ import annotations
 
 import re
+import socket
+import sys
+from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
+from types import ModuleType
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
-from playhead.errors import CheckpointError
+from playhead.errors import CheckpointError, some_of
+from playhead.models.checkpoint.hub_download import OnFetch, RemoteFile, fetch_blob
 
-# owner/name as the hub allows it; anything else would be a path, and paths are looked at first.
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+HUB_PREFIX = "hf:"
+# owner/name as the hub allows it, and a GGUF file in it. Each part of a path begins with a letter or a digit: no name
+# leads out of the repository.
+ID = r"[A-Za-z0-9][\w.-]{0,95}"
+PART = r"[A-Za-z0-9][\w.+-]{0,127}"
+HUB_NAME = re.compile(rf"({ID}/{ID})(?::((?:{PART}/){{0,4}}{PART}\.gguf))?")
+REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9][\w./+-]{0,254}")
 
 # Only what is read. Pickled weights stay where they are, and so does code.
 PATTERNS = ("*.json", "*.safetensors", "*.jinja")
 # A pattern's * takes slashes too. Folders (original/, metal/, onnx/) and consolidated files repeat the same weights.
 IGNORED_PATTERNS = ("*/*", "consolidated*", "*.bin", "*.pth", "*.pt")
 
+CONNECT_SECONDS = 5.0
+WANTED = "a directory, a .gguf file, or a hub id: owner/name or owner/name:file.gguf"
+BRING_FILES = (
+    "Copy the model's directory or .gguf file here and give its path; or copy the cache of a machine that has it and "
+    "set HF_HOME to that copy; or set HF_ENDPOINT to a mirror."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubName:
+    """A repository of the hub, and the GGUF file in it that was named."""
+
+    repo_id: str
+    file: str | None = None
+
+    def __str__(self) -> str:
+        return self.repo_id if self.file is None else f"{self.repo_id}:{self.file}"
+
+
+def hub_name(model: str) -> HubName | None:
+    """The name as one of the hub, with or without the prefix; None if it cannot be one."""
+    match = HUB_NAME.fullmatch(model.removeprefix(HUB_PREFIX))
+    return None if match is None else HubName(repo_id=match.group(1), file=match.group(2))
+
 
 def resolve_model(model: str, *, revision: str | None = None, config_only: bool = False) -> Path:
     """Where the model's files are. A hub id is downloaded if it is not here yet, and found in the cache if it is.
 
-    With `config_only` that is one small file: enough to plan memory, or to make weights of the same shapes.
+    A path comes before a hub id of the same name; "hf:" in front says that it is none. With `config_only` one small
+    file is fetched, if the model is no GGUF file: enough to plan memory, or to make weights of the same shapes.
     """
-    path = Path(model).expanduser()
-    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
-        return path
-    if path.exists():
-        raise CheckpointError(model, "a file", "a directory, a .gguf file or a hub id", "Give its directory.")
-    if not HUB_ID.fullmatch(model):
-        raise CheckpointError(
-            model, "nothing by that name here", "a directory, a .gguf file or a hub id", "Hub ids look like owner/name."
-        )
-    return _download(model, revision, config_only=config_only)
+    if not model.startswith(HUB_PREFIX):
+        path = Path(model).expanduser()
+        if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+            return path
+        if path.exists():
+            raise CheckpointError(model, "a file", "a directory, a .gguf file or a hub id", "Give its directory.")
+    name = hub_name(model)
+    if name is None:
+        raise CheckpointError(model, "nothing by that name here", WANTED, "Check the name.")
+    return fetch(name, revision=revision, config_only=config_only)
 
 
-def _download(model: str, revision: str | None, *, config_only: bool) -> Path:
+def fetch(
+    name: HubName, *, revision: str | None = None, config_only: bool = False, on_progress: OnFetch | None = None
+) -> Path:
+    """The files of a model of the hub. What is in the cache is not fetched again; what was begun goes on."""
+    if revision is not None and not REVISION.fullmatch(revision):
+        raise CheckpointError(str(name), f"revision {revision!r:.80}", "a branch, a tag or a commit", "Check it.")
+    hub = _library(name)
+    errors = hub.errors
+    is_here_only = hub.constants.HF_HUB_OFFLINE or not can_reach(hub.constants.ENDPOINT)
     try:
-        from huggingface_hub import hf_hub_download, snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+        if not config_only and not is_here_only:
+            fetch_weights(hub, name, revision, on_progress)
+        return _fetched(hub, name, revision, config_only=config_only, is_here_only=is_here_only)
+    except errors.LocalEntryNotFoundError:
+        found = "HF_HUB_OFFLINE is set" if hub.constants.HF_HUB_OFFLINE else "the hub cannot be reached"
+        where = f"{found} ({hub.constants.ENDPOINT}), and the cache ({hub.constants.HF_HUB_CACHE}) has no whole copy"
+        raise CheckpointError(str(name), where, "", BRING_FILES) from None
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        found = "the hub has no such model, file or revision" if status == 404 else "the hub refused it"
+        fix = "Check the name, and the token if the model is not public (HF_TOKEN)."
+        raise CheckpointError(str(name), f"{found} ({status})", "", fix) from None
+    except _network_errors() as error:
+        found = f"the download stopped ({type(error).__name__}: {error!s:.200})"
+        raise CheckpointError(str(name), found, "", "Run it again: it goes on where it stopped.") from None
+
+
+def fetch_weights(hub: ModuleType, name: HubName, revision: str | None, on_progress: OnFetch | None) -> None:
+    """Bring the large files into the library's cache: the library would begin each again after an interruption."""
+    if name.file is None:
+        listed = hub.HfApi().list_repo_files(name.repo_id, revision=revision)
+        files = [file for file in listed if file.endswith(".safetensors") and not is_ignored(file)]
+    else:
+        files = [name.file]
+    for file in files:
+        url = hub.hf_hub_url(name.repo_id, file, revision=revision)
+        found, headers = hub.get_hf_file_metadata(url), hub.utils.build_hf_headers()
+        # A token is for the hub, not for the store that the hub points to.
+        is_elsewhere = urlsplit(found.location).netloc != urlsplit(url).netloc
+        sent = {key: value for key, value in headers.items() if not (is_elsewhere and key.lower() == "authorization")}
+        remote = RemoteFile(
+            name=file, url=found.location, headers=sent, num_bytes=found.size or 0, etag=found.etag or ""
+        )
+        blobs = Path(hub.constants.HF_HUB_CACHE) / f"models--{name.repo_id.replace('/', '--')}" / "blobs"
+        fetch_blob(remote, blobs, on_progress)
+
+
+def is_ignored(file: str) -> bool:
+    return any(fnmatch(file, pattern) for pattern in IGNORED_PATTERNS)
+
+
+def _fetched(hub: ModuleType, name: HubName, revision: str | None, *, config_only: bool, is_here_only: bool) -> Path:
+    if name.file is not None or config_only:
+        file = name.file or "config.json"
+        path = Path(hub.hf_hub_download(name.repo_id, file, revision=revision, local_files_only=is_here_only))
+        return path if name.file is not None else path.parent
+    directory = Path(
+        hub.snapshot_download(
+            name.repo_id,
+            revision=revision,
+            allow_patterns=list(PATTERNS),
+            ignore_patterns=list(IGNORED_PATTERNS),
+            local_files_only=is_here_only,
+        )
+    )
+    if not (directory / "config.json").is_file() and not is_here_only:
+        files = [
+            file for file in hub.HfApi().list_repo_files(name.repo_id, revision=revision) if hub_name(f"{name}:{file}")
+        ]
+        fix = f"Name one, as in {name}:{files[0]}." if files else "Take another repository."
+        found = f"no config.json, and the GGUF files {some_of(files)}" if files else "no config.json and no GGUF file"
+        raise CheckpointError(str(name), found, "a model in safetensors, or the name of a GGUF file", fix)
+    return directory
+
+
+def can_reach(url: str) -> bool:
+    """Whether anybody answers at the hub's address, or at the proxy before it. One try: the library makes six."""
+    address = urlsplit(url)
+    proxies = {} if proxy_bypass(address.hostname or "") else getproxies()
+    address = urlsplit(proxies.get(address.scheme, proxies.get("all", url)))
+    try:
+        port = address.port or (80 if address.scheme == "http" else 443)
+        with socket.create_connection((address.hostname or "", port), timeout=CONNECT_SECONDS):
+            return True
+    except (OSError, ValueError):  # ValueError: a port that is no number
+        return False
+
+
+def _library(name: HubName) -> ModuleType:
+    try:
+        import huggingface_hub
+        import huggingface_hub.constants
+        import huggingface_hub.errors
+        import huggingface_hub.utils
     except ImportError:
         raise CheckpointError(
-            model,
+            str(name),
             "this is a hub id, and huggingface_hub is not installed",
             "",
             "Install playhead[hub], or pass a local directory.",
         ) from None
-    try:
-        if config_only:
-            return Path(hf_hub_download(model, "config.json", revision=revision)).parent
-        wanted, unwanted = list(PATTERNS), list(IGNORED_PATTERNS)
-        return Path(snapshot_download(model, revision=revision, allow_patterns=wanted, ignore_patterns=unwanted))
-    except LocalEntryNotFoundError:
-        raise CheckpointError(
-            model,
-            "the hub cannot be reached and the model is not in the local cache",
-            "",
-            "Go online once, or copy the files here and give their directory.",
-        ) from None
-    except HfHubHTTPError as error:
-        raise CheckpointError(
-            model, f"the hub refused it ({error.response.status_code})", "a model you may read", "Check id and token."
-        ) from None
+    return huggingface_hub
+
+
+def _network_errors() -> tuple[type[Exception], ...]:
+    """What a download that stops raises. Which HTTP client the library has depends on its version."""
+    return (OSError, *(sys.modules[name].HTTPError for name in ("httpx2", "httpx") if name in sys.modules))

@@ -66,7 +66,16 @@ class Tokenizer:
         return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def knows(self, token: str) -> bool:
-        return self._backend.token_to_id(token) is not None
+        return self.token_id(token) is not None
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token as the file writes it; None if there is no such token."""
+        found: int | None = self._backend.token_to_id(token)
+        return found
+
+    def vocabulary(self) -> dict[str, int]:
+        """Every token as the file writes it, with its id."""
+        return dict(self._backend.get_vocab(with_added_tokens=True))
 
     @cached_property
     def longest_token_chars(self) -> int:

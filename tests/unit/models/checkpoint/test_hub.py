@@ -36,13 +36,14 @@ def test_another_kind_of_file_is_refused(tmp_path):
 def test_offline_without_a_cached_copy_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(CheckpointError, match="give their directory"):
+    with pytest.raises(CheckpointError, match=r"HF_HUB_OFFLINE is set .* give its path; .* HF_HOME .* HF_ENDPOINT"):
         resolve_model("playhead-tests/does-not-exist")
 
 
 def test_only_files_that_are_read_are_fetched(tmp_path, monkeypatch):
     """Some repositories hold their weights three times: as shards, in the authors' layout, and for other engines."""
     asked = {}
+    monkeypatch.setattr("playhead.models.checkpoint.hub.can_reach", lambda url: False)
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda model, **rest: asked.update(rest) or tmp_path)
     resolve_model("owner/name")
     wanted = ["config.json", "tokenizer.json", "model-00001-of-00002.safetensors", "chat_template.jinja"]
