@@ -256,7 +256,7 @@ def test_how_steps_ran_names_the_reason_of_eager_ones():
 def test_plan_of_a_hub_model_fetches_its_config_alone(monkeypatch, tmp_path):
     fetched = []
 
-    def fetch(repo, name, revision):
+    def fetch(repo, name, *, revision, local_files_only):
         fetched.append((repo, name))
         shutil.copy(Path(resolve_model_name("embedded")) / "config.json", tmp_path)
         return str(tmp_path / name)
