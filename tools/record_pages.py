@@ -26,6 +26,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import huggingface_hub.constants as hub
+from huggingface_hub.utils import (  # type: ignore[attr-defined]  # it exports what it imports
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
+)
 from typer.testing import CliRunner
 
 from playhead.cli.main import app
@@ -61,16 +66,20 @@ class World:
 def world() -> Iterator[World]:
     """The hub's library pointed at nobody and at an empty cache, and put back at the end."""
     files = {path.name: path.read_bytes() for path in Path(resolve_model_name("embedded")).iterdir()}
+    had_bars = not are_progress_bars_disabled()
     before = (hub.ENDPOINT, hub.HUGGINGFACE_CO_URL_TEMPLATE, hub.HF_HUB_CACHE, hub.HF_HUB_OFFLINE)
     with (
         tempfile.TemporaryDirectory() as folder,
         running(Mirror(repositories={"example/tiny": files})) as mirror,
     ):
         hub.HF_HUB_CACHE, hub.HF_HUB_OFFLINE = folder, False
+        disable_progress_bars()  # theirs show without a terminal too, and hold times
         try:
             yield World(mirror=mirror, cache=Path(folder))
         finally:
             hub.ENDPOINT, hub.HUGGINGFACE_CO_URL_TEMPLATE, hub.HF_HUB_CACHE, hub.HF_HUB_OFFLINE = before
+            if had_bars:
+                enable_progress_bars()
 
 
 def recorded(page: str, here: World) -> str:
