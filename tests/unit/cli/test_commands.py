@@ -141,7 +141,6 @@ def test_generate_stops_before_the_stop_text():
         (("bench", "throughput", "--input-len", "1000", "--output-len", "100"), "1100 tokens together"),
         (("bench", "latency", "--num-iters", "0"), "num-iters"),
         (("bench", "latency", "--temperature", "-1"), "--temperature"),
-        (("chat",), "GGUF"),
     ],
 )
 def test_a_refusal_is_one_line_and_exit_code_2(args, field):
@@ -256,7 +255,7 @@ def test_how_steps_ran_names_the_reason_of_eager_ones():
 def test_plan_of_a_hub_model_fetches_its_config_alone(monkeypatch, tmp_path):
     fetched = []
 
-    def fetch(repo, name, revision, local_files_only):
+    def fetch(repo, name, *, revision, local_files_only):
         fetched.append((repo, name))
         shutil.copy(Path(resolve_model_name("embedded")) / "config.json", tmp_path)
         return str(tmp_path / name)

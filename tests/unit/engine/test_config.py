@@ -25,8 +25,10 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 )
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: size.name)
 def test_a_size_that_cannot_be_is_refused_with_its_range(size, value):
-    least, most = size.setting.low, size.setting.high
-    with pytest.raises(ConfigError, match=f"{size.name}: found .*; wanted an integer from {least} to {most}"):
+    wanted = f"an integer from {size.setting.low} to {size.setting.high}"
+    if isinstance(value, str) and size.setting.parse is not None:
+        wanted = "a number and its unit"
+    with pytest.raises(ConfigError, match=f"{size.name}: found .*; wanted {wanted}"):
         EngineConfig(**{size.name: value})
 
 
