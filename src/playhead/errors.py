@@ -34,7 +34,14 @@ INT64_MAX = 2**63 - 1
 
 
 class PlayheadError(Exception):
-    """Base of all errors Playhead raises on purpose."""
+    """Base of all errors Playhead raises on purpose.
+
+    >>> try:
+    ...     llm.generate([1, 2, 999_999])
+    ... except PlayheadError as error:
+    ...     print(error)
+    prompt: token id 999999; wanted ids in [0, 4096). Check the tokenizer.
+    """
 
 
 class DescribedError(PlayheadError):

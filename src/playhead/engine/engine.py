@@ -247,9 +247,19 @@ class Engine:
 
         With overlap the two are different steps, and there may be nothing to give yet.
         """
+        self.advance()
+        return self.take_ready()
+
+    def advance(self) -> None:
+        """A step whose outputs wait for `take_ready` or `hand_out`."""
         with self.entered():
             self._step()
-            return self.take_ready()
+
+    def hand_out(self, deliver: Callable[[RequestOutput], None]) -> None:
+        """Give out the outputs that wait, one by one: an interrupt in between loses none."""
+        while self._ready:
+            deliver(self._ready[0])
+            del self._ready[0]
 
     def _step(self) -> None:
         if self._scheduler.in_doubt:
