@@ -87,8 +87,11 @@ class LLM:
         return self._calls.is_busy
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What a request without parameters gets: the checkpoint's generation_config.json over vLLM's defaults."""
-        return self.engine.reader.default_params
+        """What a request without parameters gets: the checkpoint's generation_config.json over vLLM's defaults.
+
+        The object is yours: set fields of it and give it to a call.
+        """
+        return self.engine.reader.default_params.clone()
 
     def get_tokenizer(self) -> UserTokenizer:
         """The model's tokenizer, with the methods that users of transformers know: `encode`, `decode` and others."""

@@ -95,7 +95,7 @@ class Parameter(Setting):
 PENALTY = Parameter(low=-PENALTY_BOUND, high=PENALTY_BOUND, kind=SamplingKind.EVERYTHING, off=0.0, number=float)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # mutable: scripts for vLLM set fields; a request keeps a copy, checked anew
 class SamplingParams:
     """One request's options. Temperature 0 is greedy; everything else is off by default, as in vLLM.
 
@@ -188,7 +188,6 @@ class SamplingParams:
     )
     logit_bias: Mapping[int, float] | None = field(
         default_factory=dict,
-        hash=False,
         metadata={METADATA_KEY: Parameter(take=biases, kind=SamplingKind.EVERYTHING, off={})},
     )
     seed: int | None = declare(
@@ -249,7 +248,7 @@ class SamplingParams:
         return cls(**kept)
 
     def clone(self) -> SamplingParams:
-        """An equal object; these never change, so it is of use to scripts written for vLLM alone."""
+        """A copy, checked anew: fields may have been set since this was made."""
         return replace(self)
 
     @property

@@ -286,7 +286,7 @@ class AsyncEngine:
 
     async def get_default_sampling_params(self) -> SamplingParams:
         """What a request without parameters gets."""
-        return self.engine.reader.default_params
+        return self.engine.reader.default_params.clone()
 
     async def check_health(self) -> None:
         """Nothing, or `EngineStopped` with what the engine died of."""
