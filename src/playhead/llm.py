@@ -156,7 +156,8 @@ class LLM:
         wanted = self.get_default_sampling_params() if sampling_params is None else checked_params(sampling_params)
         if wanted.n != 1:
             raise RequestError("stream", f"n={wanted.n}", "n=1", "Use generate for several samples.")
-        return Stream(self.outputs_of([(self._calls.new_name(), prompt, wanted)], RequestOptions()))
+        outputs = self.outputs_of([(self._calls.new_name(), prompt, wanted)], RequestOptions())
+        return Stream(outputs, wanted.output_kind)
 
     def chat(
         self,

@@ -22,13 +22,14 @@ import torch
 
 from playhead.engine.engine import Engine
 from playhead.engine.front import CheckedPrompt, RequestOptions, never_queued
+from playhead.engine.output_kinds import OutputView
 from playhead.engine.turns import Turns
 from playhead.engine.use import used_after_close
 from playhead.errors import MisuseError, PlayheadError
 from playhead.inputs import Prompt
 from playhead.logs import event
 from playhead.outputs import RequestOutput
-from playhead.sampling_params import SamplingParams
+from playhead.sampling_params import RequestOutputKind, SamplingParams
 
 LOG = logging.getLogger(__name__)
 
@@ -209,8 +210,12 @@ class Calls:
 class Stream:
     """One request's outputs; if it failed, its error is raised in the place of the last one."""
 
-    def __init__(self, outputs: Generator[RequestOutput, None, None]) -> None:
-        self._outputs, self._is_busy = outputs, False
+    def __init__(
+        self,
+        outputs: Generator[RequestOutput, None, None],
+        kind: RequestOutputKind = RequestOutputKind.CUMULATIVE,
+    ) -> None:
+        self._outputs, self._view, self._is_busy = outputs, OutputView(kind), False
         self._newest: RequestOutput | None = None
 
     def __iter__(self) -> Stream:
@@ -221,13 +226,15 @@ class Stream:
             raise MisuseError("stream: asked for its next output while it makes one. Give every thread its own stream.")
         self._is_busy = True
         try:
-            output = next(self._outputs)
+            shown = None
+            while shown is None:
+                self._newest = next(self._outputs)
+                shown = self._view.of(self._newest)
         finally:
             self._is_busy = False
-        if output.error is not None:
-            raise output.error
-        self._newest = output
-        return output
+        if shown.error is not None:
+            raise shown.error
+        return shown
 
     def __repr__(self) -> str:
         newest = self._newest
