@@ -49,7 +49,8 @@ class CompletionOutput:
 
     `logprobs` has a table for every token of `token_ids`, by token id: the chosen token first, then the best ones.
 
-    >>> completion = llm.generate("The whale", SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))[0].outputs[0]
+    >>> params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    >>> completion = llm.generate("The whale", params)[0].outputs[0]
     >>> completion.index, len(completion.token_ids), completion.finish_reason == "length"
     (0, 4, True)
     """
