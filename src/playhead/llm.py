@@ -17,6 +17,7 @@ from playhead.engine.conversations import ChatKeywords, Conversation, Conversati
 from playhead.engine.engine import Engine
 from playhead.engine.front import RequestOptions, as_params, checked_params, joined, split_n
 from playhead.engine.keywords import EngineKeywords
+from playhead.engine.output_kind import OutputView
 from playhead.engine.progress import MakeBar, prompt_bar
 from playhead.engine.user_tokenizer import UserTokenizer
 from playhead.errors import AbsentFeature, RequestError
@@ -156,8 +157,9 @@ class LLM:
         wanted = self.get_default_sampling_params() if sampling_params is None else checked_params(sampling_params)
         if wanted.n != 1:
             raise RequestError("stream", f"n={wanted.n}", "n=1", "Use generate for several samples.")
-        outputs = self.outputs_of([(self._calls.new_name(), prompt, wanted)], RequestOptions())
-        return Stream(outputs, wanted.output_kind)
+        view = OutputView(wanted.output_kind)
+        options = RequestOptions(streams=view.shows_all)
+        return Stream(self.outputs_of([(self._calls.new_name(), prompt, wanted)], options), view)
 
     def chat(
         self,

@@ -83,3 +83,7 @@ def test_a_script_for_vllm_imports_names_that_vllm_has(path):
 def test_a_script_for_sglang_differs_in_its_import_line(path):
     lines = [line for line in path.read_text().splitlines() if "playhead" in line]
     assert lines == ["import playhead.sgl as sgl"]
+
+
+def test_there_are_as_many_scripts_as_the_documents_say():
+    assert (len(VLLM), len(SGLANG)) == (42, 10)

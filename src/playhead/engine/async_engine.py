@@ -32,7 +32,7 @@ from playhead.engine.conversations import ChatKeywords, Conversation, chat_optio
 from playhead.engine.engine import Engine
 from playhead.engine.front import RequestOptions, checked_params, split_n
 from playhead.engine.keywords import EngineKeywords
-from playhead.engine.output_kinds import OutputView
+from playhead.engine.output_kind import OutputView
 from playhead.engine.serving import Errand, Serving, Ticket, WhenFull
 from playhead.engine.timeline import EngineStats
 from playhead.engine.use import used_after_close
@@ -40,7 +40,7 @@ from playhead.engine.user_tokenizer import UserTokenizer
 from playhead.errors import AbsentFeature, ConfigError, EngineStopped, MisuseError, RequestError, shown
 from playhead.inputs import Prompt, refuse_keywords
 from playhead.outputs import RequestOutput
-from playhead.sampling_params import RequestOutputKind, SamplingParams
+from playhead.sampling_params import SamplingParams
 
 LONG_PROMPT_CHARS = 1 << 14  # encoding more takes milliseconds, and then happens beside the event loop
 
@@ -229,8 +229,8 @@ class AsyncEngine:
         """
         refuse_keywords(others)
         wanted = self.engine.reader.default_params if sampling_params is None else checked_params(sampling_params)
-        view, is_streamed = OutputView(wanted.output_kind), wanted.output_kind is not RequestOutputKind.FINAL_ONLY
-        options = RequestOptions(priority=priority, salt=cache_salt or "", streams=is_streamed)
+        view = OutputView(wanted.output_kind)
+        options = RequestOptions(priority=priority, salt=cache_salt or "", streams=view.shows_all)
         serving = self._serve_here()
         ticket = await self._checked(prompt, wanted, request_id, options)
         serving.take(ticket)

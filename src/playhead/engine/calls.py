@@ -22,14 +22,14 @@ import torch
 
 from playhead.engine.engine import Engine
 from playhead.engine.front import CheckedPrompt, RequestOptions, never_queued
-from playhead.engine.output_kinds import OutputView
+from playhead.engine.output_kind import OutputView
 from playhead.engine.turns import Turns
 from playhead.engine.use import used_after_close
 from playhead.errors import MisuseError, PlayheadError
 from playhead.inputs import Prompt
 from playhead.logs import event
 from playhead.outputs import RequestOutput
-from playhead.sampling_params import RequestOutputKind, SamplingParams
+from playhead.sampling_params import SamplingParams
 
 LOG = logging.getLogger(__name__)
 
@@ -210,12 +210,8 @@ class Calls:
 class Stream:
     """One request's outputs; if it failed, its error is raised in the place of the last one."""
 
-    def __init__(
-        self,
-        outputs: Generator[RequestOutput, None, None],
-        kind: RequestOutputKind = RequestOutputKind.CUMULATIVE,
-    ) -> None:
-        self._outputs, self._view, self._is_busy = outputs, OutputView(kind), False
+    def __init__(self, outputs: Generator[RequestOutput, None, None], view: OutputView) -> None:
+        self._outputs, self._view, self._is_busy = outputs, view, False
         self._newest: RequestOutput | None = None
 
     def __iter__(self) -> Stream:
@@ -224,17 +220,17 @@ class Stream:
     def __next__(self) -> RequestOutput:
         if self._is_busy:
             raise MisuseError("stream: asked for its next output while it makes one. Give every thread its own stream.")
-        self._is_busy = True
-        try:
-            shown = None
-            while shown is None:
-                self._newest = next(self._outputs)
-                shown = self._view.of(self._newest)
-        finally:
-            self._is_busy = False
-        if shown.error is not None:
-            raise shown.error
-        return shown
+        while True:
+            self._is_busy = True
+            try:
+                output = next(self._outputs)
+            finally:
+                self._is_busy = False
+            if output.error is not None:
+                raise output.error
+            self._newest, shown = output, self._view.of(output)
+            if shown is not None:
+                return shown
 
     def __repr__(self) -> str:
         newest = self._newest

@@ -50,6 +50,14 @@ class RequestOptions:
                 raise RequestError(name, f"a {type(value).__name__}", wanted, "Change it or leave it out.")
 
 
+class ChatIds(list[int]):
+    """The ids of a conversation. `stops` end its answer: the model's format has no token for the end of a turn."""
+
+    def __init__(self, ids: Sequence[int], *, stops: tuple[str, ...]) -> None:
+        super().__init__(ids)
+        self.stops = stops
+
+
 @dataclass(slots=True, kw_only=True)  # mutable: the chat template is compiled when it is first wanted
 class PromptReader:
     """Makes checked token ids of a prompt or a conversation. `default_params` are those of the model's authors."""
@@ -63,6 +71,8 @@ class PromptReader:
 
     def check(self, prompt: Prompt, params: SamplingParams) -> CheckedPrompt:
         """The prompt as the engine takes it, or `RequestError`."""
+        if isinstance(prompt, ChatIds) and prompt.stops and not params.ignore_eos:
+            params = replace(params, stop=(*params.stop, *prompt.stops))
         plain = plain_prompt(prompt)
         ids = plain.ids
         if ids is None:
@@ -87,8 +97,10 @@ class PromptReader:
 
     def chat_prompt(self, messages: Conversation, options: ChatOptions | None = None) -> list[int]:
         """A conversation as the model reads it, up to where its answer begins."""
-        text = self.chat_text(messages, options or ChatOptions())
-        return self.tokenizer.encode(text, add_special_tokens=False, max_context=self.max_context)
+        options = options or ChatOptions()
+        text = self.chat_text(messages, options)
+        ids = self.tokenizer.encode(text, add_special_tokens=False, max_context=self.max_context)
+        return ChatIds(ids, stops=self.tokenizer.chat_stops if options.chat_template is None else ())
 
     def chat_text(self, messages: Conversation, options: ChatOptions) -> str:
         """A conversation as its chat template writes it."""

@@ -141,7 +141,6 @@ def test_generate_stops_before_the_stop_text():
         (("bench", "throughput", "--input-len", "1000", "--output-len", "100"), "1100 tokens together"),
         (("bench", "latency", "--num-iters", "0"), "num-iters"),
         (("bench", "latency", "--temperature", "-1"), "--temperature"),
-        (("chat",), "GGUF"),
     ],
 )
 def test_a_refusal_is_one_line_and_exit_code_2(args, field):

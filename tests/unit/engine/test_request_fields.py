@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from dataclasses import replace
 
 import pytest
 
+from playhead.engine.async_engine import AsyncEngine
 from playhead.engine.bad_words import bad_word_ids
 from playhead.engine.front import RequestOptions
 from playhead.engine.seeds import seed_of
 from playhead.errors import RequestError
 from playhead.llm import LLM
 from playhead.outputs import FinishReason
-from playhead.sampling_params import SamplingParams
+from playhead.sampling_params import RequestOutputKind, SamplingParams
 from playhead.testing.field_mutants import FIELD_CHECKERS
 from playhead.testing.mutant import Oracles, Outcome
 from playhead.testing.tiny_engine import greedy, tiny_engine
@@ -185,6 +187,54 @@ def test_prompt_logprobs_are_the_same_with_a_cached_prefix_and_streamed(llm):
 def test_a_prompt_of_one_token_has_no_logprobs(llm):
     (output,) = llm.generate([7], replace(GREEDY, prompt_logprobs=3))
     assert output.prompt_logprobs == [None]
+
+
+# What a stream shows.
+
+
+def glued(outputs, index=0):
+    """The parts of one sample, put together: text, tokens, and the number of logprobs."""
+    parts = [one for output in outputs for one in output.outputs if one.index == index]
+    tokens = list(itertools.chain(*(part.token_ids for part in parts)))
+    return "".join(part.text for part in parts), tokens, sum(len(part.logprobs) for part in parts)
+
+
+def test_a_delta_stream_shows_what_is_new(llm, plain):
+    params = replace(
+        GREEDY, output_kind=RequestOutputKind.DELTA, logprobs=1, prompt_logprobs=0, stop=[plain.text[10:14]]
+    )
+    outputs = list(llm.stream(WHALE, params))
+    whole = completion(llm, WHALE, params)
+    assert glued(outputs) == (whole.text, whole.token_ids, len(whole.token_ids))
+    assert len(outputs) > 2
+    assert [output.prompt_logprobs is not None for output in outputs] == [True] + [False] * (len(outputs) - 1)
+
+
+def test_a_stream_of_the_end_alone_has_one_output(llm, plain):
+    (output,) = llm.stream(WHALE, replace(GREEDY, output_kind=RequestOutputKind.FINAL_ONLY))
+    assert output.finished
+    assert output.outputs[0].token_ids == plain.token_ids
+
+
+def test_a_slow_reader_of_deltas_loses_nothing(llm):
+    """Unread outputs give way to newer ones; several samples grow at their own pace."""
+    params = replace(DRAWN, n=3, logprobs=0, output_kind=RequestOutputKind.DELTA)
+    wanted = llm.generate(WHALE, params)[0].outputs
+
+    async def read(kind):
+        async with AsyncEngine.of(llm.engine) as engine:
+            outputs = []
+            async for output in engine.generate(WHALE, replace(params, output_kind=kind)):
+                outputs.append(output)
+                for _ in range(50):
+                    await asyncio.sleep(0)
+            return outputs
+
+    deltas = asyncio.run(read(RequestOutputKind.DELTA))
+    for sample in wanted:
+        assert glued(deltas, sample.index) == (sample.text, sample.token_ids, len(sample.token_ids))
+    (last,) = asyncio.run(read(RequestOutputKind.FINAL_ONLY))
+    assert [sample.token_ids for sample in last.outputs] == [sample.token_ids for sample in wanted]
 
 
 # Seeds and salts.

@@ -27,6 +27,10 @@ MAX_PARTS = 64
 MAX_GROWTH = 64
 SAMPLE_TEXT = "Hello, world! 3.14 naïve 日本\n"
 
+CHAT_STOPS = "chat_stop_strings"
+MAX_CHAT_STOPS = 4
+MAX_STOP_CHARS = 256
+
 USUAL_CHARS_PER_TOKEN = 8
 PART_CHARS = 1 << 16
 """A text that may be too long is counted in parts of this size: encoding takes 200 bytes for each character."""
@@ -47,10 +51,20 @@ class Tokenizer:
 
     The same text always gives the same ids, all of them: what a file says about cutting, padding or random merges is
     for training and is reset.
+
+    `chat_stops` are texts that end a turn of the chat template's format, for a format that has no token for that.
     """
 
-    def __init__(self, backend: Backend, special: SpecialTokens, *, chat_template: str | None = None) -> None:
-        self._backend, self.special, self.chat_template = backend, special, chat_template
+    def __init__(
+        self,
+        backend: Backend,
+        special: SpecialTokens,
+        *,
+        chat_template: str | None = None,
+        chat_stops: tuple[str, ...] = (),
+    ) -> None:
+        self._backend, self.special = backend, special
+        self.chat_template, self.chat_stops = chat_template, chat_stops
         with library_failures(_unusable):
             make_steady(backend)
             check_pipeline(backend)
@@ -218,7 +232,8 @@ def tokenizer_from_directory(directory: Path) -> Tokenizer:
         eos_ids=frozenset(token_id for token_id in endings if token_id is not None),
         special_ids=frozenset(i for i, token in added.items() if token.special),
     )
-    tokenizer = Tokenizer(backend, special, chat_template=_chat_template(directory, config))
+    template = _chat_template(directory, config)
+    tokenizer = Tokenizer(backend, special, chat_template=template, chat_stops=_chat_stops(config))
     tokenizer.try_out()
     return tokenizer
 
@@ -232,6 +247,16 @@ def _token_text(value: object) -> str | None:
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None
+
+
+def _chat_stops(tokenizer_config: dict[str, object]) -> tuple[str, ...]:
+    stops = tokenizer_config.get(CHAT_STOPS, [])
+    if isinstance(stops, list) and len(stops) <= MAX_CHAT_STOPS:
+        texts = tuple(stop for stop in stops if isinstance(stop, str) and 0 < len(stop) <= MAX_STOP_CHARS)
+        if len(texts) == len(stops):
+            return texts
+    wanted = f"up to {MAX_CHAT_STOPS} texts of 1 to {MAX_STOP_CHARS} characters"
+    raise CheckpointError(f"tokenizer_config.json, key {CHAT_STOPS!r}", shown(stops), wanted, "Correct the file.")
 
 
 def _chat_template(directory: Path, tokenizer_config: dict[str, object]) -> str | None:
