@@ -336,7 +336,7 @@ class AsyncEngine:
         else:
             checked = reader.check(prompt, wanted)
         # The engine's names end in the sample's number, so that no request can be named like another's sample.
-        samples = {f"{name}.{i}": replace(checked, params=one) for i, one in enumerate(split_n(wanted))}
+        samples = {f"{name}.{i}": replace(checked, params=one) for i, one in enumerate(split_n(checked.params))}
         return Ticket(request_id=name, options=options, samples=samples, loop=asyncio.get_running_loop())
 
 

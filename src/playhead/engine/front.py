@@ -72,7 +72,7 @@ class PromptReader:
     def check(self, prompt: Prompt, params: SamplingParams) -> CheckedPrompt:
         """The prompt as the engine takes it, or `RequestError`."""
         if isinstance(prompt, ChatIds) and prompt.stops and not params.ignore_eos:
-            params = replace(params, stop=(*params.stop, *prompt.stops))
+            params = replace(params, stop=(*(params.stop or ()), *prompt.stops))
         plain = plain_prompt(prompt)
         ids = plain.ids
         if ids is None:

@@ -227,17 +227,18 @@ def test_a_closed_engine_does_not_start_by_itself(llm, wanted):
     assert tokens(asyncio.run(closed())) == wanted[0]
 
 
-def test_a_conversation_is_answered_as_its_template_writes_it(llm, monkeypatch):
-    monkeypatch.setattr(llm.engine.tokenizer, "chat_template", "{% for m in messages %}{{ m.content }}{% endfor %}")
-    monkeypatch.setattr(llm.engine.reader, "_template", None)
-    prompt = llm.tokenizer.encode("The whale", add_special_tokens=False)
+def test_a_conversation_is_answered_as_an_llm_answers_it(llm, monkeypatch):
+    monkeypatch.setattr(llm.engine.tokenizer, "chat_stops", ("e",))
+    messages = [{"role": "user", "content": "Call me Ishmael."}]
+    params = SamplingParams(temperature=0, max_tokens=40)
 
     async def answered():
         async with AsyncEngine.of(llm.engine) as engine:
-            messages = [{"role": "user", "content": "The "}, {"role": "user", "content": "whale"}]
-            return [output async for output in engine.chat(messages, FEW)][-1]
+            return [output async for output in engine.chat(messages, params)][-1].outputs
 
-    assert tokens(asyncio.run(answered())) == tokens(llm.generate([prompt], FEW)[0])
+    wanted = llm.chat(messages, params)[0].outputs
+    assert wanted[0].stop_reason == "e"
+    assert asyncio.run(answered()) == wanted
 
 
 def test_what_the_engine_is_asked_about_it_answers_and_what_it_lacks_it_names(llm):
