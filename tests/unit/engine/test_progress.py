@@ -32,9 +32,13 @@ def test_a_callers_own_bar_is_moved_and_closed_whatever_happens():
         made.append(Bar(**options))
         return made[0]
 
-    with pytest.raises(KeyboardInterrupt), prompt_bar(3, enabled=make) as advance:
-        advance(OUTPUT)
-        raise KeyboardInterrupt
+    def interrupted() -> None:
+        with prompt_bar(3, enabled=make) as advance:
+            advance(OUTPUT)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert made[0].seen == [3, "processed prompts", 1, "closed"]
 
 
