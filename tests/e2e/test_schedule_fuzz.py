@@ -21,7 +21,7 @@ from playhead.sampling_params import SamplingParams
 from playhead.testing.tiny_engine import tiny_engine
 from tests.e2e.embedded import differences, reference, sampling, shared_llm
 
-NUM_REQUESTS = int(os.environ.get("PLAYHEAD_FUZZ_REQUESTS", "150"))
+NUM_REQUESTS = int(os.environ.get("PLAYHEAD_FUZZ_REQUESTS", "300"))
 EMBEDDED = EngineConfig(
     dtype="float32",
     max_model_len=160,
