@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from playhead.errors import AbsentFeature
 
 if TYPE_CHECKING:
-    from playhead.engine.async_engine import AsyncEngine
+    from playhead.engine.async_engine import AsyncEngine, AsyncEngineArgs
     from playhead.engine.config import EngineConfig
     from playhead.errors import PlayheadError
     from playhead.inputs import TextPrompt, TokensPrompt
@@ -27,6 +27,7 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "AsyncEngine",
+    "AsyncEngineArgs",
     "CompletionOutput",
     "EngineConfig",
     "Logprob",
@@ -41,6 +42,7 @@ __all__ = [
 _HOMES = {
     "LLM": "playhead.llm",
     "AsyncEngine": "playhead.engine.async_engine",
+    "AsyncEngineArgs": "playhead.engine.async_engine",
     "CompletionOutput": "playhead.outputs",
     "EngineConfig": "playhead.engine.config",
     "Logprob": "playhead.outputs",

@@ -34,7 +34,14 @@ INT64_MAX = 2**63 - 1
 
 
 class PlayheadError(Exception):
-    """Base of all errors Playhead raises on purpose."""
+    """Base of all errors Playhead raises on purpose.
+
+    >>> try:
+    ...     llm.generate([1, 2, 999_999])
+    ... except PlayheadError as error:
+    ...     print(error)
+    prompt: token id 999999; wanted ids in [0, 4096). Check the tokenizer.
+    """
 
 
 class DescribedError(PlayheadError):
@@ -45,8 +52,8 @@ class DescribedError(PlayheadError):
         self.where, self.found, self.wanted, self.fix = where, found, wanted, fix
 
 
-class ConfigError(PlayheadError):
-    """A setting is wrong."""
+class ConfigError(PlayheadError, ValueError):
+    """A setting is wrong. A `ValueError` too: scripts for other engines catch that."""
 
 
 class UnsupportedModelError(PlayheadError):
@@ -80,8 +87,8 @@ class AbsentFeature(PlayheadError, ImportError):
         super().__init__(f"{name}: {why}")
 
 
-class RequestError(DescribedError):
-    """This request cannot be served. Nothing of it has started."""
+class RequestError(DescribedError, ValueError):
+    """This request cannot be served. Nothing of it has started. A `ValueError` too, as in other engines."""
 
 
 class RequestFailed(PlayheadError):

@@ -17,14 +17,24 @@ from playhead.errors import RequestError, shown
 
 
 class TextPrompt(TypedDict):
-    """A prompt as text. Prompts with different `cache_salt` share no cached prefix."""
+    """A prompt as text. Prompts with different `cache_salt` share no cached prefix.
+
+    >>> prompt = TextPrompt(prompt="The whale", cache_salt="tenant 7")
+    >>> llm.generate(prompt, SamplingParams(max_tokens=2))[0].prompt
+    'The whale'
+    """
 
     prompt: str
     cache_salt: NotRequired[str]
 
 
 class TokensPrompt(TypedDict):
-    """A prompt as token ids. `prompt` is the text they came from, which the output repeats."""
+    """A prompt as token ids. `prompt` is the text they came from, which the output repeats.
+
+    >>> prompt = TokensPrompt(prompt_token_ids=[12, 57, 103])
+    >>> llm.generate(prompt, SamplingParams(max_tokens=2))[0].prompt_token_ids
+    [12, 57, 103]
+    """
 
     prompt_token_ids: Sequence[int]
     prompt: NotRequired[str]
@@ -44,6 +54,8 @@ class Ids(Protocol):
 # A table's type is as wide as a dict that was put into a variable first: `TextPrompt` and `TokensPrompt` are such.
 Prompt = str | Sequence[int] | Ids | Mapping[str, object]
 Prompts = Prompt | Sequence[Prompt]
+PromptType = Prompt
+"""vLLM's name, for lists that mix forms: `prompts: list[PromptType] = [...]`."""
 
 
 class GenerateKeywords(TypedDict, total=False):

@@ -17,6 +17,7 @@ from playhead.engine.conversations import ChatKeywords, Conversation, Conversati
 from playhead.engine.engine import Engine
 from playhead.engine.front import RequestOptions, as_params, checked_params, joined, split_n
 from playhead.engine.keywords import EngineKeywords
+from playhead.engine.output_kind import OutputView
 from playhead.engine.progress import MakeBar, prompt_bar
 from playhead.engine.user_tokenizer import UserTokenizer
 from playhead.errors import AbsentFeature, RequestError
@@ -34,7 +35,15 @@ NO_POOLING = "Playhead generates text: it has no pooling models."
 class LLM:
     """A loaded model. Closing it (or leaving its `with`) aborts what still runs.
 
-    Settings are those of `EngineConfig`, as one object or as keywords. `config` has what they became here.
+    Settings are those of `EngineConfig`, as one object or as keywords. `config` has what they became here. Several
+    threads may call one LLM: their requests run together.
+
+    >>> with LLM("embedded", max_model_len=128, max_num_seqs=4) as llm:
+    ...     outputs = llm.generate("The whale", SamplingParams(temperature=0, max_tokens=8))
+    >>> len(outputs[0].outputs[0].token_ids)
+    8
+    >>> llm
+    LLM('embedded', cpu, float32, context 128, closed)
     """
 
     def __init__(
@@ -108,7 +117,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """One output per prompt, in their order. One prompt may stand alone.
 
-        llm.generate(["The whale", {"prompt_token_ids": [12, 57]}], SamplingParams(max_tokens=20))
+        >>> outputs = llm.generate(["The whale", {"prompt_token_ids": [12, 57]}], SamplingParams(max_tokens=4))
+        >>> [output.prompt for output in outputs]
+        ['The whale', None]
 
         A prompt is text, token ids (a list, numpy's or torch's), or a dict of vLLM's (`playhead.inputs`). There may be
         any number of them: the engine is given more as it has room. `use_tqdm` shows a bar on a terminal and in a
@@ -137,11 +148,18 @@ class LLM:
         ]
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Stream:
-        """The output after every token. Leaving the loop early aborts the request."""
+        """The output after every token. Leaving the loop early aborts the request.
+
+        >>> params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+        >>> [len(output.outputs[0].token_ids) for output in llm.stream("The whale", params)]
+        [1, 2, 3]
+        """
         wanted = self.get_default_sampling_params() if sampling_params is None else checked_params(sampling_params)
         if wanted.n != 1:
             raise RequestError("stream", f"n={wanted.n}", "n=1", "Use generate for several samples.")
-        return Stream(self.outputs_of([(self._calls.new_name(), prompt, wanted)], RequestOptions()))
+        view = OutputView(wanted.output_kind)
+        options = RequestOptions(streams=view.shows_all)
+        return Stream(self.outputs_of([(self._calls.new_name(), prompt, wanted)], options), view)
 
     def chat(
         self,

@@ -3,32 +3,41 @@
 `SamplingParams` is also the table of sampling parameters: each field carries its `Parameter`. Its check, the sampler's
 inputs, the reading of generation_config.json and the command line are made from that.
 
-A value is taken as it is or refused: nothing is rounded, parsed or cut to fit. `check_against` adds the limits that
-only a model knows.
+A value is taken as it is or refused: nothing is rounded, parsed or cut to fit. A numpy scalar counts as the number it
+is. `check_against` adds the limits that only a model knows.
 """
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from enum import IntEnum
-from typing import Any
+from enum import Enum, IntEnum
+from typing import Any, Self
 
 from playhead.errors import RequestError, shown
+from playhead.sampling_values import allowed_ids, biases, refused, texts, token_ids
 from playhead.settings import METADATA_KEY, Setting, check_settings, declare, settings_of
 
 GREEDY_BELOW = 1e-5  # vLLM's bound: dividing by less only magnifies rounding
 MAX_TEMPERATURE = 1e6  # flatter than this is uniform, and float32 still divides by it
 # Below this float32 turns a logit into infinity, and infinity times zero into a NaN that wins every argmax.
 SMALLEST_REPETITION = 1e-6
+MAX_REPETITION = 1e6
 MAX_LOGPROBS = 20
-MAX_STOP_STRINGS = 4
-MAX_STOP_CHARS = 256
-MAX_STOP_TOKEN_IDS = 128
-MAX_LOGIT_BIAS = 300
-BIAS_BOUND = 100.0
+MAX_SAMPLES = 1 << 14  # vLLM's bound
 PENALTY_BOUND = 2.0
+
+UNSUPPORTED = {
+    "best_of": "Ask for n samples and keep the one with the best cumulative_logprob.",
+    "use_beam_search": "There is no beam search. Ask for n samples and compare their cumulative_logprob.",
+    "logits_processors": "A captured graph cannot call Python. Use logit_bias, allowed_token_ids or bad_words.",
+    "guided_decoding": "There are no grammars yet. allowed_token_ids limits an answer to given tokens.",
+    "structured_outputs": "There are no grammars yet. allowed_token_ids limits an answer to given tokens.",
+    "extra_args": "Nothing here would read them. Leave them out.",
+}
+"""Fields of vLLM's that are refused, each with what to do instead."""
 
 
 class SamplingKind(IntEnum):
@@ -44,7 +53,18 @@ class SamplingKind(IntEnum):
     FILTERED = 2
     """Also thresholds below which nothing is drawn. The vocabulary is sorted."""
     EVERYTHING = 3
-    """Also bias, penalties and logprobs, which greedy requests may have too."""
+    """Also bias, penalties, forbidden tokens and logprobs, which greedy requests may have too."""
+
+
+class RequestOutputKind(Enum):
+    """What the outputs of a stream hold."""
+
+    CUMULATIVE = 0
+    """Everything so far."""
+    DELTA = 1
+    """What is new since the output before."""
+    FINAL_ONLY = 2
+    """There is one output, at the end."""
 
 
 class DefaultInt(int):
@@ -72,60 +92,6 @@ class Parameter(Setting):
         return bool((value if self.number is None else self.number(value)) != self.off)
 
 
-def stop_strings(name: str, value: object) -> tuple[str, ...]:
-    """The strings that end a request. None is none."""
-    wanted = f"at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_CHARS} characters"
-    given = entries(name, (value,) if isinstance(value, str) else value, MAX_STOP_STRINGS, wanted)
-    strings = []
-    for entry in given:
-        if not isinstance(entry, str):
-            raise refused(name, entry, wanted)
-        if not 1 <= len(entry) <= MAX_STOP_CHARS:
-            found = f"a string of {len(entry)} characters"
-            raise RequestError(f"sampling field {name!r}", found, wanted, f"Change {name} or leave it out.")
-        strings.append(entry)
-    return tuple(strings)
-
-
-def token_ids(name: str, value: object) -> tuple[int, ...]:
-    """Token ids as given; whether the vocabulary has them is checked later. None is none."""
-    given = entries(name, value, MAX_STOP_TOKEN_IDS, f"at most {MAX_STOP_TOKEN_IDS} token ids")
-    return tuple(token_id(name, entry) for entry in given)
-
-
-def token_id(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise refused(name, value, "token ids: integers from 0")
-    return value
-
-
-def entries(name: str, value: object, most: int, wanted: str) -> Sequence[object]:
-    """The entries of a list or tuple that is not too long."""
-    if value is None:
-        return ()
-    if not isinstance(value, list | tuple):
-        raise refused(name, value, wanted)
-    if len(value) > most:
-        raise RequestError(f"sampling field {name!r}", f"{len(value)} entries", wanted, "Send fewer.")
-    return value
-
-
-def biases(name: str, value: object) -> dict[int, float]:
-    """A copy of the bias by token id. None is none."""
-    if value is None:
-        return {}
-    wanted = f"at most {MAX_LOGIT_BIAS} pairs of a token id and a number in [-{BIAS_BOUND:g}, {BIAS_BOUND:g}]"
-    if not isinstance(value, Mapping):
-        raise refused(name, value, wanted)
-    if len(value) > MAX_LOGIT_BIAS:
-        raise RequestError(f"sampling field {name!r}", f"{len(value)} entries", wanted, "Send fewer.")
-    for bias in value.values():
-        # A NaN fails every comparison.
-        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -BIAS_BOUND <= bias <= BIAS_BOUND:
-            raise refused(name, bias, f"a finite number from {-BIAS_BOUND:g} to {BIAS_BOUND:g}")
-    return {token_id(name, key): bias for key, bias in value.items()}
-
-
 PENALTY = Parameter(low=-PENALTY_BOUND, high=PENALTY_BOUND, kind=SamplingKind.EVERYTHING, off=0.0, number=float)
 
 
@@ -135,11 +101,16 @@ class SamplingParams:
 
     `top_k` is off with 0 or -1, `top_p` with 1, `min_p` with 0, `repetition_penalty` with 1. `max_tokens=None`:
     everything the context has room for. Not given: 16, or less if the context has less room. `logprobs=0` reports the
-    chosen token only.
+    chosen token only; `prompt_logprobs` reports the tokens of the prompt in the same way.
+
+    `bad_words` never come out: the last token of a word is impossible after the tokens before it. `allowed_token_ids`
+    are the only ones that come out. `truncate_prompt_tokens=k` keeps the last k tokens of a prompt; -1 keeps as many
+    as the context has room for beside `max_tokens`. With `detokenize=False` there is no text.
+    `spaces_between_special_tokens` is vLLM's for tokenizers that add such spaces; none of those read here does.
     """
 
     n: int = declare(
-        1, Parameter(low=1, high=16, group="output", help="samples; several do not stream", aliases=("-n",))
+        1, Parameter(low=1, high=MAX_SAMPLES, group="output", help="samples; several do not stream", aliases=("-n",))
     )
     temperature: float = declare(
         1.0,
@@ -200,7 +171,7 @@ class SamplingParams:
         Parameter(
             low=0,
             above=True,
-            high=PENALTY_BOUND,
+            high=MAX_REPETITION,
             kind=SamplingKind.EVERYTHING,
             off=1.0,
             number=lambda value: max(float(value), SMALLEST_REPETITION),
@@ -215,7 +186,7 @@ class SamplingParams:
     frequency_penalty: float = declare(
         0.0, replace(PENALTY, group="sampling", help="the same, by how often they are in it")
     )
-    logit_bias: Mapping[int, float] = field(
+    logit_bias: Mapping[int, float] | None = field(
         default_factory=dict,
         hash=False,
         metadata={METADATA_KEY: Parameter(take=biases, kind=SamplingKind.EVERYTHING, off={})},
@@ -233,22 +204,53 @@ class SamplingParams:
             help="show each token's, and the best N",
         ),
     )
-    stop: Sequence[str] = declare(
-        (), Parameter(take=stop_strings, group="length", help="end before this text; may be repeated")
+    prompt_logprobs: int | None = declare(None, Parameter(low=0, high=MAX_LOGPROBS))
+    stop: Sequence[str] | None = declare(
+        (), Parameter(take=texts, group="length", help="end before this text; may be repeated")
     )
     """A string alone counts as a sequence of one."""
-    stop_token_ids: Sequence[int] = declare((), Parameter(take=token_ids))
+    stop_token_ids: Sequence[int] | None = declare((), Parameter(take=token_ids))
+    include_stop_str_in_output: bool = declare(False, Parameter())
+    bad_words: Sequence[str] | None = declare((), Parameter(take=texts, kind=SamplingKind.EVERYTHING, off=()))
+    allowed_token_ids: Sequence[int] | None = declare(None, Parameter(take=allowed_ids, kind=SamplingKind.EVERYTHING))
     min_tokens: int = declare(0, Parameter(low=0))
     max_tokens: int | None = declare(
         DefaultInt(16), Parameter(low=1, group="length", help="generate at most", aliases=("--max-new-tokens",))
     )
     ignore_eos: bool = declare(False, Parameter(group="length", help="go on after the model's end token"))
     skip_special_tokens: bool = declare(True, Parameter())
+    spaces_between_special_tokens: bool = declare(True, Parameter())
+    detokenize: bool = declare(True, Parameter())
+    truncate_prompt_tokens: int | None = declare(None, Parameter(low=-1))
+    output_kind: RequestOutputKind = declare(RequestOutputKind.CUMULATIVE, Parameter())
+
+    def __new__(cls, *values: object, **given: object) -> Self:
+        # Before __init__, whose TypeError would not say what there is instead. Type checkers read __init__.
+        for name in given:
+            if name not in PARAMETERS:
+                raise unknown(name)
+        if values:
+            raise RequestError("SamplingParams", f"{len(values)} values without a name", "names", "Write name=value.")
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         check_settings(self, SAMPLING_SETTINGS, refused)
+        if self.truncate_prompt_tokens == 0:
+            raise refused("truncate_prompt_tokens", 0, "at least 1, or -1 for as many as fit")
+        if self.stop and not self.detokenize:
+            raise refused("detokenize", False, "True, because stop strings are found in the text")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise refused("min_tokens", self.min_tokens, f"at most max_tokens, {self.max_tokens}")
+
+    @classmethod
+    def from_optional(cls, **given: Any) -> SamplingParams:
+        """vLLM's: a field given as None counts as left out, unless None has a meaning."""
+        kept = {name: value for name, value in given.items() if value is not None or name in OPTIONAL}
+        return cls(**kept)
+
+    def clone(self) -> SamplingParams:
+        """An equal object; these never change, so it is of use to scripts written for vLLM alone."""
+        return replace(self)
 
     @property
     def is_greedy(self) -> bool:
@@ -292,19 +294,40 @@ class SamplingParams:
                 found = f"{shown(number_of)} after a prompt of {prompt_len} tokens"
                 limit = f"at most {room}, what the context of {max_context} leaves"
                 raise RequestError(f"sampling field {name!r}", found, limit, fix)
-        check_vocabulary("stop_token_ids", self.stop_token_ids, vocab_size)
-        check_vocabulary("logit_bias", self.logit_bias, vocab_size)
+        for name, ids in (
+            ("stop_token_ids", self.stop_token_ids),
+            ("logit_bias", self.logit_bias),
+            ("allowed_token_ids", self.allowed_token_ids),
+        ):
+            check_vocabulary(name, ids or (), vocab_size)
         return num_wanted
+
+    def num_prompt_tokens(self, prompt_len: int, max_context: int) -> int:
+        """How many of a prompt's last tokens are read, as `truncate_prompt_tokens` says.
+
+        With a context of 100 and 16 tokens to generate, -1 keeps 84 of a prompt of 500.
+        """
+        most = self.truncate_prompt_tokens
+        if most is None:
+            return prompt_len
+        if most == -1:
+            most = max(1, max_context - (1 if self.max_tokens is None else self.max_tokens))
+        return min(prompt_len, most)
 
 
 SAMPLING_SETTINGS = settings_of(SamplingParams)
 PARAMETERS: dict[str, Parameter] = {one.name: one.metadata[METADATA_KEY] for one in fields(SamplingParams)}
 """The table of sampling parameters, by name."""
+OPTIONAL = {one.name for one in SAMPLING_SETTINGS if one.is_optional}
 
 
-def refused(name: str, value: object, wanted: str) -> RequestError:
-    """The error for one field."""
-    return RequestError(f"sampling field {name!r}", shown(value), wanted, f"Change {name} or leave it out.")
+def unknown(name: str) -> RequestError:
+    """The error for a field that there is not."""
+    if name in UNSUPPORTED:
+        return RequestError(f"sampling field {name!r}", "not supported", "", UNSUPPORTED[name])
+    close = difflib.get_close_matches(name, PARAMETERS, n=1)
+    fix = f"Did you mean {close[0]}?" if close else "Remove it."
+    return RequestError(f"sampling field {name!r}", "no such field", f"one of {', '.join(PARAMETERS)}", fix)
 
 
 def check_vocabulary(name: str, ids: Iterable[int], vocab_size: int) -> None:

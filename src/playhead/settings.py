@@ -16,6 +16,7 @@ WORKLOAD = settings_of(Workload)
 from __future__ import annotations
 
 import re
+import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -180,9 +181,15 @@ def check_settings(owner: object, settings: Sequence[Declared], refused: Refused
         value = declared.value_of(owner)
         if value is declared.default:  # most are, and a request's parameters are made anew a few times
             continue
-        taken = declared.taken(value, refused)
+        taken = declared.taken(plain(value), refused)
         if taken is not value:
             object.__setattr__(owner, declared.name, taken)  # frozen, so not by `=`
+
+
+def plain(value: object) -> object:
+    """A numpy scalar as the Python value it equals; anything else as it is."""
+    numpy = sys.modules.get("numpy")  # who has a scalar has imported it, and nobody else should pay for it
+    return value.item() if numpy is not None and isinstance(value, numpy.generic) else value
 
 
 def parse_size(where: str, text: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NewType
+from typing import NamedTuple, NewType
 
 FullLoc = NewType("FullLoc", int)
 """One token's place in the full pool: the identity of that token everywhere."""
@@ -16,6 +16,14 @@ Row = NewType("Row", int)
 
 Step = NewType("Step", int)
 """The number of a launched forward; 0 is 'before the first'."""
+
+
+class TokenReport(NamedTuple):
+    """What a sampler reports of one token. `rank` counts from 1, the likeliest."""
+
+    token_id: int
+    logprob: float
+    rank: int
 
 
 class Mode(StrEnum):

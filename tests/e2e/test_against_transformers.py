@@ -53,3 +53,18 @@ def test_greedy_tokens_are_transformers(reference):
             wrong.append(f"prompt {i} ({len(prompt)} tokens) differs at token {at}")
     print(f"{NUM_PROMPTS} prompts, {num_ties} ties")
     assert wrong == []
+
+
+def test_prompt_logprobs_are_transformers(reference):
+    """Prompts cut into chunks, in one batch: each token's logprob, and the two best at its place."""
+    prompts = token_prompts(4, longest=300, seed=5)
+    outputs = shared_llm(CONFIG).generate(prompts, SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=2))
+    for prompt, output in zip(prompts, outputs, strict=True):
+        with torch.no_grad():
+            wanted_TV = reference(torch.tensor([prompt])).logits[0].log_softmax(dim=-1)
+        first, *tables = output.prompt_logprobs
+        assert first is None
+        for position, (token, table) in enumerate(zip(prompt[1:], tables, strict=True)):
+            assert next(iter(table)) == token
+            for one, entry in table.items():
+                assert entry.logprob == pytest.approx(float(wanted_TV[position, one]), abs=1e-3)

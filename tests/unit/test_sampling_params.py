@@ -7,27 +7,27 @@ import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from playhead.errors import PlayheadError, RequestError
-from playhead.sampling_params import SAMPLING_SETTINGS, SamplingKind, SamplingParams
+from playhead.sampling_params import SAMPLING_SETTINGS, RequestOutputKind, SamplingKind, SamplingParams
 
 NAN, INF = math.nan, math.inf
 HUGE = 10**5000  # more digits than Python prints
 
 REFUSED = {
-    "n": [0, 17, True, 1.0, "1", None, HUGE],
+    "n": [0, 16385, True, 1.0, "1", None, HUGE],
     "temperature": [-0.1, NAN, INF, -INF, 1e7, True, "0.5", None, HUGE],
     "top_k": [-2, True, 1.5, "3", None, HUGE],
     "top_p": [0, 0.0, -0.5, 1.01, NAN, INF, True, "0.9", None],
     "min_p": [-0.01, 1.01, NAN, False, "0.1", None],
-    "repetition_penalty": [0, -1, 2.1, NAN, INF, True, "1", None],
+    "repetition_penalty": [0, -1, 1e7, NAN, INF, True, "1", None],
     "presence_penalty": [-2.1, 2.1, NAN, INF, True, "1", None],
     "frequency_penalty": [-2.1, 2.1, NAN, -INF, True, "1", None],
     "logit_bias": [
-        dict.fromkeys(range(301), 1.0),
-        {1: 100.5},
-        {1: -101},
+        {1: 1.1e9},
+        {1: -INF},
         {1: NAN},
         {1: True},
         {1: "5"},
@@ -40,26 +40,44 @@ REFUSED = {
     ],
     "seed": [2**63, -(2**63) - 1, 1.0, True, "7", HUGE],
     "logprobs": [-1, 21, True, 5.0, "5"],
-    "stop": [["a"] * 5, "x" * 257, [""], "", [1], [None], [b"a"], 3, {"a": 1}],
-    "stop_token_ids": [[-1], [True], [1.0], ["1"], list(range(129)), 5, "5", {5}],
+    "prompt_logprobs": [-1, 21, True, 5.0, "5"],
+    "stop": [["a"] * 4097, "x" * 65537, [""], "", [1], [None], [b"a"], 3, {"a": 1}],
+    "stop_token_ids": [[-1], [True], [1.0], ["1"], 5, "5", {5}],
+    "bad_words": [[""], [7], 7, ["a"] * 4097],
+    "allowed_token_ids": [[], [-1], [True], [1.0], ["1"], 5, {5}],
     "min_tokens": [-1, 17, True, 1.0, "1", None],
     "max_tokens": [0, -1, True, 2.0, "2", HUGE],
-    "ignore_eos": [1, 0, "true", None],
-    "skip_special_tokens": [1, 0, "true", None],
+    "truncate_prompt_tokens": [0, -2, True, 1.0, "1"],
+    "output_kind": [0, "DELTA", None],
+    **{
+        name: [1, 0, "true", None]
+        for name in (
+            "ignore_eos",
+            "skip_special_tokens",
+            "spaces_between_special_tokens",
+            "detokenize",
+            "include_stop_str_in_output",
+        )
+    },
 }
 
 ALLOWED = {
-    "n": [1, 16],
+    "n": [1, 16384],
     "temperature": [0, 0.0, 1, 2.5, 1e6],
     "top_k": [-1, 0, 1, 10**9],
     "top_p": [1e-9, 1, 1.0],
     "min_p": [0, 1],
-    "repetition_penalty": [1e-300, 2],
+    "repetition_penalty": [1e-300, 2, 1e6],
     "presence_penalty": [-2, 2.0],
     "frequency_penalty": [-2.0, 2],
-    "logit_bias": [{}, {0: 100, 7: -100.0}, dict.fromkeys(range(300), 0.0)],
+    "logit_bias": [{}, {0: 1e9, 7: -1e9}, dict.fromkeys(range(5000), 0.0)],
     "seed": [None, 0, -(2**63), 2**63 - 1],
     "logprobs": [None, 0, 20],
+    "prompt_logprobs": [None, 0, 20],
+    "truncate_prompt_tokens": [None, -1, 1, 10**9],
+    "allowed_token_ids": [None, (3, 1)],
+    "bad_words": [(), ("a", " b")],
+    "output_kind": list(RequestOutputKind),
     "min_tokens": [0, 16],
     "max_tokens": [None, 1, 10**9],
     "ignore_eos": [True, False],
@@ -106,19 +124,89 @@ def test_a_value_at_the_limit_is_kept_as_it_is(name, value):
 def test_a_refusal_shows_the_field_the_value_and_the_limit():
     with pytest.raises(PlayheadError, match=r"'top_p': 1\.5; wanted a finite number above 0 and at most 1\. Change"):
         SamplingParams(top_p=1.5)
-    with pytest.raises(PlayheadError, match="'n': 17; wanted an integer from 1 to 16"):
-        SamplingParams(n=17)
-    with pytest.raises(PlayheadError, match="'logit_bias': 301 entries; wanted at most 300 pairs"):
-        SamplingParams(logit_bias=dict.fromkeys(range(301), 1.0))
-    with pytest.raises(PlayheadError, match="'stop': a string of 257 characters; wanted at most 4 strings of 1 to 256"):
-        SamplingParams(stop="x" * 257)
+    with pytest.raises(PlayheadError, match="'n': 0; wanted an integer from 1 to 16384"):
+        SamplingParams(n=0)
+    with pytest.raises(PlayheadError, match=r"'logit_bias': 2000000000\.0; wanted a finite number from -1e\+09 to 1e"):
+        SamplingParams(logit_bias={5: 2e9})
+    with pytest.raises(
+        PlayheadError, match="'stop': a string of 65537 characters; wanted at most 4096 strings of 1 to"
+    ):
+        SamplingParams(stop="x" * 65537)
     with pytest.raises(PlayheadError, match="'seed': an integer of 16610 bits"):
         SamplingParams(seed=HUGE)
 
 
-def test_the_longest_stops_are_accepted():
-    assert SamplingParams(stop=["x" * 256] * 4).stop == ("x" * 256,) * 4
-    assert len(SamplingParams(stop_token_ids=list(range(128))).stop_token_ids) == 128
+def test_many_and_long_stops_are_accepted():
+    assert len(SamplingParams(stop=["x" * 1000] * 200).stop) == 200
+    assert len(SamplingParams(stop_token_ids=list(range(5000))).stop_token_ids) == 5000
+
+
+@pytest.mark.parametrize(
+    ("field", "says"),
+    [
+        ("best_of", "not supported. Ask for n samples"),
+        ("use_beam_search", "There is no beam search"),
+        ("logits_processors", "A captured graph cannot call Python. Use logit_bias"),
+        ("guided_decoding", "There are no grammars yet"),
+        ("structured_outputs", "There are no grammars yet"),
+        ("extra_args", "Nothing here would read them"),
+        ("temprature", "no such field; wanted one of n, temperature, .*Did you mean temperature?"),
+        ("xyz", "no such field; .*Remove it"),
+    ],
+)
+def test_a_field_that_there_is_not_is_refused_by_name_with_what_to_do(field, says):
+    with pytest.raises(RequestError, match=f"^sampling field '{field}': .*{says}"):
+        SamplingParams(**{field: 1})
+
+
+def test_a_value_without_a_name_is_refused():
+    with pytest.raises(RequestError, match="SamplingParams: 1 values without a name; wanted names"):
+        SamplingParams(0.5)
+
+
+def test_numpy_scalars_count_as_the_numbers_they_are():
+    params = SamplingParams(
+        n=np.int64(2),
+        temperature=np.float32(0.7),
+        top_k=np.uint8(5),
+        ignore_eos=np.bool_(True),
+        stop_token_ids=[np.int32(7)],
+        logit_bias={np.int64(3): np.float16(0.5)},
+        allowed_token_ids=[np.int16(9)],
+    )
+    assert params == SamplingParams(
+        n=2,
+        temperature=float(np.float32(0.7)),
+        top_k=5,
+        ignore_eos=True,
+        stop_token_ids=[7],
+        logit_bias={3: 0.5},
+        allowed_token_ids=[9],
+    )
+    assert [type(value) for value in (params.n, params.temperature, params.ignore_eos)] == [int, float, bool]
+    for wrong in ({"n": np.bool_(True)}, {"top_k": np.float32(5)}, {"ignore_eos": np.int64(1)}, {"n": np.array([1])}):
+        with pytest.raises(RequestError):
+            SamplingParams(**wrong)
+
+
+def test_no_text_and_stop_strings_exclude_each_other():
+    with pytest.raises(RequestError, match="'detokenize': False; wanted True, because stop strings"):
+        SamplingParams(detokenize=False, stop=["x"])
+    assert SamplingParams(detokenize=False, stop=[], stop_token_ids=[5]).stop_token_ids == (5,)
+
+
+@pytest.mark.parametrize(
+    ("most", "max_tokens", "kept"), [(None, 16, 500), (3, 16, 3), (900, 16, 500), (-1, 16, 84), (-1, None, 99)]
+)
+def test_a_prompt_is_cut_to_its_last_tokens(most, max_tokens, kept):
+    params = SamplingParams(truncate_prompt_tokens=most, max_tokens=max_tokens)
+    assert params.num_prompt_tokens(500, 100) == kept
+
+
+def test_optional_fields_may_be_given_as_none():
+    params = SamplingParams.from_optional(n=None, temperature=None, top_k=5, max_tokens=None, stop=None, seed=None)
+    assert params == SamplingParams(top_k=5, max_tokens=None)
+    assert params.clone() == params
 
 
 def test_a_single_stop_string_is_a_sequence_of_one():
@@ -155,7 +243,7 @@ def test_temperatures_too_small_to_divide_by_are_greedy():
 
 LEAST_KIND = {
     SamplingKind.GREEDY: [{"temperature": 0, "top_k": 5, "top_p": 0.5, "min_p": 0.1}, {"temperature": 9e-6}],
-    SamplingKind.DRAWN: [{}, {"top_k": -1}, {"seed": 5}],
+    SamplingKind.DRAWN: [{}, {"top_k": -1}, {"seed": 5}, {"prompt_logprobs": 5}],
     SamplingKind.FILTERED: [{"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.5}],
     SamplingKind.EVERYTHING: [
         {"temperature": 0, "logprobs": 0},
@@ -163,6 +251,8 @@ LEAST_KIND = {
         {"temperature": 0, "repetition_penalty": 1.1},
         {"temperature": 0, "presence_penalty": -1},
         {"temperature": 0, "frequency_penalty": 1},
+        {"temperature": 0, "bad_words": ["a"]},
+        {"temperature": 0, "allowed_token_ids": [1]},
     ],
 }
 
@@ -204,10 +294,10 @@ def test_min_tokens_must_fit_the_context_too():
         params.check_against(1000, 89, 100)
 
 
-@pytest.mark.parametrize("field", ["stop_token_ids", "logit_bias"])
+@pytest.mark.parametrize("field", ["stop_token_ids", "logit_bias", "allowed_token_ids"])
 @pytest.mark.parametrize("token", [10, 11, 10**12, HUGE], ids=["size", "beyond", "large", "huge"])
 def test_an_id_outside_the_vocabulary_is_refused(field, token):
-    ids = [0, 9, token] if field == "stop_token_ids" else {0: 1.0, 9: 1.0, token: 1.0}
+    ids = {0: 1.0, 9: 1.0, token: 1.0} if field == "logit_bias" else [0, 9, token]
     params = SamplingParams(**{field: ids})
     with pytest.raises(RequestError, match=rf"'{field}': token id .*; wanted ids in \[0, 10\)"):
         params.check_against(10, 5, 100)

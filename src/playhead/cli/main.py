@@ -14,6 +14,7 @@ from playhead.cli.commands import BENCHMARKS, COMMANDS
 from playhead.cli.entry import INTERRUPTED
 from playhead.cli.layout import HelpfulCommand, HelpfulGroup
 from playhead.errors import PlayheadError
+from playhead.logs import set_up_logging
 
 LOG = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ class CommandLine(HelpfulGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
+            set_up_logging()
             return super().invoke(ctx)
         except PlayheadError as error:
             say(str(error))

@@ -32,6 +32,7 @@ from playhead.engine.conversations import ChatKeywords, Conversation, chat_optio
 from playhead.engine.engine import Engine
 from playhead.engine.front import RequestOptions, checked_params, split_n
 from playhead.engine.keywords import EngineKeywords
+from playhead.engine.output_kind import OutputView
 from playhead.engine.serving import Errand, Serving, Ticket, WhenFull
 from playhead.engine.timeline import EngineStats
 from playhead.engine.use import used_after_close
@@ -39,13 +40,17 @@ from playhead.engine.user_tokenizer import UserTokenizer
 from playhead.errors import AbsentFeature, ConfigError, EngineStopped, MisuseError, RequestError, shown
 from playhead.inputs import Prompt
 from playhead.outputs import RequestOutput
-from playhead.sampling_params import SamplingParams
+from playhead.sampling_params import RequestOutputKind, SamplingParams
 
 LONG_PROMPT_CHARS = 1 << 14  # encoding more takes milliseconds, and then happens beside the event loop
 
 
 class AsyncEngineArgs:
-    """A model and its settings, for `AsyncEngine.from_engine_args`, as scripts for vLLM have them."""
+    """A model and its settings, for `AsyncEngine.from_engine_args`, as scripts for vLLM have them.
+
+    >>> AsyncEngine.from_engine_args(AsyncEngineArgs("embedded", max_model_len=64))
+    AsyncEngine('embedded', cpu, float32, context 64, not started)
+    """
 
     def __init__(self, model: str = EMBEDDED, **settings: Unpack[EngineKeywords]) -> None:
         self.model, self.settings = model, settings
@@ -60,6 +65,19 @@ class AsyncEngine:
     `max_num_seqs` sequences run at a time, and `max_queued_requests` more wait in the engine (by default four times as
     many). When those places are taken, a request waits in line, first come, first served; with `when_full="refuse"` it
     raises `RequestError` at once instead.
+
+    >>> import asyncio
+    >>> async def ask(engine: AsyncEngine, prompt: str) -> int:
+    ...     async for output in engine.generate(prompt, SamplingParams(max_tokens=4, ignore_eos=True)):
+    ...         pass
+    ...     return len(output.outputs[0].token_ids)
+    >>> async def main() -> list[int]:
+    ...     engine = AsyncEngine("embedded", max_model_len=128, max_num_seqs=2)
+    ...     counts = await asyncio.gather(*(ask(engine, prompt) for prompt in ("The whale", "Call me", "My lord")))
+    ...     engine.shutdown()
+    ...     return counts
+    >>> asyncio.run(main())
+    [4, 4, 4]
     """
 
     def __init__(
@@ -203,12 +221,15 @@ class AsyncEngine:
         options = RequestOptions(priority=priority, salt="" if cache_salt is None else cache_salt)
         serving = self._serve_here()
         ticket = await self._checked(prompt, sampling_params, request_id, options)
+        view = OutputView(RequestOutputKind.CUMULATIVE if sampling_params is None else sampling_params.output_kind)
         serving.take(ticket)
         try:
             while True:
                 await ticket.changed.wait()
                 output = serving.newest(ticket)
-                yield output
+                shown = view.of(output)
+                if shown is not None:
+                    yield shown
                 if output.finished:
                     return
         finally:

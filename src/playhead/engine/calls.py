@@ -22,6 +22,7 @@ import torch
 
 from playhead.engine.engine import Engine
 from playhead.engine.front import CheckedPrompt, RequestOptions, never_queued
+from playhead.engine.output_kind import OutputView
 from playhead.engine.turns import Turns
 from playhead.engine.use import used_after_close
 from playhead.errors import MisuseError, PlayheadError
@@ -57,7 +58,6 @@ class Calls:
         self._names = itertools.count(1)
         self._turns = Turns()
         self._by_request: dict[str, Call] = {}
-        self._arrived: deque[RequestOutput] = deque()
         # Requests whose calls ended early. A generator may end in any thread, even in the middle of a step.
         self._left: deque[str] = deque()
 
@@ -167,13 +167,13 @@ class Calls:
 
     def _step(self) -> None:
         """One step of the engine. Its outputs go to the inboxes of the calls that asked for them."""
-        self._arrived.extend(self.engine.step())
-        while self._arrived:  # one by one, so that an interrupt loses no output
-            output = self._arrived[0]
-            call = self._by_request.get(output.request_id)
-            if call is not None:
-                call.inbox.append(output)
-            self._arrived.popleft()
+        self.engine.advance()
+        self.engine.hand_out(self._deliver)
+
+    def _deliver(self, output: RequestOutput) -> None:
+        call = self._by_request.get(output.request_id)
+        if call is not None:
+            call.inbox.append(output)
 
     def _let_go(self) -> None:
         """Abort the requests of calls that are gone. While a thread has its turn, that thread does so at the end.
@@ -210,8 +210,8 @@ class Calls:
 class Stream:
     """One request's outputs; if it failed, its error is raised in the place of the last one."""
 
-    def __init__(self, outputs: Generator[RequestOutput, None, None]) -> None:
-        self._outputs, self._is_busy = outputs, False
+    def __init__(self, outputs: Generator[RequestOutput, None, None], view: OutputView) -> None:
+        self._outputs, self._view, self._is_busy = outputs, view, False
         self._newest: RequestOutput | None = None
 
     def __iter__(self) -> Stream:
@@ -220,15 +220,17 @@ class Stream:
     def __next__(self) -> RequestOutput:
         if self._is_busy:
             raise MisuseError("stream: asked for its next output while it makes one. Give every thread its own stream.")
-        self._is_busy = True
-        try:
-            output = next(self._outputs)
-        finally:
-            self._is_busy = False
-        if output.error is not None:
-            raise output.error
-        self._newest = output
-        return output
+        while True:
+            self._is_busy = True
+            try:
+                output = next(self._outputs)
+            finally:
+                self._is_busy = False
+            if output.error is not None:
+                raise output.error
+            self._newest, shown = output, self._view.of(output)
+            if shown is not None:
+                return shown
 
     def __repr__(self) -> str:
         newest = self._newest

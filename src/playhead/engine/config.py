@@ -56,6 +56,13 @@ class EngineConfig:
 
     The largest sizes allowed here are far beyond any machine, and small enough that nothing overflows on the way to
     the check that knows this machine.
+
+    >>> config = EngineConfig(max_model_len=64, max_num_seqs=2)
+    >>> LLM("embedded", config).config.dtype
+    'float32'
+    >>> EngineConfig(max_num_seqs=0)
+    Traceback (most recent call last):
+    playhead.errors.ConfigError: max_num_seqs: found 0; wanted ...
     """
 
     device: str = declare(

@@ -23,7 +23,8 @@ from dataclasses import dataclass, replace
 from playhead.engine.config import EngineConfig
 from playhead.engine.front import CheckedPrompt, PromptReader, RequestOptions
 from playhead.engine.resolve import resolved
-from playhead.engine.response import ResponseBuilder, TokenReport
+from playhead.engine.response import ResponseBuilder
+from playhead.engine.seeds import seed_of
 from playhead.engine.timeline import EngineStats, StepRecord, Timeline
 from playhead.engine.use import EngineUse
 from playhead.errors import PagesLost, PlayheadError, RequestError, RequestFailed, caused
@@ -209,8 +210,7 @@ class Engine:
         """The request and the builder of its response, with room in the sampler."""
         params, arrival = checked.params, self._arrivals + 1
         if params.seed is None:
-            # Each request still has a seed of its own, so that a rerun of the program repeats itself.
-            params = replace(params, seed=arrival)
+            params = replace(params, seed=seed_of(self.config.seed, arrival))
         request = Request(
             id=request_id,
             prompt=checked.ids,
@@ -220,19 +220,11 @@ class Engine:
             priority=options.priority,
             salt=checked.salt or options.salt,
             ending_ids=self._ending_ids(params),
+            bad_words=checked.bad_words,
         )
         self.worker.sampler.prepare(request)
         self._arrivals = arrival
-        return ResponseBuilder(
-            request=request,
-            prompt=checked.text,
-            detokenizer=self.tokenizer.detokenizer(
-                skip_special_tokens=params.skip_special_tokens, prompt_ids=checked.ids
-            ),
-            text_of=self.tokenizer.token_text,
-            streams=options.streams,
-            arrival_s=time.perf_counter(),
-        )
+        return ResponseBuilder.begin(request, checked.text, self.tokenizer, streams=options.streams)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request wherever it is. None if it had ended already."""
@@ -255,9 +247,19 @@ class Engine:
 
         With overlap the two are different steps, and there may be nothing to give yet.
         """
+        self.advance()
+        return self.take_ready()
+
+    def advance(self) -> None:
+        """A step whose outputs wait for `take_ready` or `hand_out`."""
         with self.entered():
             self._step()
-            return self.take_ready()
+
+    def hand_out(self, deliver: Callable[[RequestOutput], None]) -> None:
+        """Give out the outputs that wait, one by one: an interrupt in between loses none."""
+        while self._ready:
+            deliver(self._ready[0])
+            del self._ready[0]
 
     def _step(self) -> None:
         if self._scheduler.in_doubt:
@@ -359,6 +361,8 @@ class Engine:
         if step.collected is None:
             step.collected = self.worker.collect(step.launched)
         collected, collected_s = step.collected, time.perf_counter()
+        if collected.prompt is not None:
+            self._commit_prompts(step.planned, collected.prompt)
         tokens = collected.sampled.tokens_N.tolist()
         while step.num_committed < len(tokens):
             row = step.num_committed
@@ -366,6 +370,20 @@ class Engine:
                 self._commit(step.planned[row], tokens[row], collected.sampled, row)
             step.num_committed = row + 1
         self._record(step, collected.device_us, (read_s, collected_s, time.perf_counter()))
+
+    def _commit_prompts(self, planned: list[Chunk], prompts: SampledTokens) -> None:
+        """Give the logprobs of a step's prompt tokens to their requests. A second call changes nothing."""
+        row = 0
+        for chunk in planned:
+            response, first_row, row = self._responses.get(chunk.request.id), row, row + len(chunk.reported)
+            if response is None or response.request is not chunk.request:
+                continue
+            try:
+                for i, position in enumerate(chunk.reported):
+                    wanted = chunk.request.params.prompt_logprobs
+                    response.take_prompt(position, prompts.reports(first_row + i, wanted))
+            except Exception as error:  # noqa: BLE001  whatever it is, it is this request's
+                self._ready.append(self._fail(response, error))
 
     def _commit(self, chunk: Chunk, token: int, sampled: SampledTokens, row: int) -> None:
         """Give one token of a step to its request. A token of a request that has ended meanwhile is dropped.
@@ -382,7 +400,7 @@ class Engine:
         output = None
         try:
             if response.num_taken == chunk.num_generated:
-                response.take(token, reported(sampled, row, request.params.logprobs))
+                response.take(token, sampled.reports(row, request.params.logprobs))
             if response.ended_by is not None:
                 response.complete_text()
             elif response.streams:
@@ -397,9 +415,9 @@ class Engine:
         elif output is not None:
             self._ready.append(output)
 
-    def _ending_ids(self, params: SamplingParams) -> tuple[int, ...]:
-        eos = () if params.ignore_eos else tuple(sorted(self.tokenizer.special.eos_ids))
-        return (*eos, *params.stop_token_ids)
+    def _ending_ids(self, params: SamplingParams) -> frozenset[int]:
+        eos: frozenset[int] = frozenset() if params.ignore_eos else self.tokenizer.special.eos_ids
+        return eos | frozenset(params.stop_token_ids or ())
 
     def _fail(self, response: ResponseBuilder, error: BaseException) -> RequestOutput:
         """End a request with the error that its own work raised."""
@@ -464,11 +482,3 @@ def log_failure(request_id: str, error: PlayheadError) -> None:
     """Write down that a request failed, by types alone: the words of an error may repeat what was sent."""
     cause = None if error.__cause__ is None else type(error.__cause__).__name__
     event(LOG, logging.INFO, "request failed", request=request_id, error=type(error).__name__, cause=cause)
-
-
-def reported(sampled: SampledTokens, row: int, wanted: int | None) -> list[TokenReport]:
-    """The chosen token, then the best ones, as many as the request asked for."""
-    if wanted is None:
-        return []
-    columns = (sampled.logprob_ids_NL[row], sampled.logprobs_NL[row], sampled.ranks_NL[row])
-    return [TokenReport(*one) for one in zip(*(column[: 1 + wanted].tolist() for column in columns), strict=True)]

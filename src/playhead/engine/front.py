@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from playhead.engine.bad_words import bad_word_ids
 from playhead.engine.conversations import ChatOptions, Conversation, plain_messages, up_to_final_message
 from playhead.errors import PlayheadError, RequestError, shown
 from playhead.inputs import Prompt, plain_prompt
@@ -18,12 +19,16 @@ from playhead.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedPrompt:
-    """A prompt that fits the model: its ids, its text if it came as text, and how many tokens may follow it."""
+    """A prompt that fits the model: its ids, its text if it came as text, and how many tokens may follow it.
+
+    `bad_words` has the token ids of what must not follow. Prompts of another `salt` share no cached prefix.
+    """
 
     text: str | None
     ids: tuple[int, ...]
     params: SamplingParams
     max_new_tokens: int
+    bad_words: tuple[tuple[int, ...], ...] = ()
     salt: str = ""
 
 
@@ -72,14 +77,22 @@ class PromptReader:
         ids = plain.ids
         if ids is None:
             assert plain.text is not None, "a prompt has ids or a text"
-            ids = self.tokenizer.encode(plain.text, add_special_tokens=True, max_context=self.max_context)
+            # A text that will be cut may be longer than the context.
+            most = self.max_context if params.truncate_prompt_tokens is None else None
+            ids = self.tokenizer.encode(plain.text, add_special_tokens=True, max_context=most)
+        ids = ids[len(ids) - params.num_prompt_tokens(len(ids), self.max_context) :]
         if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
             outside = next(token for token in ids if not 0 <= token < self.vocab_size)
             wanted = f"ids in [0, {self.vocab_size})"
             raise RequestError("prompt", f"token id {shown(outside)}", wanted, "Check the tokenizer.")
         max_new_tokens = params.check_against(self.vocab_size, len(ids), self.max_context)
         return CheckedPrompt(
-            text=plain.text, ids=tuple(ids), params=params, max_new_tokens=max_new_tokens, salt=plain.salt
+            text=plain.text,
+            ids=tuple(ids),
+            params=params,
+            max_new_tokens=max_new_tokens,
+            bad_words=bad_word_ids(params.bad_words, self.tokenizer) if params.bad_words else (),
+            salt=plain.salt,
         )
 
     def chat_prompt(self, messages: Conversation, options: ChatOptions | None = None) -> list[int]:
@@ -107,11 +120,12 @@ class PromptReader:
             raise RequestError(
                 "chat", "a model without a chat template", "one that has one", "Use generate, or give chat_template."
             )
-        if self._template is None or self._template.source != source:
+        template = self._template  # another thread may exchange it for its own
+        if template is None or template.source != source:
             special = self.tokenizer.special
             worker = self._templates = self._templates or TemplateWorker()
-            self._template = ChatTemplate(source, bos=special.bos, eos=special.eos, worker=worker)
-        return self._template
+            template = self._template = ChatTemplate(source, bos=special.bos, eos=special.eos, worker=worker)
+        return template
 
     def close(self) -> None:
         """End the chat template's process, if it has one."""

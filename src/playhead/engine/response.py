@@ -5,32 +5,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from playhead.errors import PlayheadError
 from playhead.models.text.detokenize import IncrementalDetokenizer
+from playhead.models.text.tokenizer import Tokenizer
 from playhead.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
 from playhead.schedule.request import Request
-
-
-class TokenReport(NamedTuple):
-    """What the sampler reports of one token."""
-
-    token_id: int
-    logprob: float
-    rank: int
+from playhead.types import TokenReport
 
 
 @dataclass(slots=True, kw_only=True, eq=False)  # mutable: text and logprobs grow with the tokens
 class ResponseBuilder:
     """One request's response. With `streams` its text is read after every token, without only at the end.
 
-    `text_of` gives the text of one token.
+    `text_of` gives the text of one token. A request that wants no text has no detokenizer.
     """
 
     request: Request
     prompt: str | None
-    detokenizer: IncrementalDetokenizer
+    detokenizer: IncrementalDetokenizer | None
     text_of: Callable[[int], str | None]
     streams: bool
     arrival_s: float
@@ -39,12 +32,28 @@ class ResponseBuilder:
     stop_from: int = 0
     num_read_into_text: int = 0
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
     cumulative_logprob: float = 0.0
     first_token_s: float | None = None
     num_taken: int = 0
     ended_by: FinishReason | None = None
     is_whole: bool = False
     error: PlayheadError | None = None
+
+    @classmethod
+    def begin(cls, request: Request, prompt: str | None, tokenizer: Tokenizer, *, streams: bool) -> ResponseBuilder:
+        """The response to a request that arrives now."""
+        skips, has_text = request.params.skip_special_tokens, request.params.detokenize
+        return cls(
+            request=request,
+            prompt=prompt,
+            detokenizer=tokenizer.detokenizer(skip_special_tokens=skips, prompt_ids=request.prompt)
+            if has_text
+            else None,
+            text_of=tokenizer.token_text if has_text else no_text,
+            streams=streams,
+            arrival_s=time.perf_counter(),
+        )
 
     def take(self, token: int, reports: Sequence[TokenReport]) -> None:
         """One more token, which `request.output` has already; `ended_by` says whether it ends the request.
@@ -54,6 +63,11 @@ class ResponseBuilder:
         self.num_taken += 1
         self.ended_by = self._take(token, reports)
 
+    def take_prompt(self, position: int, reports: Iterable[TokenReport]) -> None:
+        """What was reported of the prompt token after `position`. A token that was computed anew is not taken again."""
+        if position + 1 == len(self.prompt_logprobs):
+            self.prompt_logprobs.append(logprob_table(reports, self.text_of))
+
     def _take(self, token: int, reports: Sequence[TokenReport]) -> FinishReason | None:
         request, params = self.request, self.request.params
         if self.first_token_s is None:
@@ -62,8 +76,9 @@ class ResponseBuilder:
             self.logprobs.append(logprob_table(reports, self.text_of))
             self.cumulative_logprob += reports[0].logprob
         if token in request.ending_ids:
-            self.stop_reason = token if token in params.stop_token_ids else None
-            self._read_text(num_tokens=len(request.output) - 1)  # the token that ends a text is not part of it
+            self.stop_reason = token if token in (params.stop_token_ids or ()) else None
+            # The token that ends a text is a part of it only on request.
+            self._read_text(num_tokens=len(request.output) - (not params.include_stop_str_in_output))
             self.num_read_into_text = len(request.output)
             return FinishReason.STOP
         if self.streams or params.stop:
@@ -79,27 +94,32 @@ class ResponseBuilder:
         self.is_whole = True
         if self.stop_reason is None or isinstance(self.stop_reason, int):
             self._read_text(num_tokens=len(self.request.output))
-            self.text += self.detokenizer.finish()
+            self.text += "" if self.detokenizer is None else self.detokenizer.finish()
 
     def _read_text(self, *, num_tokens: int) -> None:
-        """Add the characters of the tokens up to here, and end the text before a stop string that they complete."""
+        """Add the characters of the tokens up to here, and end the text at a stop string that they complete."""
+        if self.detokenizer is None:
+            return
         params, num_known = self.request.params, len(self.text)
+        stops = params.stop or ()
         self.text += self.detokenizer.feed(self.request.output[self.num_read_into_text : num_tokens])
         self.num_read_into_text = max(num_tokens, self.num_read_into_text)
         if num_tokens < params.min_tokens:
             self.stop_from = len(self.text)  # what came before stop strings were in force stays
             return
-        longest = max(map(len, params.stop), default=0)
-        found = first_stop(self.text, params.stop, max(self.stop_from, num_known - longest + 1))
+        longest = max(map(len, stops), default=0)
+        found = first_stop(self.text, stops, max(self.stop_from, num_known - longest + 1))
         if found is not None:
-            at, self.stop_reason = found
-            self.text = self.text[:at]
+            at, stop = found
+            self.stop_reason = stop
+            self.text = self.text[: at + len(stop)] if params.include_stop_str_in_output else self.text[:at]
 
     def output(self) -> RequestOutput:
         """The output as its caller sees it now."""
         request = self.request
         # Text that may turn out to be a stop string is not shown yet: shown text never shrinks.
-        held_back = 0 if request.finish_reason is not None else num_held_back(self.text, request.params.stop)
+        hidden = () if request.params.include_stop_str_in_output else request.params.stop or ()
+        held_back = 0 if request.finish_reason is not None else num_held_back(self.text, hidden)
         completion = CompletionOutput(
             index=0,
             text=self.text[: len(self.text) - held_back],
@@ -127,6 +147,7 @@ class ResponseBuilder:
             prompt_token_ids=list(request.prompt),
             outputs=[completion],
             finished=finished,
+            prompt_logprobs=list(self.prompt_logprobs) if request.params.prompt_logprobs is not None else None,
             num_cached_tokens=request.num_cached_tokens,
             metrics=RequestMetrics(
                 arrival_s=self.arrival_s,
@@ -135,6 +156,10 @@ class ResponseBuilder:
             ),
             error=self.error,
         )
+
+
+def no_text(token_id: int) -> None:
+    """The text of a token in a response without text."""
 
 
 def logprob_table(reports: Iterable[TokenReport], text_of: Callable[[int], str | None]) -> dict[int, Logprob]:

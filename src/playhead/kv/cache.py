@@ -80,8 +80,8 @@ class HybridKVCache:
 
     # The life of a sequence.
 
-    def admit(self, request: str, prompt: Sequence[int], *, salt: str = "") -> SequenceKV:
-        """A sequence with a row, standing behind the longest prefix the cache has.
+    def admit(self, request: str, prompt: Sequence[int], *, salt: str = "", reads_prefixes: bool = True) -> SequenceKV:
+        """A sequence with a row, standing behind the longest prefix the cache has, if it may read prefixes.
 
         At least one prompt token is left to compute: its output is what the request asks for.
         """
@@ -105,7 +105,7 @@ class HybridKVCache:
                 num_hit_tokens=0,
                 offered_key=b"",
             )
-            if self._prefix_caching:
+            if self._prefix_caching and reads_prefixes:
                 num_pages = (len(prompt) - 1) // self._page_size
                 self._continue_from(seq, self.prefix.match(salt, self._whole_pages(key, num_pages)).pages)
             self.sequences[request] = seq

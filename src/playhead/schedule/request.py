@@ -16,8 +16,9 @@ MAX_PREEMPTIONS = 8  # then a request goes before all others: no request is comp
 class Request:
     """One sequence to generate. Lower `priority` goes first; equals go in the order of `arrival`.
 
-    `ending_ids` are the token ids that end it. `num_sampled` counts the tokens that launched steps have sampled: those
-    in `output`, and those that the host has not read yet. `DeviceRows` knows its KV memory while it runs.
+    `ending_ids` are the token ids that end it, `bad_words` the token ids of what must not come out. `num_sampled`
+    counts the tokens that launched steps have sampled: those in `output`, and those that the host has not read yet.
+    `DeviceRows` knows its KV memory while it runs.
     """
 
     id: str
@@ -27,7 +28,8 @@ class Request:
     arrival: int
     priority: int = 0
     salt: str = ""
-    ending_ids: tuple[int, ...] = ()
+    ending_ids: frozenset[int] = frozenset()
+    bad_words: tuple[tuple[int, ...], ...] = ()
     output: list[int] = field(default_factory=list)
     num_sampled: int = 0
     num_preemptions: int = 0
@@ -43,6 +45,11 @@ class Request:
         """Tokens [first, end) without the rest."""
         num_prompt = len(self.prompt)
         return (*self.prompt[first:end], *self.output[max(0, first - num_prompt) : max(0, end - num_prompt)])
+
+    @property
+    def reads_prefixes(self) -> bool:
+        """Whether cached prefixes serve it. Of a cached token there are no logits to report."""
+        return self.params.prompt_logprobs is None
 
     @property
     def num_unread(self) -> int:
@@ -81,6 +88,13 @@ class Chunk:
     end: int
     samples: bool = True
     num_generated: int = 0
+
+    @property
+    def reported(self) -> range:
+        """The positions whose logits say how likely the prompt's next token was, if the request wants to know."""
+        if self.request.params.prompt_logprobs is None:
+            return range(0)
+        return range(self.end - len(self.tokens), min(self.end, len(self.request.prompt) - 1))
 
     @classmethod
     def newest(cls, seq: SequenceKV, tokens: Sequence[int]) -> Chunk:

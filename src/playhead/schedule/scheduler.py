@@ -220,7 +220,9 @@ class Scheduler:
             return None  # preempted a moment ago: its last token must be read before it can be computed anew
         tokens = request.tokens
         try:
-            seq = self._rows.sequences[request] = self._kv.admit(request.id, tokens, salt=request.salt)
+            seq = self._rows.sequences[request] = self._kv.admit(
+                request.id, tokens, salt=request.salt, reads_prefixes=request.reads_prefixes
+            )
         except OutOfPages:
             return None
         num_left = len(tokens) - seq.num_tokens

@@ -35,6 +35,7 @@ from playhead.models.decoder import Decoder
 from playhead.models.spec import ModelSpec
 from playhead.sampling_params import SamplingKind
 from playhead.step.sampling import SampledTokens, SamplerRows, sample
+from playhead.step.scores import logprobs_of
 
 KVPool = MHAKVPool | SWAKVPool
 Placeholder = Callable[[FillContext], Batch]
@@ -42,6 +43,8 @@ Placeholder = Callable[[FillContext], Batch]
 LOCS_SLOT = "out_cache_loc"
 POSITIONS_SLOT = "positions"
 TOKEN_ROWS_SLOT = "token_rows"
+
+REPORTED_AT_ONCE = 32  # prompt tokens: the ranking of 32 in a vocabulary of 262,144 takes 300 MB
 
 
 def kv_geometry(spec: ModelSpec, *, page_size: int, dtype: torch.dtype) -> KVGeometry:
@@ -306,6 +309,21 @@ class Forward:
         self.newest_R[rows_N] = sampled.tokens_N.to(torch.int32)
         return StepOutput(logits_NV, *sampled)
 
+    @torch.no_grad()
+    def report_prompt(
+        self, h_TM: torch.Tensor, index_T: torch.Tensor, tokens_T: torch.Tensor, num_best: int
+    ) -> SampledTokens:
+        """How likely each of these tokens was after the token of a step over tokens that stands at its index.
+
+        Call it before `sample_last`: both keep their logits in the same memory.
+        """
+        num_rows = min(REPORTED_AT_ONCE, len(self._logits_RV))
+        spans = [slice(start, start + num_rows) for start in range(0, len(tokens_T), num_rows)]
+        parts = [
+            logprobs_of(self._head(h_TM.index_select(0, index_T[span])), tokens_T[span], num_best) for span in spans
+        ]
+        return SampledTokens(tokens_T, *(torch.cat(columns) for columns in zip(*parts, strict=True)))
+
     def _head(self, h_NM: torch.Tensor) -> torch.Tensor:
         return self.model.decoder.head(h_NM, self._logits_RV[: h_NM.shape[0]])
 
@@ -320,7 +338,7 @@ class Forward:
         sampled = sample(logits_NV, sampler_inputs, kind)
         if kind is SamplingKind.EVERYTHING:
             assert sampler_inputs.tables is not None, "a step of every kind has tables"
-            sampler_inputs.tables.count_(rows_N, sampled.tokens_N)
+            sampler_inputs.tables.take_(rows_N, sampled.tokens_N)
         return sampled
 
     def _newest(self, *, writable: bool) -> OwnedMemory:

@@ -1,8 +1,8 @@
 """From logits to tokens: one row per request, and no row sees another.
 
-Order: bias, penalties, temperature, top-k, top-p, min-p, then the largest of logits plus Gumbel noise. The noise is
-a hash of (seed, tokens generated so far, token id), so a request draws the same tokens alone, in any batch, in any
-row, padded, captured or eager. `scores.py` has what few requests want: bias, penalties, filters, logprobs.
+Order: bias, bad words, penalties, temperature, top-k, top-p, min-p, then the largest of logits plus Gumbel noise. The
+noise is a hash of (seed, tokens generated so far, token id), so a request draws the same tokens alone, in any batch, in
+any row, padded, captured or eager. `scores.py` has what few requests want: bias, penalties, filters, logprobs.
 
 `SamplerRows` keeps every running request's numbers on the host, by row; a step's inputs are these, gathered.
 
@@ -24,16 +24,16 @@ from playhead.kernels.tokens import choose_scratch, choose_tokens
 from playhead.sampling_params import GREEDY_BELOW, MAX_LOGPROBS, PARAMETERS, SamplingKind
 from playhead.schedule.request import Request
 from playhead.step.scores import (
-    MAX_BIAS_ENTRIES,
     SamplerInputs,
     SamplerTables,
-    bias_entries,
     biased,
     filtered,
     logprobs_of,
     penalised,
+    waits_for_its_end,
+    without_words,
 )
-from playhead.types import Row
+from playhead.types import Row, TokenReport
 
 NUMBERS = {name: one for name, one in PARAMETERS.items() if one.number is not None}
 """The parameters of which a sampler reads one number per request."""
@@ -56,6 +56,13 @@ class SampledTokens(NamedTuple):
     logprobs_NL: torch.Tensor
     ranks_NL: torch.Tensor
 
+    def reports(self, row: int, num_best: int | None) -> list[TokenReport]:
+        """On the host: of the chosen token of a row, then of so many of the best ones. With None there are none."""
+        if num_best is None:
+            return []
+        columns = (part[row, : 1 + num_best].tolist() for part in self[1:])
+        return [TokenReport(*one) for one in zip(*columns, strict=True)]
+
 
 def sample(
     logits_NV: torch.Tensor, inputs: SamplerInputs, kind: SamplingKind = SamplingKind.EVERYTHING
@@ -66,7 +73,7 @@ def sample(
     """
     scores_NV = logits_NV
     if kind is SamplingKind.EVERYTHING:
-        scores_NV = penalised(biased(scores_NV.float(), inputs), inputs)
+        scores_NV = penalised(without_words(biased(scores_NV.float(), inputs), inputs), inputs)
     if kind >= SamplingKind.FILTERED:
         scores_NV = filtered(scores_NV.float(), inputs)
     tokens_N = torch.empty(len(logits_NV), dtype=torch.int64, device=logits_NV.device)
@@ -123,6 +130,7 @@ class SamplerRows:
 
     def prepare(self, request: Request) -> None:
         """Room for a request that is not queued yet, or `RequestError`: later it would be everybody's error."""
+        check_some_token_is_left(request)
         if kind_of(request) is SamplingKind.EVERYTHING:
             try:
                 self.make_tables()
@@ -160,9 +168,17 @@ class SamplerRows:
 
 
 def kind_of(request: Request) -> SamplingKind:
-    """The least kind of sampling that serves a request, or `RequestError` if the tables have no room for its bias."""
-    num_entries = len(bias_entries(request))
-    if num_entries > MAX_BIAS_ENTRIES:
-        fields = "logit_bias, stop_token_ids and end tokens"
-        raise RequestError(fields, f"{num_entries} entries", f"at most {MAX_BIAS_ENTRIES}", "Ask for fewer.")
-    return SamplingKind.EVERYTHING if num_entries else request.params.kind
+    """The least kind of sampling that serves a request."""
+    return SamplingKind.EVERYTHING if waits_for_its_end(request) or request.bad_words else request.params.kind
+
+
+def check_some_token_is_left(request: Request) -> None:
+    """Refuse a request whose fields forbid every token that they allow."""
+    allowed = request.params.allowed_token_ids
+    if allowed is None:
+        return
+    bad = {word[0] for word in request.bad_words if len(word) == 1}
+    early = request.ending_ids if waits_for_its_end(request) else frozenset()
+    if not set(allowed) - bad - early:
+        found = f"{len(allowed)} token ids, and bad_words or min_tokens forbid every one"
+        raise RequestError("sampling field 'allowed_token_ids'", found, "at least one that can come out", "Allow more.")

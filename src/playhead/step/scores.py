@@ -1,27 +1,34 @@
 """What bias, penalties and filters make of logits, and the logprobs that are reported: the rare part of sampling.
 
-`filtered(penalised(biased(logits)))` is what a token is drawn from. What is wide and rare is in tables on the device.
-Sums that decide something are sums of integers: floats would round differently in a batch of another size.
+`filtered(penalised(without_words(biased(logits))))` is what a token is drawn from. What is wide and rare is in tables
+on the device. Sums that decide something are sums of integers: floats would round differently in a batch of another
+size.
 
-Shapes: N requests of a step, R rows of running requests, V vocabulary, B bias entries, L reported logprobs. A trailing
-1 is kept for broadcasting.
+Shapes: N requests of a step, R rows of running requests, V vocabulary, K bad words of several tokens, H their tokens
+but the last, L reported logprobs. A trailing 1 is kept for broadcasting.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from playhead.errors import INT64_MAX
 from playhead.graph.capture import Inputs
-from playhead.sampling_params import GREEDY_BELOW, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, PARAMETERS, SamplingKind
+from playhead.sampling_params import GREEDY_BELOW, PARAMETERS, SamplingKind
+from playhead.sampling_values import MAX_LONG_WORDS, MAX_WORD_TOKENS
 from playhead.schedule.request import Request
 from playhead.types import Row
 
-MAX_EOS_IDS = 16  # checkpoints list a handful
-MAX_BIAS_ENTRIES = MAX_LOGIT_BIAS + MAX_STOP_TOKEN_IDS + MAX_EOS_IDS
+NUM_RECENT = MAX_WORD_TOKENS - 1
+
+SEEN = 1
+"""The flag of an id that is in the prompt."""
+ENDS = 2
+"""The flag of an id that would end the request."""
 
 # A softmax weight in (0, 1] becomes an integer of this many bits: 2^21 of them still fit 63 bits.
 WEIGHT_SCALE = 2.0**42
@@ -30,36 +37,44 @@ ID_BITS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SamplerTables:
-    """What few requests need and is wide: bias entries and the tokens seen, with a line per row of running requests.
+    """What few requests need and is wide: bias, flags and counts of every token id, with a line per running request.
 
-    With `prompt_seen_RV` and `output_counts_RV`, 5 bytes a token id: 168 MB for 128 rows of 262,144. An unused bias
-    entry adds 0 to token 0, which changes nothing.
+    These take 9 bytes a token id: 302 MB for 128 rows of 262,144. A line of zeros changes nothing. In the three tables
+    of bad words a token is its id plus 1, and 0 is no token: in front of a shorter word it fits any token.
     """
 
-    bias_ids_RB: torch.Tensor
-    bias_values_RB: torch.Tensor
-    bias_until_RB: torch.Tensor
-    prompt_seen_RV: torch.Tensor
+    bias_RV: torch.Tensor
+    """What is added to a logit. An id with -inf cannot come out."""
+    flags_RV: torch.Tensor
     output_counts_RV: torch.Tensor
+    min_tokens_R1: torch.Tensor
+    """Ids with the flag ENDS cannot come out before so many tokens were generated."""
+    word_starts_RKH: torch.Tensor
+    """A bad word's tokens but the last, at the end of its line."""
+    word_ends_RK: torch.Tensor
+    recent_RH: torch.Tensor
+    """The newest tokens of the output, at the end of the line."""
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        bias = (self.bias_ids_RB, self.bias_values_RB, self.bias_until_RB)
-        return (*bias, self.prompt_seen_RV, self.output_counts_RV)
+        of_ids = (self.bias_RV, self.flags_RV, self.output_counts_RV, self.min_tokens_R1)
+        return (*of_ids, self.word_starts_RKH, self.word_ends_RK, self.recent_RH)
 
     @classmethod
     def empty(cls, num_rows: int, vocab_size: int, device: torch.device) -> SamplerTables:
         """Tables in which no row has anything."""
 
-        def zeros(width: int, dtype: torch.dtype) -> torch.Tensor:
-            return torch.zeros((num_rows, width), dtype=dtype, device=device)
+        def zeros(dtype: torch.dtype, *sizes: int) -> torch.Tensor:
+            return torch.zeros((num_rows, *sizes), dtype=dtype, device=device)
 
         return cls(
-            bias_ids_RB=zeros(MAX_BIAS_ENTRIES, torch.int64),
-            bias_values_RB=zeros(MAX_BIAS_ENTRIES, torch.float32),
-            bias_until_RB=zeros(MAX_BIAS_ENTRIES, torch.int64),
-            prompt_seen_RV=zeros(vocab_size, torch.bool),
-            output_counts_RV=zeros(vocab_size, torch.int32),
+            bias_RV=zeros(torch.float32, vocab_size),
+            flags_RV=zeros(torch.uint8, vocab_size),
+            output_counts_RV=zeros(torch.int32, vocab_size),
+            min_tokens_R1=zeros(torch.int64, 1),
+            word_starts_RKH=zeros(torch.int32, MAX_LONG_WORDS, NUM_RECENT),
+            word_ends_RK=zeros(torch.int32, MAX_LONG_WORDS),
+            recent_RH=zeros(torch.int32, NUM_RECENT),
         )
 
     def clear_(self, row: Row) -> None:
@@ -69,24 +84,51 @@ class SamplerTables:
 
     def write_(self, row: Row, request: Request) -> None:
         """A request into an empty row, ordered before what is launched next on this stream."""
-        device, entries = self.bias_ids_RB.device, bias_entries(request)
-        if entries:
-            columns = zip(*entries, strict=True)
-            for table, numbers in zip(
-                (self.bias_ids_RB, self.bias_values_RB, self.bias_until_RB), columns, strict=True
-            ):
-                table[row, : len(entries)] = torch.tensor(numbers, dtype=table.dtype).to(device)
+        params = request.params
+        if params.allowed_token_ids is not None:
+            self.bias_RV[row].fill_(-math.inf)
+            self.bias_RV[row, self._ids(params.allowed_token_ids)] = 0.0
+        if params.logit_bias:
+            values = torch.tensor(list(params.logit_bias.values()), dtype=torch.float32)
+            self.bias_RV[row, self._ids(params.logit_bias)] += values.to(self.bias_RV.device)
         if has_penalties(request):
-            prompt, output = (
-                torch.tensor(ids, dtype=torch.int64).to(device) for ids in (request.prompt, request.output)
-            )
-            self.prompt_seen_RV[row, prompt] = True
-            self.count_(torch.full_like(output, row), output)
+            self.flags_RV[row, self._ids(request.prompt)] = SEEN
+            output = self._ids(request.output)
+            self._count_(torch.full_like(output, row), output)
+        if waits_for_its_end(request):
+            self.flags_RV[row, self._ids(request.ending_ids)] |= ENDS
+            self.min_tokens_R1[row] = params.min_tokens
+        if request.bad_words:
+            self._write_words_(row, request)
 
-    def count_(self, rows_N: torch.Tensor, tokens_N: torch.Tensor) -> None:
+    def _write_words_(self, row: Row, request: Request) -> None:
+        device = self.bias_RV.device
+        self.bias_RV[row, self._ids(word[0] for word in request.bad_words if len(word) == 1)] = -math.inf
+        starts_KH = np.zeros((MAX_LONG_WORDS, NUM_RECENT), dtype=np.int32)
+        ends_K = np.zeros(MAX_LONG_WORDS, dtype=np.int32)
+        for i, (*start, end) in enumerate(word for word in request.bad_words if len(word) > 1):
+            starts_KH[i, -len(start) :], ends_K[i] = np.array(start) + 1, end + 1
+        recent_H = np.zeros(NUM_RECENT, dtype=np.int32)
+        output = request.output[-NUM_RECENT:]
+        recent_H[NUM_RECENT - len(output) :] = np.array(output, dtype=np.int32) + 1
+        self.word_starts_RKH[row] = torch.from_numpy(starts_KH).to(device)
+        self.word_ends_RK[row] = torch.from_numpy(ends_K).to(device)
+        self.recent_RH[row] = torch.from_numpy(recent_H).to(device)
+
+    def _ids(self, ids: Iterable[int]) -> torch.Tensor:
+        return torch.tensor(list(ids), dtype=torch.int64).to(self.bias_RV.device)
+
+    def take_(self, rows_N: torch.Tensor, tokens_N: torch.Tensor) -> None:
+        """These rows have generated these tokens."""
+        rows_N = rows_N.long()
+        self._count_(rows_N, tokens_N)
+        newest_N1 = (tokens_N + 1).to(torch.int32)[:, None]
+        self.recent_RH.index_put_((rows_N,), torch.cat((self.recent_RH[rows_N][:, 1:], newest_N1), dim=-1))
+
+    def _count_(self, rows_N: torch.Tensor, tokens_N: torch.Tensor) -> None:
         """One more of these tokens in these rows. Integers: the order of equal places does not matter."""
         ones_N = torch.ones_like(tokens_N, dtype=torch.int32)
-        self.output_counts_RV.index_put_((rows_N.long(), tokens_N), ones_N, accumulate=True)
+        self.output_counts_RV.index_put_((rows_N, tokens_N), ones_N, accumulate=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -109,24 +151,34 @@ class SamplerInputs:
 
 
 def biased(logits_NV: torch.Tensor, inputs: SamplerInputs) -> torch.Tensor:
-    """Logits with what the bias entries add while they hold.
-
-    An id may stand twice only with infinities and zeros, so the order of the additions does not matter.
-    """
+    """Logits with their bias, and -inf for an end that would come too early."""
     assert inputs.tables is not None, "rows with a bias have tables"
-    ids_NB, values_NB, until_NB = (
-        table[inputs.rows_N]
-        for table in (inputs.tables.bias_ids_RB, inputs.tables.bias_values_RB, inputs.tables.bias_until_RB)
-    )
-    holds_NB = inputs.column("num_generated") < until_NB
-    return logits_NV.scatter_add(1, ids_NB, torch.where(holds_NB, values_NB, 0.0))
+    logits_NV = logits_NV + inputs.tables.bias_RV[inputs.rows_N]
+    waits_N1 = inputs.column("num_generated") < inputs.tables.min_tokens_R1[inputs.rows_N]
+    ends_NV = (inputs.tables.flags_RV[inputs.rows_N] & ENDS) != 0
+    return logits_NV.masked_fill(ends_NV & waits_N1, -math.inf)
+
+
+def without_words(logits_NV: torch.Tensor, inputs: SamplerInputs) -> torch.Tensor:
+    """-inf for the last token of each bad word whose other tokens are the row's newest ones.
+
+    With the word (7, 8, 9): after 5, 7, 8 the token 9 cannot come out; after 7, 8, 5 it can.
+    """
+    assert inputs.tables is not None, "rows with bad words have tables"
+    starts_NKH = inputs.tables.word_starts_RKH[inputs.rows_N]
+    ends_NK = inputs.tables.word_ends_RK[inputs.rows_N]
+    recent_N1H = inputs.tables.recent_RH[inputs.rows_N][:, None]
+    fits_NK = ((starts_NKH == 0) | (starts_NKH == recent_N1H)).all(dim=-1) & (ends_NK > 0)
+    # An id may stand twice with zeros and infinities alone, so the order of the additions does not matter.
+    added_NK = torch.zeros_like(ends_NK, dtype=torch.float32).masked_fill(fits_NK, -math.inf)
+    return logits_NV.scatter_add(1, (ends_NK - 1).clamp(min=0).to(torch.int64), added_NK)
 
 
 def penalised(logits_NV: torch.Tensor, inputs: SamplerInputs) -> torch.Tensor:
     """Repetition for ids of the prompt or the output, then frequency and presence for ids of the output."""
     assert inputs.tables is not None, "rows with penalties have tables"
     counts_NV = inputs.tables.output_counts_RV[inputs.rows_N]
-    repeated_NV = inputs.tables.prompt_seen_RV[inputs.rows_N] | (counts_NV > 0)
+    repeated_NV = ((inputs.tables.flags_RV[inputs.rows_N] & SEEN) != 0) | (counts_NV > 0)
     factor_NV = torch.where(repeated_NV, inputs.column("repetition_penalty"), 1.0)
     logits_NV = torch.where(logits_NV > 0, logits_NV / factor_NV, logits_NV * factor_NV)
     logits_NV = logits_NV - inputs.column("frequency_penalty") * counts_NV
@@ -215,13 +267,6 @@ def has_penalties(request: Request) -> bool:
     )
 
 
-def bias_entries(request: Request) -> list[tuple[int, float, int]]:
-    """(token id, addition, until): the addition holds while fewer than `until` tokens were generated.
-
-    The ids that would end the request cannot be drawn before `min_tokens`.
-    """
-    params = request.params
-    entries = [(token, bias, INT64_MAX) for token, bias in params.logit_bias.items()]
-    if len(request.output) < params.min_tokens:
-        entries += [(token, -math.inf, params.min_tokens) for token in request.ending_ids]
-    return entries
+def waits_for_its_end(request: Request) -> bool:
+    """Whether ids that would end the request cannot come out yet."""
+    return bool(request.ending_ids) and len(request.output) < request.params.min_tokens

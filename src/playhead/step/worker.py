@@ -57,15 +57,21 @@ class InFlight:
     step: Step
     decision: Decision
     readback: Readback
+    prompt_readback: Readback | None
+    """Of the prompt tokens whose logprobs are wanted, those of all chunks in their order."""
     logits_NV: torch.Tensor
     """On the device, until the next launch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Collected:
-    """The tokens of a step on the host, one row per chunk, and how long the device took."""
+    """The tokens of a step on the host, one row per chunk, and how long the device took.
+
+    `prompt` has a row for each position in the chunks' `reported`, if there are any.
+    """
 
     sampled: SampledTokens
+    prompt: SampledTokens | None
     device_us: float
 
 
@@ -159,9 +165,14 @@ class Worker:
         try:
             stopwatch = start_stopwatch(self.device)
             run = self._run_decode if requests.is_decode else self._run_prefill
-            decision, output = run(requests, kind, batch)
-            readback = stopwatch.read_back(output.sampled)
-            launched = InFlight(step=step, decision=decision, readback=readback, logits_NV=output.logits_NV)
+            decision, output, prompt = run(requests, kind, batch)
+            launched = InFlight(
+                step=step,
+                decision=decision,
+                prompt_readback=None if prompt is None else stopwatch.read_back(prompt),
+                readback=stopwatch.read_back(output.sampled),
+                logits_NV=output.logits_NV,
+            )
             self._in_flight[step] = launched
             self.kv.commit()
         except BaseException:
@@ -171,7 +182,7 @@ class Worker:
 
     def _run_decode(
         self, requests: StepRequests, kind: SamplingKind, batch: Batch | None
-    ) -> tuple[Decision, StepOutput]:
+    ) -> tuple[Decision, StepOutput, None]:
         """A step over requests; without a batch, the one that the slots hold already."""
         self.rows.decode_slots = None  # an error below leaves the slots as nobody knows
         runner, num_requests = self.decoder_for(kind), len(requests.chunks)
@@ -186,12 +197,12 @@ class Worker:
             seq_lens=requests.ends,
             num_places=self.kv.num_places_of(requests.rows),
         )
-        return result.decision, result.output
+        return result.decision, result.output, None
 
     def _run_prefill(
         self, requests: StepRequests, kind: SamplingKind, batch: Batch | None
-    ) -> tuple[Decision, StepOutput]:
-        """A step over tokens, and a new token for each request that gets one."""
+    ) -> tuple[Decision, StepOutput, SampledTokens | None]:
+        """A step over tokens, a new token for each request that gets one, and reports of prompts that want them."""
         assert batch is not None, "a step over tokens is filled"
         num_requests = len(requests.chunks)
         result = self.prefill.run(batch, raw_bs=num_requests, raw_num_tokens=len(requests.tokens.rows))
@@ -201,14 +212,33 @@ class Worker:
             slots = self.prefill.registry.slots.items()
             inputs = {name: slot.rows(0, num_requests) for name, slot in slots if slot.axis == "bs"}
             self._inputs_by_request[num_requests] = inputs
-        return result.decision, self.forward.sample_last(result.output, inputs, kind)
+        prompt = self._report_prompts(requests, result.output)
+        return result.decision, self.forward.sample_last(result.output, inputs, kind), prompt
+
+    def _report_prompts(self, requests: StepRequests, h_TM: torch.Tensor) -> SampledTokens | None:
+        """The logprobs of the prompt tokens that follow a reported position.
+
+        The step's graph gives the hidden states of all its tokens. Their logits are computed after it, as those of the
+        last tokens are, so requests without `prompt_logprobs` run as they always do.
+        """
+        chunks = [
+            (chunk, chunk.reported, stop) for chunk, stop in zip(requests.chunks, requests.tokens.stops, strict=True)
+        ]
+        index = [stop - chunk.end + position for chunk, reported, stop in chunks for position in reported]
+        if not index:
+            return None
+        tokens = [chunk.request.prompt[position + 1] for chunk, reported, _ in chunks for position in reported]
+        index_T, tokens_T = (torch.tensor(numbers, dtype=torch.int64).to(self.device) for numbers in (index, tokens))
+        num_best = max(chunk.request.params.prompt_logprobs or 0 for chunk, reported, _ in chunks if reported)
+        return self.forward.report_prompt(h_TM, index_T, tokens_T, num_best)
 
     def collect(self, launched: InFlight) -> Collected:
         """Wait for a step's tokens. What was given up while it ran can be reused. A second time gives the same."""
+        prompt = None if launched.prompt_readback is None else launched.prompt_readback.wait()
         sampled = launched.readback.wait()
         self._in_flight.pop(launched.step, None)
         self.settle()
-        return Collected(sampled=sampled, device_us=launched.readback.device_us())
+        return Collected(sampled=sampled, prompt=prompt, device_us=launched.readback.device_us())
 
     @property
     def steps_in_flight(self) -> list[Step]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 from playhead.engine.engine import Engine, LaunchedStep
-from playhead.engine.response import ResponseBuilder, TokenReport
+from playhead.engine.response import ResponseBuilder
 from playhead.errors import PlayheadError
 from playhead.graph.runner import GraphRunner
 from playhead.graph.shapes import Decision
@@ -39,7 +39,7 @@ from playhead.testing.tiny_engine import (
     tiny_engine,
     tokens_alone,
 )
-from playhead.types import Row
+from playhead.types import Row, TokenReport
 
 CROWD = crowd(seed=0)
 STOPPED_PROMPT = (1, 50, 60)

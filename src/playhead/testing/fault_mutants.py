@@ -11,7 +11,7 @@ from contextlib import suppress
 from weakref import WeakMethod
 
 from playhead.engine.engine import Engine
-from playhead.engine.response import ResponseBuilder, TokenReport
+from playhead.engine.response import ResponseBuilder
 from playhead.errors import MisuseError, PlayheadError
 from playhead.graph.breaks import RunBreak
 from playhead.kv.cache import HybridKVCache
@@ -29,6 +29,7 @@ from playhead.testing.faults import injected
 from playhead.testing.mutant import Checker, Mutant, Oracle, Patch, mutant, swapped
 from playhead.testing.tiny_engine import Ask, crowd, greedy, tiny_engine, tokens_alone
 from playhead.testing.tiny_worker import tiny_worker
+from playhead.types import TokenReport
 
 CROWD = crowd(seed=1, count=12)
 THREE = tuple(

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from playhead.testing.engine_mutants import ENGINE_CHECKERS, ENGINE_MUTANTS
+from playhead.testing.field_mutants import FIELD_CHECKERS, FIELD_MUTANTS
 from playhead.testing.front_mutants import FRONT_CHECKERS, FRONT_MUTANTS
 from playhead.testing.graph_checkers import GRAPH_CHECKERS
 from playhead.testing.graph_mutants import GRAPH_MUTANTS
@@ -50,6 +51,7 @@ PACKAGES: tuple[Package, ...] = (
     Package(name="models", mutants=MODEL_MUTANTS, checkers=MODEL_CHECKERS),
     Package(name="step", mutants=STEP_MUTANTS, checkers=STEP_CHECKERS),
     Package(name="engine", mutants=ENGINE_MUTANTS, checkers=ENGINE_CHECKERS),
+    Package(name="fields", mutants=FIELD_MUTANTS, checkers=FIELD_CHECKERS),
     Package(name="front", mutants=FRONT_MUTANTS, checkers=FRONT_CHECKERS),
     *seeds(),
 )

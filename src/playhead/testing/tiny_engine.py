@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from playhead.engine.config import EngineConfig
 from playhead.engine.engine import Engine
 from playhead.engine.front import RequestOptions
 from playhead.kv.ledger import Ledger
 from playhead.kv.plan import KVLimits
 from playhead.llm import LLM
 from playhead.models.text.ids_only import IdsOnlyTokenizer
+from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
 from playhead.testing.tiny_worker import tiny_worker
 
@@ -28,7 +30,10 @@ MAX_STEPS = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """A request of the schedule: it comes at a step, and may be given up at another."""
+    """A request of the schedule: it comes at a step, and may be given up at another.
+
+    `bad_words` are token ids, because there is no tokenizer to make them of words.
+    """
 
     name: str
     prompt: tuple[int, ...]
@@ -36,6 +41,7 @@ class Ask:
     comes: int = 0
     goes: int | None = None
     priority: int = 0
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
 
 def greedy(num_tokens: int, **more: object) -> SamplingParams:
@@ -94,6 +100,7 @@ def tiny_engine(
     prefix_caching: bool = True,
     limits: KVLimits = LIMITS,
     strict_ledger: bool = True,
+    seed: int | None = None,
 ) -> Engine:
     """With `overlap` two steps are in flight at a time."""
     limits = replace(limits, num_steps_in_flight=2 if overlap else 1)
@@ -104,7 +111,7 @@ def tiny_engine(
         prefix_caching=prefix_caching,
         strict_ledger=strict_ledger,
     )
-    return Engine(worker, IdsOnlyTokenizer())
+    return Engine(worker, IdsOnlyTokenizer(), config=EngineConfig(seed=seed))
 
 
 def small_llm() -> LLM:
@@ -114,20 +121,27 @@ def small_llm() -> LLM:
 
 def run_schedule(engine: Engine, asks: Sequence[Ask] = SCHEDULE) -> tuple[dict[str, list[int]], list[str]]:
     """Tokens of the requests that were not given up; and what the ledger found after any step."""
-    finished: dict[str, list[int]] = {}
+    finished, found = run_asks(engine, asks)
+    return {name: output.outputs[0].token_ids for name, output in finished.items()}, found
+
+
+def run_asks(engine: Engine, asks: Sequence[Ask]) -> tuple[dict[str, RequestOutput], list[str]]:
+    """The same with whole outputs."""
+    finished: dict[str, RequestOutput] = {}
     found: list[str] = []
     pending = sorted(asks, key=lambda ask: ask.comes)
     for number in range(MAX_STEPS):
         while pending and pending[0].comes <= number and engine.can_take:
             ask = pending.pop(0)
-            engine.add_request(ask.name, ask.prompt, ask.params, RequestOptions(priority=ask.priority))
+            checked = replace(engine.reader.check(ask.prompt, ask.params), bad_words=ask.bad_words)
+            engine.submit(ask.name, checked, RequestOptions(priority=ask.priority))
         for ask in asks:
             if ask.goes == number:
                 engine.abort(ask.name)
         with suppress(MemoryError):  # a step that fails may be tried again
             for output in engine.step():
                 if output.finished:
-                    finished[output.request_id] = output.outputs[0].token_ids
+                    finished[output.request_id] = output
         found += [f"step {number}: {violation}" for violation in Ledger(engine.worker.kv).audit()]
         if not pending and not engine.has_work:
             return finished, found
@@ -139,5 +153,5 @@ def tokens_alone(asks: Sequence[Ask]) -> dict[str, list[int]]:
     engine = tiny_engine(overlap=False, prefix_caching=False)
     finished: dict[str, list[int]] = {}
     for ask in asks:
-        finished |= run_schedule(engine, [Ask(name=ask.name, prompt=ask.prompt, params=ask.params)])[0]
+        finished |= run_schedule(engine, [replace(ask, comes=0, goes=None, priority=0)])[0]
     return finished

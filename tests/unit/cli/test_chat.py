@@ -188,25 +188,25 @@ def test_a_terminal_has_history_and_ctrl_c_stops_an_answer(model, tmp_path):
     os.close(slave)
     screen = ""
 
-    def wait_for(text: str) -> None:
+    def read_until(text: str) -> None:
         nonlocal screen
         while text not in screen:
             screen += os.read(master, 4096).decode()
         screen = screen.split(text, 1)[1]
 
     for typed in (b"Hello there\n", b"\x1b[A\n"):
-        wait_for("> ")
+        read_until("> ")
         os.write(master, typed)
-        wait_for("<begun>")
+        read_until("<begun>")
         os.write(master, b"\x03")
-        wait_for("[stopped]")
-    wait_for("> ")
+        read_until("[stopped]")
+    read_until("> ")
     os.write(master, b"/save talk.json\n")
-    wait_for("saved to talk.json")
-    wait_for("> ")
+    read_until("saved to talk.json")
+    read_until("> ")
     os.write(master, b"\x03")
-    wait_for("Ctrl-C again, Ctrl-D or /bye leaves.")
-    wait_for("> ")
+    read_until("Ctrl-C again, Ctrl-D or /bye leaves.")
+    read_until("> ")
     os.write(master, b"\x03")
     assert process.wait() == 130
     os.close(master)

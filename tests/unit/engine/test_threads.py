@@ -113,6 +113,22 @@ def test_a_step_that_raises_ends_the_call_of_its_own_thread_alone(llm, wanted, e
     assert tokens(outputs[-1:]) == wanted
 
 
+def test_an_interrupt_right_after_a_step_loses_nobodys_last_output(llm, wanted, monkeypatch):
+    stream, advance = llm.stream("The whale", GREEDY), llm.engine.advance
+    outputs = [next(stream) for _ in range(GREEDY.max_tokens - 1)]
+
+    def interrupted() -> None:
+        advance()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(llm.engine, "advance", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate("Call me", GREEDY)
+    outputs += list(stream)
+    assert tokens(outputs[-1:]) == wanted
+
+
 class Interrupted:
     """The lock of the thread before, when Ctrl-C comes while it is waited for."""
 

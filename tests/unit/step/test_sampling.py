@@ -15,14 +15,12 @@ from hypothesis import strategies as st
 from playhead.graph import TapeBackend, record
 from playhead.kernels.tokens import gumbel_noise
 from playhead.sampling_params import SamplingKind, SamplingParams
-from playhead.schedule.request import Request
 from playhead.step.sampling import NUMBERS, SampledTokens, kind_of, sample
 from playhead.step.scores import filtered
-from tests.unit.step.sampler_inputs import build_inputs, refill
+from tests.unit.step.sampler_inputs import VOCAB, build_inputs, logit_rows, refill, row_of, sampler_rows, seeds
 
 EVERYTHING = SamplingKind.EVERYTHING
 
-VOCAB = 24
 WRAP = 2**64
 
 
@@ -50,10 +48,18 @@ def oracle_logits(logits, row):
         x += params.logit_bias.get(token, 0.0)
         if len(row.output) < params.min_tokens and token in row.ending_ids:
             x = -math.inf
+        if token not in (params.allowed_token_ids or range(VOCAB)) or oracle_forbids(row, token):
+            x = -math.inf
         if token in row.prompt or token in counts:
             x = x / params.repetition_penalty if x > 0 else x * params.repetition_penalty
         out.append(x - params.frequency_penalty * counts[token] - params.presence_penalty * (counts[token] > 0))
     return out
+
+
+def oracle_forbids(row, token):
+    """Whether the token would complete a bad word."""
+    text = (*row.output, token)
+    return any(text[-len(word) :] == word for word in row.bad_words)
 
 
 def oracle_kept(scaled, params):
@@ -80,6 +86,8 @@ def oracle_kept(scaled, params):
 def oracle_token(logits, row):
     """(token, margin): below a margin of rounding the sampler may rightly decide otherwise."""
     raw, logits = logits, oracle_logits(logits, row)
+    if max(logits) == -math.inf:
+        return 0, 0.0  # nothing is left, and some token comes out
     if row.params.is_greedy:
         scores, margin = dict(enumerate(logits)), 1.0
     else:
@@ -92,46 +100,6 @@ def oracle_token(logits, row):
         return first, min(margin, scores[first] - second)
     # Equal scores are no near miss, the lowest id wins by rule; unless they are results that float32 rounds.
     return first, min(margin, 1.0 if logits == raw else 0.0)
-
-
-# Requests and logits on a coarse grid, so that ties happen.
-
-seeds = st.integers(-(2**63), 2**63 - 1)
-token_lists = st.lists(st.integers(0, VOCAB - 1), max_size=6)
-quarters = st.integers(-40, 40).map(lambda n: n / 4)
-logit_rows = st.lists(quarters, min_size=VOCAB, max_size=VOCAB)
-
-
-def row_of(params, prompt=(), output=(), ending=()):
-    """A request that has a row, with what it has generated so far."""
-    return Request(
-        id="row",
-        prompt=tuple(prompt),
-        params=params,
-        max_new_tokens=100,
-        arrival=0,
-        ending_ids=tuple(ending),
-        output=list(output),
-    )
-
-
-@st.composite
-def sampler_rows(draw):
-    params = SamplingParams(
-        temperature=draw(st.sampled_from([0.0, 0.25, 0.7, 1.0, 3.0])),
-        top_k=draw(st.sampled_from([-1, 0, 1, 2, 5, VOCAB - 1, VOCAB, 1000])),
-        top_p=draw(st.sampled_from([1e-9, 0.15, 0.61, 0.93, 0.9999, 1.0])),
-        min_p=draw(st.sampled_from([0.0, 1e-4, 0.07, 0.33, 1.0])),
-        repetition_penalty=draw(st.sampled_from([1.0, 0.5, 1.3, 2.0])),
-        presence_penalty=draw(st.sampled_from([0.0, -2.0, 0.5, 2.0])),
-        frequency_penalty=draw(st.sampled_from([0.0, -1.0, 0.25, 2.0])),
-        logit_bias=draw(st.dictionaries(st.integers(0, VOCAB - 1), quarters, max_size=4)),
-        min_tokens=draw(st.integers(0, 4)),
-        logprobs=draw(st.sampled_from([None, 0, 3, 20])),
-        seed=draw(seeds),
-    )
-    ending = draw(st.lists(st.integers(0, VOCAB - 1), max_size=3))
-    return row_of(params, draw(token_lists), draw(token_lists), ending)
 
 
 batches = st.lists(st.tuples(logit_rows, sampler_rows()), min_size=1, max_size=5)
@@ -469,18 +437,19 @@ def test_a_recorded_sampler_replays_what_eager_computes(batch):
 
 def test_a_recorded_step_advances_itself():
     """Six replays without the host equal six steps with inputs built anew, past the end of min_tokens."""
+    bias = {3: 1.0, 5: 3.0}
     params = SamplingParams(
-        presence_penalty=0.5, frequency_penalty=0.3, repetition_penalty=1.2, min_tokens=3, logit_bias={3: 1.0}
+        presence_penalty=0.5, frequency_penalty=0.3, repetition_penalty=1.2, min_tokens=3, logit_bias=bias
     )
     seeded = [dataclasses.replace(params, seed=seed) for seed in (8, 9)]
-    start = [row_of(one, prompt=[1, 2], ending=[0, 3]) for one in seeded]
+    start = [row_of(one, prompt=[1, 2], ending=[0, 3], bad_words=[(t, 5) for t in range(VOCAB)]) for one in seeded]
     logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(2))
     inputs = build_inputs(start, num_rows=2, vocab_size=VOCAB)
 
     def step():
         result = sample(logits, inputs)
         inputs.numbers["num_generated"].add_(1)
-        inputs.tables.count_(inputs.rows_N, result.tokens_N)
+        inputs.tables.take_(inputs.rows_N, result.tokens_N)
         return result
 
     recording, output = record(TapeBackend(), step)

@@ -1,0 +1,18 @@
+"""Start from the model's own sampling parameters."""
+
+from playhead import LLM, SamplingParams
+
+
+def main(model: str) -> None:
+    llm = LLM(model=model, max_model_len=64)
+    defaults = llm.get_default_sampling_params()
+    print(defaults)
+    assert defaults.temperature == 0.8  # the checkpoint's generation_config.json says so
+    assert defaults.max_tokens == 16
+    assert llm.generate("Hark!")[0].outputs[0].token_ids
+    plain = LLM(model=model, max_model_len=64, generation_config="vllm").get_default_sampling_params()
+    assert plain.temperature == SamplingParams().temperature == 1.0
+
+
+if __name__ == "__main__":
+    main("embedded")
