@@ -1,4 +1,4 @@
-"""Where `playhead` starts and ends: quietly on Ctrl-C even while torch is imported, with few collections of garbage."""
+"""Where `playhead` starts and ends: quiet on Ctrl-C even while torch is imported, and without needless collections."""
 
 from __future__ import annotations
 
