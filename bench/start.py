@@ -2,8 +2,8 @@
 
 python -m bench.start --runs 5
 
-Each run is a process of its own. Parts are medians over the runs, so they need not add up to the last digit. Seconds
-mean something on an idle machine only; "of a core" is the time that the process had one.
+Each run is a process of its own. "of a core" is the time that the process had one: on an idle machine that is all.
+Parts are medians over the runs, so they need not add up to the last digit.
 """
 
 from __future__ import annotations
@@ -24,23 +24,25 @@ from rich.table import Table
 PROMPT, NUM_TOKENS = "The whale", "30"
 
 CHILD = """
-import sys, time
-begun = time.perf_counter()
+import gc, sys, time
+from playhead.cli.entry import OBJECTS_BETWEEN_COLLECTIONS
+gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
+begun = time.process_time()
 import torch
-with_torch = time.perf_counter()
+with_torch = time.process_time()
 import playhead.cli.main, playhead.cli.generate
 from playhead.engine import build
 from playhead.graph.runner import GraphRunner
-imported = time.perf_counter()
+imported = time.process_time()
 parts = {}
 
 def timed(part, work):
     def measured(*args, **kwargs):
-        start = time.perf_counter()
+        start = time.process_time()
         try:
             return work(*args, **kwargs)
         finally:
-            parts[part] = parts.get(part, 0.0) + time.perf_counter() - start
+            parts[part] = parts.get(part, 0.0) + time.process_time() - start
     return measured
 
 build.worker_config = timed("sizes", build.worker_config)
@@ -48,12 +50,13 @@ build.load_tokenizer = timed("tokenizer", build.load_tokenizer)
 build.load_weights = timed("weights", build.load_weights)
 build.build_worker = timed("KV memory, graph inputs", build.build_worker)
 GraphRunner.capture_bucket = timed("captures", GraphRunner.capture_bucket)
-import atexit, json, os
+import atexit, json
 def report():
-    ended = time.perf_counter()
+    ended = time.process_time()
     rest = ended - imported - sum(parts.values())
-    started = {"start of Python": begun - float(os.environ["STARTED_S"]), "import torch": with_torch - begun}
+    started = {"start of Python": begun, "import torch": with_torch - begun}
     marks = {**started, "import the rest": imported - with_torch, **parts, "flags, tokens, output": rest}
+    gc.freeze()
     print(json.dumps({"parts": marks, "ended_s": ended}), file=sys.stderr)
 atexit.register(report)
 playhead.cli.main.app(sys.argv[1:])
@@ -63,10 +66,8 @@ playhead.cli.main.app(sys.argv[1:])
 def run(arguments: Sequence[str]) -> tuple[float, float, str]:
     """Seconds of one process, those it had a core, and what it wrote to stderr."""
     start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    # The clock is the machine's: the child's readings can be compared with these.
     done = subprocess.run(
         [sys.executable, *arguments],
-        env=os.environ | {"STARTED_S": repr(start)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -77,13 +78,11 @@ def run(arguments: Sequence[str]) -> tuple[float, float, str]:
 
 
 def parts_of_a_run() -> dict[str, float]:
-    """Seconds of each part of one generation."""
-    start = time.perf_counter()
-    *_, told = run(["-c", CHILD, "generate", PROMPT, "--max-tokens", NUM_TOKENS, "--seed", "1"])
-    ended = time.perf_counter()
+    """Seconds of a core that each part of one generation takes."""
+    _, core_seconds, told = run(["-c", CHILD, "generate", PROMPT, "--max-tokens", NUM_TOKENS, "--seed", "1"])
     record = json.loads(told.splitlines()[-1])
     whole: dict[str, float] = record["parts"]
-    return whole | {"end of Python": ended - record["ended_s"], "together": ended - start}
+    return whole | {"end of Python": core_seconds - record["ended_s"], "together": core_seconds}
 
 
 def main() -> None:
@@ -95,7 +94,7 @@ def main() -> None:
     runs = [parts_of_a_run() for _ in range(num_runs)]
     table = Table("part", "seconds", "of a core", title=f"playhead generate {PROMPT!r} --max-tokens {NUM_TOKENS}")
     for part in runs[0]:
-        table.add_row(part, f"{median(one[part] for one in runs):.2f}")
+        table.add_row(part, "", f"{median(one[part] for one in runs):.2f}")
     wholes = {
         "playhead generate, not taken apart": generate,
         "playhead --help": ["-m", "playhead", "--help"],
