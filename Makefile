@@ -2,7 +2,7 @@
 # PYTHON=... chooses the Python that .venv is made with; tools/install.sh looks for one that is new enough.
 PYTHON ?=
 BIN := .venv/bin
-INSTALL := PYTHON="$(PYTHON)" sh tools/install.sh
+INSTALL := @PYTHON="$(PYTHON)" sh tools/install.sh
 MADE_FROM := pyproject.toml constraints.txt
 
 # One stamp for each set of packages. Each set holds the core.
