@@ -173,7 +173,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """The answers to one conversation or to many, in their order, each written out by the chat template.
 
-        llm.chat([{"role": "user", "content": "hello"}], SamplingParams(max_tokens=20))[0].outputs[0].text
+        >>> messages = [{"role": "user", "content": "Call me Ishmael."}]
+        >>> llm.chat(messages, SamplingParams(max_tokens=8))[0].finished
+        True
 
         `options` are those of `ChatOptions`: `tools`, `chat_template`, `continue_final_message` and others.
         """

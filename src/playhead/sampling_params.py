@@ -107,6 +107,11 @@ class SamplingParams:
     are the only ones that come out. `truncate_prompt_tokens=k` keeps the last k tokens of a prompt; -1 keeps as many
     as the context has room for beside `max_tokens`. With `detokenize=False` there is no text.
     `spaces_between_special_tokens` is vLLM's for tokenizers that add such spaces; none of those read here does.
+
+    >>> params = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=4, ignore_eos=True)
+    >>> first, again = (llm.generate("The whale", params)[0].outputs[0].token_ids for _ in range(2))
+    >>> len(first), first == again
+    (4, True)
     """
 
     n: int = declare(

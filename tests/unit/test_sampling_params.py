@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import subprocess
@@ -207,6 +208,7 @@ def test_optional_fields_may_be_given_as_none():
     params = SamplingParams.from_optional(n=None, temperature=None, top_k=5, max_tokens=None, stop=None, seed=None)
     assert params == SamplingParams(top_k=5, max_tokens=None)
     assert params.clone() == params
+    assert copy.deepcopy(params) == params
 
 
 def test_a_single_stop_string_is_a_sequence_of_one():
