@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import playhead
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\[[^\]\[]*\]\(([^)\s]+)\)")
@@ -52,3 +54,9 @@ def test_pages_of_the_site_link_to_nothing_outside_it():
         for link in LINK.findall(prose_of(page)):
             if "://" not in link:
                 assert (page.parent / link.partition("#")[0]).resolve().is_relative_to(ROOT / "docs"), (page, link)
+
+
+def test_the_reference_has_every_public_name():
+    pages = "".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
+    shown = {path.rpartition(".")[2] for path in re.findall(r"^::: (\S+)$", pages, flags=re.MULTILINE)}
+    assert set(playhead.__all__) - shown - {"__version__"} == {"PlayheadError"}  # among all errors, on one page

@@ -5,24 +5,24 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
 PYTHON = """#!/bin/sh
-case "$*" in
-    *sys.exit*) exit {too_old} ;;
-    *print*) echo "Python {version}" ;;
-    *import\\ torch*) exit 1 ;;
-    *-m\\ venv*) mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
+case "$1 $2" in
+    -c*) exec {executable} -S -c "import sys; sys.version_info = {version}; sys.modules['torch'] = None; $2" ;;
+    "-m venv") mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
     *) echo "python $*" ;;
 esac
 """
+"""A Python that says it has another version and no torch, and prints what pip would be asked."""
 
 
-def add_python(folder: Path, name: str, version: str) -> None:
+def add_python(folder: Path, name: str, version: tuple[int, int]) -> None:
     path = folder / name
-    path.write_text(PYTHON.format(version=version, too_old=int(version == "3.10")))
+    path.write_text(PYTHON.format(executable=sys.executable, version=version))
     path.chmod(0o755)
 
 
@@ -35,7 +35,7 @@ def install(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 
 
 def test_an_old_python_is_refused_in_one_line(tmp_path):
-    add_python(tmp_path, "python3", "3.10")
+    add_python(tmp_path, "python3", (3, 10))
     ran = install(tmp_path, ".venv/.core")
     assert ran.returncode == 1
     (line,) = ran.stderr.splitlines()
@@ -45,8 +45,8 @@ def test_an_old_python_is_refused_in_one_line(tmp_path):
 
 
 def test_a_newer_python_beside_an_old_one_is_found(tmp_path):
-    add_python(tmp_path, "python3", "3.10")
-    add_python(tmp_path, "python3.12", "3.12")
+    add_python(tmp_path, "python3", (3, 10))
+    add_python(tmp_path, "python3.12", (3, 12))
     ran = install(tmp_path, ".venv/.dev", "dev,bench")
     assert ran.returncode == 0, ran.stderr
     assert "making .venv with python3.12, Python 3.12" in ran.stdout
@@ -56,7 +56,7 @@ def test_a_newer_python_beside_an_old_one_is_found(tmp_path):
 
 
 def test_the_size_is_said_before_pip_starts(tmp_path):
-    add_python(tmp_path, "python3", "3.11")
+    add_python(tmp_path, "python3", (3, 11))
     lines = install(tmp_path, ".venv/.core").stdout.splitlines()
     size = next(index for index, line in enumerate(lines) if "930 MB" in line and "CUDA build, about 3 GB" in line)
     pip = next(index for index, line in enumerate(lines) if line.startswith("python -m pip install"))
@@ -67,7 +67,7 @@ def test_the_size_is_said_before_pip_starts(tmp_path):
 
 def test_a_venv_of_an_old_python_is_refused(tmp_path):
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    add_python(tmp_path / ".venv" / "bin", "python", "3.10")
+    add_python(tmp_path / ".venv" / "bin", "python", (3, 10))
     ran = install(tmp_path, ".venv/.core")
     assert ran.returncode == 1
     assert ".venv has Python 3.10" in ran.stderr

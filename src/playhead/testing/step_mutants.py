@@ -17,9 +17,9 @@ from playhead.kernels.cpu import rope
 from playhead.kernels.cpu.arrays import Array
 from playhead.kernels.tokens import advance
 from playhead.kv.cache import HybridKVCache
-from playhead.kv.mapping import Int32Array
 from playhead.kv.plan import KVLimits
 from playhead.kv.pool import DeviceWrite, ForwardLocs
+from playhead.kv.tables import Int32Array
 from playhead.sampling_params import SamplingKind
 from playhead.schedule.request import Chunk
 from playhead.schedule.rows import DeviceRows
