@@ -10,7 +10,7 @@ CORE := .venv/.core
 DEV := .venv/.dev
 DOCS := .venv/.docs
 
-.PHONY: demo test test-real test-faults test-hostile test-parity test-long test-wheel soak check lint format mutants docs figures clean
+.PHONY: demo test test-real test-faults test-hostile test-parity test-long test-wheel soak check lint pyright format mutants docs figures clean
 
 demo: $(CORE)
 	$(BIN)/playhead generate "It is a truth universally acknowledged, that" --max-tokens 70 --temperature 0.6 --top-p 0.9 --seed 4
@@ -58,6 +58,10 @@ lint: $(DEV)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_sizes.py
+
+# Not a part of lint: the first run fetches pyright from npm.
+pyright: $(DEV)
+	$(BIN)/pyright
 
 format: $(DEV)
 	$(BIN)/ruff format .

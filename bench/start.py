@@ -3,7 +3,7 @@
 python -m bench.start --runs 5
 
 Each run is a process of its own. Parts are medians over the runs, so they need not add up to the last digit. Seconds
-mean something on an idle machine only.
+mean something on an idle machine only; "of a core" is the time that the process had one.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -59,9 +60,9 @@ playhead.cli.main.app(sys.argv[1:])
 """
 
 
-def run(arguments: Sequence[str]) -> tuple[float, str]:
-    """Seconds of one process, and what it wrote to stderr."""
-    start = time.perf_counter()
+def run(arguments: Sequence[str]) -> tuple[float, float, str]:
+    """Seconds of one process, those it had a core, and what it wrote to stderr."""
+    start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     # The clock is the machine's: the child's readings can be compared with these.
     done = subprocess.run(
         [sys.executable, *arguments],
@@ -71,13 +72,14 @@ def run(arguments: Sequence[str]) -> tuple[float, str]:
         text=True,
         check=True,
     )
-    return time.perf_counter() - start, done.stderr
+    seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stderr
 
 
 def parts_of_a_run() -> dict[str, float]:
     """Seconds of each part of one generation."""
     start = time.perf_counter()
-    _, told = run(["-c", CHILD, "generate", PROMPT, "--max-tokens", NUM_TOKENS, "--seed", "1"])
+    *_, told = run(["-c", CHILD, "generate", PROMPT, "--max-tokens", NUM_TOKENS, "--seed", "1"])
     ended = time.perf_counter()
     record = json.loads(told.splitlines()[-1])
     whole: dict[str, float] = record["parts"]
@@ -89,9 +91,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     num_runs = parser.parse_args().runs
     generate = ["-m", "playhead", "generate", PROMPT, "--max-tokens", NUM_TOKENS, "--seed", "1"]
-    run(generate)  # files come from the disk once
+    run(generate)  # reads the files from the disk
     runs = [parts_of_a_run() for _ in range(num_runs)]
-    table = Table("part", "seconds", title=f"playhead generate {PROMPT!r} --max-tokens {NUM_TOKENS}")
+    table = Table("part", "seconds", "of a core", title=f"playhead generate {PROMPT!r} --max-tokens {NUM_TOKENS}")
     for part in runs[0]:
         table.add_row(part, f"{median(one[part] for one in runs):.2f}")
     wholes = {
@@ -102,7 +104,9 @@ def main() -> None:
     }
     table.add_section()
     for name, arguments in wholes.items():
-        table.add_row(name, f"{median(run(arguments)[0] for _ in range(num_runs)):.2f}")
+        whole = [run(arguments) for _ in range(num_runs)]
+        seconds, core_seconds = median(one[0] for one in whole), median(one[1] for one in whole)
+        table.add_row(name, f"{seconds:.2f}", f"{core_seconds:.2f}")
     console = Console()
     console.print(table)
     console.print(f"{num_runs} runs each, medians; load average {os.getloadavg()[0]:.1f}", highlight=False)

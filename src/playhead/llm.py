@@ -87,8 +87,11 @@ class LLM:
         return self._calls.is_busy
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What a request without parameters gets: the checkpoint's generation_config.json over vLLM's defaults."""
-        return self.engine.reader.default_params
+        """What a request without parameters gets: the checkpoint's generation_config.json over vLLM's defaults.
+
+        The object is yours: set fields of it and give it to a call.
+        """
+        return self.engine.reader.default_params.clone()
 
     def get_tokenizer(self) -> UserTokenizer:
         """The model's tokenizer, with the methods that users of transformers know: `encode`, `decode` and others."""
@@ -170,7 +173,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """The answers to one conversation or to many, in their order, each written out by the chat template.
 
-        llm.chat([{"role": "user", "content": "hello"}], SamplingParams(max_tokens=20))[0].outputs[0].text
+        >>> messages = [{"role": "user", "content": "Call me Ishmael."}]
+        >>> llm.chat(messages, SamplingParams(max_tokens=8))[0].finished
+        True
 
         `options` are those of `ChatOptions`: `tools`, `chat_template`, `continue_final_message` and others.
         """

@@ -31,6 +31,11 @@ class Logprob:
 
     `rank` counts from 1, the likeliest. `decoded_token` is the token's text inside a text; None if no text was asked
     for, or the model came without a tokenizer.
+
+    >>> params = SamplingParams(temperature=0, max_tokens=2, logprobs=1)
+    >>> completion = llm.generate("The whale", params)[0].outputs[0]
+    >>> completion.logprobs[0][completion.token_ids[0]].rank
+    1
     """
 
     logprob: float
@@ -43,6 +48,11 @@ class CompletionOutput:
     """One generated sequence. `stop_reason` is the stop string or token id that ended it, if one did.
 
     `logprobs` has a table for every token of `token_ids`, by token id: the chosen token first, then the best ones.
+
+    >>> params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    >>> completion = llm.generate("The whale", params)[0].outputs[0]
+    >>> completion.index, len(completion.token_ids), completion.finish_reason == "length"
+    (0, 4, True)
     """
 
     index: int
@@ -81,6 +91,10 @@ class RequestOutput:
     A request that failed has its `error`, the `finish_reason` error, and in `outputs` what it had until then.
     `prompt_logprobs` has a table for every prompt token, as `CompletionOutput.logprobs` has; the first token has None,
     because no token stands before it.
+
+    >>> output = llm.generate("The whale", SamplingParams(n=2, max_tokens=2))[0]
+    >>> output.prompt, output.finished, len(output.outputs)
+    ('The whale', True, 2)
     """
 
     request_id: str

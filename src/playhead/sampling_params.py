@@ -95,7 +95,7 @@ class Parameter(Setting):
 PENALTY = Parameter(low=-PENALTY_BOUND, high=PENALTY_BOUND, kind=SamplingKind.EVERYTHING, off=0.0, number=float)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # mutable: scripts for vLLM set fields; a request keeps a copy, checked anew
 class SamplingParams:
     """One request's options. Temperature 0 is greedy; everything else is off by default, as in vLLM.
 
@@ -107,6 +107,11 @@ class SamplingParams:
     are the only ones that come out. `truncate_prompt_tokens=k` keeps the last k tokens of a prompt; -1 keeps as many
     as the context has room for beside `max_tokens`. With `detokenize=False` there is no text.
     `spaces_between_special_tokens` is vLLM's for tokenizers that add such spaces; none of those read here does.
+
+    >>> params = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=4, ignore_eos=True)
+    >>> first, again = (llm.generate("The whale", params)[0].outputs[0].token_ids for _ in range(2))
+    >>> len(first), first == again
+    (4, True)
     """
 
     n: int = declare(
@@ -188,7 +193,6 @@ class SamplingParams:
     )
     logit_bias: Mapping[int, float] | None = field(
         default_factory=dict,
-        hash=False,
         metadata={METADATA_KEY: Parameter(take=biases, kind=SamplingKind.EVERYTHING, off={})},
     )
     seed: int | None = declare(
@@ -249,7 +253,7 @@ class SamplingParams:
         return cls(**kept)
 
     def clone(self) -> SamplingParams:
-        """An equal object; these never change, so it is of use to scripts written for vLLM alone."""
+        """A copy, checked anew: fields may have been set since this was made."""
         return replace(self)
 
     @property

@@ -21,7 +21,7 @@ from playhead.types import Mode
 from tests.e2e.embedded import differences, reference, sampling, shared_llm, token_prompts
 
 SMOLLM2 = os.environ.get("PLAYHEAD_SMOLLM2_GGUF", "")
-NUM_PROMPTS = int(os.environ.get("PLAYHEAD_K9_CASES", "6"))
+NUM_PROMPTS = int(os.environ.get("PLAYHEAD_K9_CASES", "10"))
 # In bfloat16 a GPU's matmuls round by the number of rows, so tokens depend on who else is in a step.
 BASE = EngineConfig(
     dtype="float32", max_model_len=320, max_num_seqs=8, max_num_batched_tokens=64, kv_memory_bytes=1 << 24

@@ -21,7 +21,7 @@ from playhead.sampling_params import SamplingParams
 from playhead.testing.tiny_engine import tiny_engine
 from tests.e2e.embedded import differences, reference, sampling, shared_llm
 
-NUM_REQUESTS = int(os.environ.get("PLAYHEAD_FUZZ_REQUESTS", "150"))
+NUM_REQUESTS = int(os.environ.get("PLAYHEAD_FUZZ_REQUESTS", "300"))
 EMBEDDED = EngineConfig(
     dtype="float32",
     max_model_len=160,
@@ -43,12 +43,16 @@ class Asked:
 
     @property
     def params(self) -> SamplingParams:
-        """As it is asked: some with a stop token, which is seen late, some with penalties, some with logprobs."""
+        """As it is asked: some with a stop token, which is seen late, some with other fields that few requests have."""
         params = sampling(self.kind, self.number, self.num_tokens)
         if self.number % 5 == 0:
             params = replace(params, stop_token_ids=list(range(self.number % 7, 64, 7)))
         if self.number % 11 == 0:
             params = replace(params, presence_penalty=0.5, repetition_penalty=1.2)
+        if self.number % 7 == 3:
+            params = replace(params, allowed_token_ids=list(range(self.number % 3, 64, 3)))
+        if self.number % 8 == 6:
+            params = replace(params, prompt_logprobs=1)
         return replace(params, logprobs=1) if self.number % 13 == 0 else params
 
     @property
@@ -100,6 +104,14 @@ def alone(engine: Engine, request: Asked) -> RequestOutput:
     return outputs[-1]
 
 
+def prompt_logprobs(output: RequestOutput) -> list[float]:
+    """Of each prompt token; empty if they were not asked for."""
+    if output.prompt_logprobs is None:
+        return []
+    tables = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
+    return [table[token].logprob for token, table in tables]
+
+
 def check(engine: Engine, lone: Engine, asked: list[Asked], seed: int) -> None:
     finished = run_fuzz(engine, asked, seed)
     wanted = [alone(lone, asked[number]) for number in finished]
@@ -111,6 +123,8 @@ def check(engine: Engine, lone: Engine, asked: list[Asked], seed: int) -> None:
         f"{stats.num_wasted_rows} rows wasted"
     )
     assert real == []
+    for found, one in zip(finished.values(), wanted, strict=True):
+        assert prompt_logprobs(found) == pytest.approx(prompt_logprobs(one), abs=1e-3)
     assert len(finished) > len(asked) // 2
     assert min(stats.num_preemptions, stats.num_cached_tokens) > 0
     assert not engine.worker.kv.sequences

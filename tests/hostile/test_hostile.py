@@ -23,6 +23,7 @@ KINDS = (
     "tokenizer",
     "template",
     "gguf",
+    "gguf gemma",
 )
 
 

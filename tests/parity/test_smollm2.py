@@ -12,12 +12,14 @@ import pytest
 import torch
 import transformers
 
+from playhead.llm import LLM
 from playhead.models.checkpoint.gguf_file import GgufFile
 from playhead.models.checkpoint.gguf_model import GgufWeights
 from playhead.models.dense_context import DenseSequence
 from playhead.models.load import describe_model, load_weights
 from playhead.models.text.chat import ChatTemplate
 from playhead.models.text.gguf_vocab import tokenizer_from_gguf
+from playhead.sampling_params import SamplingParams
 from tests.parity.oracle import step
 
 GGUF_VARIABLE = "PLAYHEAD_SMOLLM2_GGUF"
@@ -100,3 +102,14 @@ def test_it_answers(decoder, tokenizer):
     tokens, _ = greedy(decoder, prompt_ids(tokenizer, QUESTIONS[0]))
     answer = tokens[: next((i for i, token in enumerate(tokens) if token in tokenizer.special.eos_ids), None)]
     assert tokenizer.decode(answer) == "The capital of France is Paris."
+
+
+def test_generate_and_chat_answer_at_defaults(path):
+    """Nothing is set: the context is the model's own, and KV takes what this machine gives."""
+    with LLM(str(path)) as llm:
+        assert llm.config.max_model_len == 8192
+        greedy_params = SamplingParams(temperature=0.0, max_tokens=8)
+        assert llm.generate("The capital of France is", greedy_params)[0].outputs[0].text.startswith(" Paris")
+        answer = llm.generate([llm.chat_prompt([{"role": "user", "content": QUESTIONS[0]}])], greedy_params)[0]
+        assert answer.outputs[0].text == "The capital of France is Paris."
+        assert answer.outputs[0].finish_reason == "stop"

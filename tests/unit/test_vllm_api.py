@@ -109,6 +109,19 @@ def test_the_models_authors_say_how_it_is_sampled(llm):
     assert llm.get_default_sampling_params().temperature == 0.8
 
 
+def test_parameters_may_be_set_and_a_request_keeps_its_own(llm):
+    params = llm.get_default_sampling_params()
+    params.max_tokens, params.temperature = 3, 0.0
+    stream = llm.stream("The whale", params)
+    params.max_tokens = -1
+    assert len(list(stream)[-1].outputs[0].token_ids) == 3
+    with pytest.raises(RequestError, match="'max_tokens': -1; wanted"):
+        llm.generate("The whale", params)
+    with pytest.raises(RequestError, match="'max_tokens': -1; wanted"):
+        llm.generate(["The whale"], [params])
+    assert llm.get_default_sampling_params().max_tokens == 16
+
+
 def test_a_reset_cache_has_no_prefix(llm):
     ids = list(range(50, 90))
     llm.generate(ids, GREEDY)

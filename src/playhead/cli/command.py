@@ -14,7 +14,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, replace
-from enum import StrEnum
 from inspect import Parameter, Signature
 from types import GenericAlias
 from typing import Any, Generic, TypeVar
@@ -58,52 +57,51 @@ class Flags(Generic[T]):
                 yield Parameter(name, Parameter.KEYWORD_ONLY, annotation=bool, default=flag)
 
     def _value(self, declared: Declared) -> Parameter:
+        """Typer hands the text over as it is: what it made of a value, and of its error, would be in its own words."""
         setting, default = declared.setting, declared.default
-        kind: Any = str if issubclass(declared.kind, StrEnum) else declared.kind
-        kind = GenericAlias(list, (kind,)) if declared.is_list else kind
-        if declared.is_list or declared.is_optional:
-            kind, default = kind | None, None if default == () else default
+        kind: Any = GenericAlias(list, (str,)) if declared.is_list else str
         if setting.is_positional:
-            default = ... if default is MISSING else default
-            told: Any = typer.Argument(default, metavar=declared.name.upper(), help=setting.help)
+            required = default is MISSING
+            told: Any = typer.Argument(... if required else None, metavar=declared.name.upper(), help=setting.help)
         else:
+            shown_default = "" if default in (None, ()) else str(default)
             told = typer.Option(
-                default,
+                None,
                 declared.flag,
                 *setting.aliases,
                 metavar=setting.metavar or METAVARS.get(declared.kind, "TEXT"),
                 help=setting.help,
-                parser=parser_of(declared),
-                show_default=self.unset.get(declared.name, True),
+                show_default=self.unset.get(declared.name, shown_default) if default is None else shown_default,
                 rich_help_panel=self.panel,
             )
-        return Parameter(declared.name, Parameter.KEYWORD_ONLY, annotation=kind, default=told)
+        return Parameter(declared.name, Parameter.KEYWORD_ONLY, annotation=kind | None, default=told)
 
     def value(self, given: Mapping[str, Any]) -> T:
         """What the command line gave to these settings. A switch wins over a value."""
-        values = {declared.name: given.get(declared.name, declared.default) for declared in self.settings}
+        values = {declared.name: given_value(declared, given.get(declared.name)) for declared in self.settings}
         switches = [(declared, *named) for declared in self.settings for named in switches_of(declared)]
         values |= {declared.name: switch.sets for declared, name, switch in switches if given[name]}
         return self.make(values)
 
 
-def parser_of(declared: Declared) -> Callable[[Any], Any] | None:
-    """Makes a value of a flag's text, or names the flag in the error. Ranges are checked when options are made."""
+def given_value(declared: Declared, given: str | list[str] | None) -> Any:
+    """A setting's value from its texts on the command line, or its default."""
+    if given is None:
+        return declared.default
+    return [parsed(declared, text) for text in given] if isinstance(given, list) else parsed(declared, given)
+
+
+def parsed(declared: Declared, text: str) -> Any:
+    """A setting's value from one text, or an error that names the flag. Ranges are checked when options are made."""
     parse, kind = declared.setting.parse, declared.kind
-    if parse is None and kind not in (int, float):
-        return None
-
-    def parsed(text: Any) -> Any:
-        if not isinstance(text, str):  # a default
-            return text
-        if parse is not None:
-            return parse(declared.flag, text)
-        try:
-            return kind(text)
-        except ValueError:
-            raise ConfigError(f"{declared.flag}: found {shown(text)}; wanted {declared.wanted}.") from None
-
-    return parsed
+    if parse is not None:
+        return parse(declared.flag, text)
+    if kind is not int and kind is not float:
+        return text
+    try:
+        return kind(text)
+    except ValueError:
+        raise ConfigError(f"{declared.flag}: found {shown(text)}; wanted {declared.wanted}.") from None
 
 
 def switches_of(declared: Declared) -> list[tuple[str, Switch]]:

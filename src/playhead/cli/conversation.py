@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from playhead.cli.command import parser_of
+from playhead.cli.command import parsed
 from playhead.cli.options import output_path
 from playhead.errors import ConfigError, PlayheadError, RequestError, shown
 from playhead.sampling_params import SAMPLING_SETTINGS, SamplingParams
@@ -132,8 +132,7 @@ def value_of(name: str, text: str) -> Any:
             raise ConfigError(f"/set {name}: found {shown(text)}; wanted true or false.")
         return text.lower() == "true"
     try:
-        parse = parser_of(one)
-        return text if parse is None else parse(text)
+        return parsed(one, text)
     except PlayheadError:
         raise ConfigError(f"/set {name}: found {shown(text)}; wanted {one.wanted}.") from None
 

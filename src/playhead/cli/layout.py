@@ -67,9 +67,7 @@ def option_entry(option: TyperOption) -> tuple[str, str]:
     """--page-size N   tokens of a KV page [16] (--block-size)"""
     first, *others = sorted(option.opts, key=lambda name: not name.startswith("--"))
     name = first if option.is_flag else f"{first} {option.metavar}"
-    # False, None and empty lists say nothing, unless what None becomes is told; enums print as their value.
-    value = option.show_default if option.default is None and isinstance(option.show_default, str) else option.default
-    default = "" if value in (None, False, "") or value == [] else f" [{value}]"
+    default = f" [{option.show_default}]" if isinstance(option.show_default, str) and option.show_default else ""
     aliases = f" ({', '.join(others)})" if others else ""
     text = "show this" if option.name == "help" else option.help or ""
     return name, f"{text}{default}{aliases}"

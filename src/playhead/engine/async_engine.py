@@ -22,7 +22,7 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import replace
 from types import TracebackType
-from typing import NoReturn, Unpack
+from typing import NoReturn, TypedDict, Unpack
 
 import torch
 
@@ -38,11 +38,18 @@ from playhead.engine.timeline import EngineStats
 from playhead.engine.use import used_after_close
 from playhead.engine.user_tokenizer import UserTokenizer
 from playhead.errors import AbsentFeature, ConfigError, EngineStopped, MisuseError, RequestError, shown
-from playhead.inputs import Prompt
+from playhead.inputs import Prompt, refuse_keywords
 from playhead.outputs import RequestOutput
-from playhead.sampling_params import RequestOutputKind, SamplingParams
+from playhead.sampling_params import SamplingParams
 
 LONG_PROMPT_CHARS = 1 << 14  # encoding more takes milliseconds, and then happens beside the event loop
+
+
+class AdapterKeywords(TypedDict, total=False):
+    """Keywords of vLLM's `generate` that ask for something Playhead does not have."""
+
+    lora_request: object
+    prompt_adapter_request: object
 
 
 class AsyncEngineArgs:
@@ -212,16 +219,20 @@ class AsyncEngine:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        **others: Unpack[AdapterKeywords],
     ) -> AsyncGenerator[RequestOutput, None]:
         """The output after every token, or after several if the consumer was slow; the last one is `finished`.
 
         A request that cannot be served raises `RequestError` before it is queued. Leaving early, by `break`, `aclose`
         or a cancelled task, aborts it. With n above 1 every output has all samples that have begun.
+        `SamplingParams.output_kind` chooses what an output holds: everything so far, what is new, or all at the end.
         """
-        options = RequestOptions(priority=priority, salt="" if cache_salt is None else cache_salt)
+        refuse_keywords(others)
+        wanted = self.engine.reader.default_params if sampling_params is None else checked_params(sampling_params)
+        view = OutputView(wanted.output_kind)
+        options = RequestOptions(priority=priority, salt=cache_salt or "", streams=view.shows_all)
         serving = self._serve_here()
-        ticket = await self._checked(prompt, sampling_params, request_id, options)
-        view = OutputView(RequestOutputKind.CUMULATIVE if sampling_params is None else sampling_params.output_kind)
+        ticket = await self._checked(prompt, wanted, request_id, options)
         serving.take(ticket)
         try:
             while True:
@@ -286,7 +297,7 @@ class AsyncEngine:
 
     async def get_default_sampling_params(self) -> SamplingParams:
         """What a request without parameters gets."""
-        return self.engine.reader.default_params
+        return self.engine.reader.default_params.clone()
 
     async def check_health(self) -> None:
         """Nothing, or `EngineStopped` with what the engine died of."""
@@ -313,11 +324,10 @@ class AsyncEngine:
         return serving
 
     async def _checked(
-        self, prompt: Prompt, sampling_params: object, request_id: object, options: RequestOptions
+        self, prompt: Prompt, wanted: SamplingParams, request_id: object, options: RequestOptions
     ) -> Ticket:
         """The request, checked. The thread does not know of it yet."""
         reader = self.engine.reader
-        wanted = reader.default_params if sampling_params is None else checked_params(sampling_params)
         name = f"a{next(self._numbers)}" if request_id is None else request_id
         if not isinstance(name, str):
             raise RequestError("request_id", f"a {type(name).__name__}", "a str", "Change it or leave it out.")
@@ -326,7 +336,7 @@ class AsyncEngine:
         else:
             checked = reader.check(prompt, wanted)
         # The engine's names end in the sample's number, so that no request can be named like another's sample.
-        samples = {f"{name}.{i}": replace(checked, params=one) for i, one in enumerate(split_n(wanted))}
+        samples = {f"{name}.{i}": replace(checked, params=one) for i, one in enumerate(split_n(checked.params))}
         return Ticket(request_id=name, options=options, samples=samples, loop=asyncio.get_running_loop())
 
 

@@ -107,7 +107,11 @@ class Calls:
         try:
             while call.waiting or call.running:
                 if not call.inbox:
-                    self._turn(partial(self._serve, call))
+                    try:
+                        self._turn(partial(self._serve, call))
+                    except MisuseError:
+                        if not call.inbox:  # closed while the call waited, and its last output is there
+                            raise
                 while call.inbox:
                     output = call.inbox.popleft()
                     if output.finished:

@@ -72,7 +72,7 @@ class PromptReader:
     def check(self, prompt: Prompt, params: SamplingParams) -> CheckedPrompt:
         """The prompt as the engine takes it, or `RequestError`."""
         if isinstance(prompt, ChatIds) and prompt.stops and not params.ignore_eos:
-            params = replace(params, stop=(*params.stop, *prompt.stops))
+            params = replace(params, stop=(*(params.stop or ()), *prompt.stops))
         plain = plain_prompt(prompt)
         ids = plain.ids
         if ids is None:
@@ -136,18 +136,22 @@ class PromptReader:
 def as_params(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
     """One set of parameters per prompt."""
     if isinstance(params, SamplingParams):
-        return [params] * count
+        return [checked_params(params)] * count
     if not isinstance(params, Sequence) or len(params) != count:
         found = f"{len(params)} sets of parameters" if isinstance(params, Sequence) else f"a {type(params).__name__}"
         raise RequestError("sampling_params", found, f"one SamplingParams, or {count}", "Give one per prompt.")
-    return [checked_params(one) for one in params]
+    copies = {id(one): checked_params(one) for one in params}
+    return [copies[id(one)] for one in params]
 
 
 def checked_params(params: object) -> SamplingParams:
-    """Parameters as they are, or `RequestError`: a dict would be taken for them and fail in the middle of a step."""
+    """A copy of the parameters, checked anew, or `RequestError`: their fields may have been set, and may be set again.
+
+    A dict would be taken for them and fail in the middle of a step.
+    """
     if not isinstance(params, SamplingParams):
         raise RequestError("sampling_params", f"a {type(params).__name__}", "SamplingParams", "Make it one.")
-    return params
+    return params.clone()
 
 
 def split_n(params: SamplingParams) -> list[SamplingParams]:

@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from playhead.kv.cache import HybridKVCache
-from playhead.kv.hybrid import FULL
-from playhead.kv.mapping import NO_PAGE, Int32Array
+from playhead.kv.tables import FULL, NO_PAGE, Int32Array
 from playhead.kv.violations import Violation, ViolationKind
 
 Mask = npt.NDArray[np.bool_]

@@ -22,12 +22,11 @@ import numpy as np
 
 from playhead.errors import ContextTooLong, LedgerError, OutOfPages
 from playhead.kv.geometry import next_slide, num_pages_for, window_frontier
-from playhead.kv.hybrid import FULL, HybridAllocator
-from playhead.kv.mapping import Int32Array
+from playhead.kv.hybrid import HybridAllocator
 from playhead.kv.plan import KVPlan
 from playhead.kv.prefix import TOKEN_BYTES, PrefixCache, token_key
 from playhead.kv.restore import restore
-from playhead.kv.rows import RowTables
+from playhead.kv.tables import FULL, Int32Array, RowTables
 from playhead.kv.violations import ViolationLog
 from playhead.types import FullLoc, Row, Step
 

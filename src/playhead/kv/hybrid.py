@@ -20,13 +20,10 @@ import numpy.typing as npt
 
 from playhead.errors import LedgerError, OutOfPages
 from playhead.kv.allocator import PageAllocator, SlabArena
-from playhead.kv.mapping import NO_PAGE, Int32Array, WindowMapping
 from playhead.kv.plan import KVPlan
+from playhead.kv.tables import FULL, NO_PAGE, Int32Array, WindowMapping
 from playhead.kv.violations import Violation, ViolationKind, ViolationLog
 from playhead.types import Step
-
-FULL = 0
-"""Group index of the full group. Window group `w`, counted among the window groups, has group index `w + 1`."""
 
 
 class ReclaimListener(Protocol):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from playhead.kv.audit import audit
 from playhead.kv.cache import HybridKVCache
-from playhead.kv.hybrid import FULL
+from playhead.kv.tables import FULL
 from playhead.kv.violations import Violation, ViolationKind
 from playhead.logs import event
 

@@ -20,8 +20,8 @@ import torch
 from playhead.errors import ConfigError
 from playhead.kv.geometry import KVDtype, LayerKV
 from playhead.kv.layout import GroupLayout
-from playhead.kv.mapping import WindowMapping
 from playhead.kv.plan import KVPlan
+from playhead.kv.tables import WindowMapping
 
 ARENA_ALIGNMENT = 64  # bytes, as torch aligns its own memory
 

@@ -22,8 +22,8 @@ from enum import Enum
 import numpy as np
 
 from playhead.kv.geometry import pages_outside_window
-from playhead.kv.hybrid import FULL, HybridAllocator
-from playhead.kv.mapping import NO_PAGE
+from playhead.kv.hybrid import HybridAllocator
+from playhead.kv.tables import FULL, NO_PAGE
 
 TOKEN_BYTES = 4
 

@@ -15,7 +15,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from playhead.kv.geometry import window_frontier
-from playhead.kv.hybrid import FULL
+from playhead.kv.tables import FULL
 
 if TYPE_CHECKING:
     from playhead.kv.cache import HybridKVCache, SequenceKV

@@ -19,7 +19,6 @@ import torch
 from playhead.errors import ConfigError, StaleTranslation
 from playhead.kernels.translate import translate
 from playhead.kv.geometry import num_pages_for
-from playhead.kv.mapping import NO_PAGE, Int32Array, WindowMapping
 from playhead.kv.plan import KVPlan
 from playhead.kv.pool import (
     DeviceWrite,
@@ -30,6 +29,7 @@ from playhead.kv.pool import (
     MHAKVPool,
     new_arena,
 )
+from playhead.kv.tables import NO_PAGE, Int32Array, WindowMapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

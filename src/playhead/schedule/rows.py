@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from playhead.kv.cache import SequenceKV
-from playhead.kv.mapping import Int32Array
+from playhead.kv.tables import Int32Array
 from playhead.sampling_params import SamplingKind
 from playhead.schedule.request import Chunk, Request
 from playhead.types import Row

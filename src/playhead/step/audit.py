@@ -45,8 +45,18 @@ def place_sequences(worker: Worker, sequences: list[SequenceKV]) -> None:
             return
         # Greedy and drawing rows in turn: a graph that draws must leave the greedy ones alone.
         params = SamplingParams(temperature=0.7 * (i % 2), min_p=0.01, seed=i)
-        worker.sampler.set(seq.row, Request(id=seq.request, prompt=(1,), params=params, max_new_tokens=1, arrival=i))
+        request = Request(id=seq.request, prompt=(1,), params=params, max_new_tokens=1, arrival=i)
+        # Where graphs read the sampler's tables, there is something in them.
+        if worker.sampler.tables is not None:
+            rare = replace(params, frequency_penalty=1.0, allowed_token_ids=range_of(worker, i))
+            request = replace(request, params=rare, bad_words=((2, 2), (3,)))
+        worker.sampler.set(seq.row, request)
         sequences.append(seq)
+
+
+def range_of(worker: Worker, i: int) -> list[int]:
+    """Other ids for each row: a row that reads another one's table draws what it may not."""
+    return list(range(i % 2, worker.model.decoder.spec.vocab_size, 2))
 
 
 def random_chunk(worker: Worker, seq: SequenceKV, num_tokens: int, rng: np.random.Generator) -> Chunk:

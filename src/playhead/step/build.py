@@ -27,15 +27,9 @@ from playhead.kv.swa_pool import create_kv_pool
 from playhead.models.decoder import Decoder
 from playhead.sampling_params import SamplingKind
 from playhead.step.forward import Forward, ModelStep, kv_geometry, layer_attentions
-from playhead.step.inputs import (
-    OVER_TOKENS,
-    SAMPLING,
-    InputFeatures,
-    build_decode_registry,
-    build_prefill_registry,
-    one_null_request,
-)
+from playhead.step.inputs import OVER_TOKENS, SAMPLING
 from playhead.step.publish import DevicePageTable, Publisher
+from playhead.step.registries import InputFeatures, build_decode_registry, build_prefill_registry, one_null_request
 from playhead.step.sampling import SamplerRows
 from playhead.step.worker import Worker, WorkerConfig
 from playhead.types import Mode

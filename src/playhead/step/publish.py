@@ -14,7 +14,7 @@ import torch
 from playhead.graph.registry import NUM_STAGES
 from playhead.graph.staging import StagingRing, field_view, lay_out, port_for
 from playhead.kv.pool import DeviceWrite
-from playhead.kv.rows import RowTables
+from playhead.kv.tables import RowTables
 
 MAX_ENTRIES = 8192  # of one copy: 96 KiB; a larger change goes in several
 

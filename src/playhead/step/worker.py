@@ -30,6 +30,7 @@ from playhead.schedule.rows import DecodeSlots, DeviceRows
 from playhead.step.cuda_readback import CudaStopwatch
 from playhead.step.forward import Forward, KVPool, ModelStep, StepOutput
 from playhead.step.inputs import StepInput, StepRequests, batch_of
+from playhead.step.prompt_report import report_prompts
 from playhead.step.publish import DevicePageTable, Publisher
 from playhead.step.sampling import SampledTokens, SamplerRows
 from playhead.types import Mode, Step
@@ -212,25 +213,8 @@ class Worker:
             slots = self.prefill.registry.slots.items()
             inputs = {name: slot.rows(0, num_requests) for name, slot in slots if slot.axis == "bs"}
             self._inputs_by_request[num_requests] = inputs
-        prompt = self._report_prompts(requests, result.output)
+        prompt = report_prompts(self.forward, requests, result.output)
         return result.decision, self.forward.sample_last(result.output, inputs, kind), prompt
-
-    def _report_prompts(self, requests: StepRequests, h_TM: torch.Tensor) -> SampledTokens | None:
-        """The logprobs of the prompt tokens that follow a reported position.
-
-        The step's graph gives the hidden states of all its tokens. Their logits are computed after it, as those of the
-        last tokens are, so requests without `prompt_logprobs` run as they always do.
-        """
-        chunks = [
-            (chunk, chunk.reported, stop) for chunk, stop in zip(requests.chunks, requests.tokens.stops, strict=True)
-        ]
-        index = [stop - chunk.end + position for chunk, reported, stop in chunks for position in reported]
-        if not index:
-            return None
-        tokens = [chunk.request.prompt[position + 1] for chunk, reported, _ in chunks for position in reported]
-        index_T, tokens_T = (torch.tensor(numbers, dtype=torch.int64).to(self.device) for numbers in (index, tokens))
-        num_best = max(chunk.request.params.prompt_logprobs or 0 for chunk, reported, _ in chunks if reported)
-        return self.forward.report_prompt(h_TM, index_T, tokens_T, num_best)
 
     def collect(self, launched: InFlight) -> Collected:
         """Wait for a step's tokens. What was given up while it ran can be reused. A second time gives the same."""

@@ -15,7 +15,7 @@ from playhead.graph.shapes import Decision
 from playhead.graph.slots import FillContext
 from playhead.graph.spec import LivePlan, StepResult
 from playhead.kv.cache import SequenceKV
-from playhead.kv.mapping import Int32Array
+from playhead.kv.tables import Int32Array
 from playhead.sampling_params import SamplingKind
 from playhead.schedule.request import Chunk, Request
 from playhead.schedule.rows import DeviceRows

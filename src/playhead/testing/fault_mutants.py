@@ -16,9 +16,8 @@ from playhead.errors import MisuseError, PlayheadError
 from playhead.graph.breaks import RunBreak
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.ledger import NOTHING, Findings, KVWatch
-from playhead.kv.mapping import WindowMapping
 from playhead.kv.prefix import PrefixCache
-from playhead.kv.rows import RowTables
+from playhead.kv.tables import RowTables, WindowMapping
 from playhead.outputs import RequestOutput
 from playhead.schedule.request import Chunk
 from playhead.schedule.scheduler import Scheduler

@@ -16,6 +16,7 @@ from playhead.errors import EngineStopped, PlayheadError, RequestError, StepFail
 from playhead.kv.ledger import Ledger
 from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
+from playhead.testing.face_mutants import FACE_CHECKERS, FACE_MUTANTS
 from playhead.testing.mutant import Checker, Mutant, Patch, mutant, swapped
 from playhead.testing.text_mutants import TEXT_CHECKERS, TEXT_MUTANTS
 from playhead.testing.thread_mutants import THREAD_CHECKERS, THREAD_MUTANTS
@@ -238,6 +239,7 @@ FRONT_MUTANTS: tuple[Mutant, ...] = (
     streams_lost_at_close,
     *TEXT_MUTANTS,
     *THREAD_MUTANTS,
+    *FACE_MUTANTS,
 )
 
 FRONT_CHECKERS: tuple[Checker, ...] = (
@@ -249,4 +251,5 @@ FRONT_CHECKERS: tuple[Checker, ...] = (
     Checker(name="closed with a stream open", run=closed_with_a_stream_open),
     *TEXT_CHECKERS,
     *THREAD_CHECKERS,
+    *FACE_CHECKERS,
 )

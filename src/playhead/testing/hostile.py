@@ -17,6 +17,7 @@ from pathlib import Path
 
 from playhead.testing.hostile_files import (
     config_cases,
+    gemma_gguf_cases,
     generation_cases,
     gguf_cases,
     index_cases,
@@ -38,6 +39,7 @@ def all_cases() -> list[HostileCase]:
         *tokenizer_cases(range(160)),
         *template_cases(range(60)),
         *gguf_cases(range(200)),
+        *gemma_gguf_cases(range(60)),
     ]
 
 

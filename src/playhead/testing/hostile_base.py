@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from playhead.models.build import family_named, spec_from_config
-from playhead.models.checkpoint.gguf_architectures import LAYER_NAMES
+from playhead.models.checkpoint.gguf_architectures import LAYER_NAMES, SANDWICH_NAMES
 from playhead.models.checkpoint.gguf_model import NAMES
 from playhead.models.checkpoint.pieces import pieces_of
 from playhead.models.text.detokenize import byte_level_table
@@ -131,7 +131,7 @@ def tokenizer_json() -> bytes:
 
 
 # GGUF: numbers of the format's types.
-U32, F32, STRING, ARRAY, U64 = 4, 6, 8, 9, 10
+U32, F32, BOOL, STRING, ARRAY, U64 = 4, 6, 7, 8, 9, 10
 LLAMA: Mapping[str, object] = {
     "model_type": "llama",
     "vocab_size": 264,
@@ -173,13 +173,57 @@ def gguf_metadata() -> dict[str, tuple[int, object]]:
 
 def gguf_tensors() -> dict[str, tuple[tuple[int, ...], bytes]]:
     """The tensors under llama.cpp's names."""
-    back = {hub: own for own, hub in {**NAMES, **LAYER_NAMES}.items()}
+    return renamed_tensors(LLAMA, LAYER_NAMES)
+
+
+def gemma_gguf_tensors() -> dict[str, tuple[tuple[int, ...], bytes]]:
+    return renamed_tensors(CONFIG, SANDWICH_NAMES)
+
+
+def renamed_tensors(
+    config: Mapping[str, object], layer_names: Mapping[str, str]
+) -> dict[str, tuple[tuple[int, ...], bytes]]:
+    back = {hub: own for own, hub in {**NAMES, **layer_names}.items()}
     tensors = {}
-    for name, tensor in random_weights(LLAMA).items():
+    for name, tensor in random_weights(config).items():
         stem, _, kind = name.rpartition(".")
-        own = back[stem] if stem in back else f"blk.0.{back[stem.removeprefix('model.layers.0.')]}"
-        tensors[f"{own}.{kind}"] = tensor
+        if stem not in back:
+            _, _, index, part = stem.split(".", 3)
+            tensors[f"blk.{index}.{back[part]}.{kind}"] = tensor
+        else:
+            tensors[f"{back[stem]}.{kind}"] = tensor
     return tensors
+
+
+def gemma_gguf_metadata() -> dict[str, tuple[int, object]]:
+    """A Gemma 3 file with a SentencePiece vocabulary: special tokens, all bytes, and a few pieces."""
+    bytes_in_order = [f"<0x{byte:02X}>" for byte in range(256)]
+    return {
+        "general.architecture": (STRING, "gemma3"),
+        "gemma3.embedding_length": (U32, 16),
+        "gemma3.feed_forward_length": (U32, 24),
+        "gemma3.block_count": (U32, 2),
+        "gemma3.attention.head_count": (U32, 2),
+        "gemma3.attention.head_count_kv": (U32, 1),
+        "gemma3.attention.key_length": (U32, 8),
+        "gemma3.attention.value_length": (U32, 8),
+        "gemma3.context_length": (U32, 64),
+        "gemma3.attention.layer_norm_rms_epsilon": (F32, 1e-6),
+        "gemma3.attention.sliding_window": (U32, 4),
+        "gemma3.attention.sliding_window_pattern": (U32, 2),
+        "gemma3.rope.freq_base": (F32, 10000.0),
+        "gemma3.rope.freq_base_swa": (F32, 10000.0),
+        "gemma3.final_logit_softcapping": (F32, 30.0),
+        "tokenizer.ggml.model": (STRING, "llama"),
+        "tokenizer.ggml.tokens": (ARRAY, (STRING, ["<unk>", "<bos>", "<eos>", *bytes_in_order, *"▁hel", "he"])),
+        "tokenizer.ggml.token_type": (ARRAY, (U32, [2, 3, 3, *[6] * 256, *[1] * 5])),
+        "tokenizer.ggml.scores": (ARRAY, (F32, [-float(i) for i in range(264)])),
+        "tokenizer.ggml.bos_token_id": (U32, 1),
+        "tokenizer.ggml.eos_token_id": (U32, 2),
+        "tokenizer.ggml.unknown_token_id": (U32, 0),
+        "tokenizer.ggml.add_space_prefix": (BOOL, False),
+        "tokenizer.chat_template": (STRING, TEMPLATE),
+    }
 
 
 def gguf_bytes(
@@ -217,6 +261,8 @@ def packed(kind: int, value: object) -> bytes:
         return struct.pack("<IQ", item_kind, len(items)) + joined(item_kind, items)
     if kind == F32:
         return struct.pack("<f", value)
+    if kind == BOOL:
+        return struct.pack("<?", value)
     mask, code = (2**32 - 1, "<I") if kind == U32 else (2**64 - 1, "<Q")
     return struct.pack(code, value & mask if isinstance(value, int) else 0)
 

@@ -184,6 +184,47 @@ def gguf_cases(seeds: range) -> Cases:
         yield case(kind, f"seed {seed}", partial(_damaged_gguf, seed), model=name)
 
 
+def gemma_gguf_cases(seeds: range) -> Cases:
+    """A GGUF file of Gemma 3 with a SentencePiece vocabulary: values of its own keys, pieces made to take long."""
+    kind, name = "gguf gemma", "m.gguf"
+    metadata, tensors = base.gemma_gguf_metadata(), base.gemma_gguf_tensors()
+    sound = base.gguf_bytes(metadata, tensors)
+    yield case(kind, "sound", lambda: {name: sound}, model=name, is_harmless=True)
+    for label, changes in known_pieces().items():
+        content = base.gguf_bytes({**metadata, **changes}, tensors)
+        yield case(kind, label, partial(dict, {name: content}), model=name)
+    for key, (type_id, _) in metadata.items():
+        for value in (0, 2**32 - 1, "x" * 1000, float("nan")):
+            content = base.gguf_bytes({**metadata, key: _typed(type_id, value)}, tensors)
+            yield case(kind, f"{key} = {value!r:.30}", partial(dict, {name: content}), model=name)
+    for seed in seeds:
+        make = partial(_damaged_bytes, name, sound, seed)
+        yield case(kind, f"seed {seed}", make, model=name)
+
+
+def known_pieces() -> dict[str, dict[str, tuple[int, object]]]:
+    """Vocabularies that are slow to cut into merges, and lists that do not fit each other."""
+
+    def vocabulary(tokens: list[str], scores: list[float] | None = None) -> dict[str, tuple[int, object]]:
+        return {
+            "tokenizer.ggml.tokens": (base.ARRAY, (base.STRING, tokens)),
+            "tokenizer.ggml.token_type": (base.ARRAY, (base.U32, [1] * len(tokens))),
+            "tokenizer.ggml.scores": (base.ARRAY, (base.F32, scores or [0.0] * len(tokens))),
+        }
+
+    return {
+        "a piece of a megabyte": vocabulary(["a" * (1 << 20), *"bcd"]),
+        "pieces of pieces": vocabulary(["a" * i for i in range(1, 3000)]),
+        "200,000 pieces of a hundred": vocabulary([f"{i:06}" + "a" * 94 for i in range(200_000)]),
+        "one piece a thousand times": vocabulary(["a"] * 1000),
+        "scores without an order": vocabulary(["a", "b", "ab"], [float("nan")] * 3),
+        "two scores": vocabulary(["a", "b", "ab"], [1.0, 2.0]),
+        "windows for three layers": {
+            "gemma3.attention.sliding_window_pattern": (base.ARRAY, (base.BOOL, [True, False, True]))
+        },
+    }
+
+
 def _typed(type_id: int, value: object) -> tuple[int, object]:
     """A metadata value of the type its kind calls for: the type in the file is right, the value is not."""
     if isinstance(value, str):
@@ -198,7 +239,11 @@ def _gguf_with(metadata: dict[str, tuple[int, object]]) -> Files:
 
 
 def _damaged_gguf(seed: int) -> Files:
-    return {"m.gguf": damaged(base.gguf_bytes(base.gguf_metadata(), base.gguf_tensors()), random.Random(seed))}
+    return _damaged_bytes("m.gguf", base.gguf_bytes(base.gguf_metadata(), base.gguf_tensors()), seed)
+
+
+def _damaged_bytes(name: str, sound: bytes, seed: int) -> Files:
+    return {name: damaged(sound, random.Random(seed))}
 
 
 def known_ggufs(sound: bytes) -> dict[str, Content]:

@@ -12,9 +12,8 @@ from playhead.kv.allocator import SlabArena
 from playhead.kv.cache import HybridKVCache, SequenceKV
 from playhead.kv.geometry import next_slide, window_frontier
 from playhead.kv.hybrid import HybridAllocator
-from playhead.kv.mapping import Int32Array, WindowMapping
 from playhead.kv.prefix import PrefixCache, PrefixHit
-from playhead.kv.rows import RowTables
+from playhead.kv.tables import Int32Array, RowTables, WindowMapping
 from playhead.testing.mutant import Mutant, Patch, mutant, swapped
 from playhead.testing.translation_mutants import TRANSLATION_MUTANTS
 from playhead.types import Row

@@ -13,10 +13,10 @@ import torch
 
 from playhead.kv.cache import HybridKVCache, SequenceKV
 from playhead.kv.geometry import num_pages_for
-from playhead.kv.hybrid import FULL
 from playhead.kv.plan import KVPlan
 from playhead.kv.pool import ForwardTokens, MHAKVPool
 from playhead.kv.swa_pool import SWAKVPool, create_kv_pool
+from playhead.kv.tables import FULL
 
 
 def one_request(

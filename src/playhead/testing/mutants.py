@@ -21,6 +21,7 @@ from rich.table import Table
 from playhead.testing.engine_mutants import ENGINE_CHECKERS, ENGINE_MUTANTS
 from playhead.testing.field_mutants import FIELD_CHECKERS, FIELD_MUTANTS
 from playhead.testing.front_mutants import FRONT_CHECKERS, FRONT_MUTANTS
+from playhead.testing.gguf_mutants import GGUF_CHECKERS, GGUF_MUTANTS
 from playhead.testing.graph_checkers import GRAPH_CHECKERS
 from playhead.testing.graph_mutants import GRAPH_MUTANTS
 from playhead.testing.kv_checkers import KV_CHECKERS
@@ -49,6 +50,7 @@ PACKAGES: tuple[Package, ...] = (
     Package(name="graph", mutants=GRAPH_MUTANTS, checkers=GRAPH_CHECKERS),
     Package(name="kv", mutants=KV_MUTANTS, checkers=KV_CHECKERS),
     Package(name="models", mutants=MODEL_MUTANTS, checkers=MODEL_CHECKERS),
+    Package(name="files", mutants=GGUF_MUTANTS, checkers=GGUF_CHECKERS),
     Package(name="step", mutants=STEP_MUTANTS, checkers=STEP_CHECKERS),
     Package(name="engine", mutants=ENGINE_MUTANTS, checkers=ENGINE_CHECKERS),
     Package(name="fields", mutants=FIELD_MUTANTS, checkers=FIELD_CHECKERS),

@@ -28,15 +28,14 @@ from playhead.graph.sharing import InputBufferPool, SharedBuffer
 from playhead.graph.slots import Batch, FillContext, GraphSlot, IndexSpace
 from playhead.graph.spec import LivePlan, StepSpec
 from playhead.kv import swa_pool as swa_pool_module
-from playhead.kv.hybrid import FULL
-from playhead.kv.mapping import Int32Array
 from playhead.kv.plan import KVPlan
 from playhead.kv.pool import ForwardLocs, MHAKVPool
 from playhead.kv.swa_pool import SWAKVPool
+from playhead.kv.tables import FULL, Int32Array
 from playhead.models import build
 from playhead.models.families import FAMILIES
 from playhead.models.family import Family
-from playhead.step import inputs as inputs_module
+from playhead.step import registries
 from playhead.step.forward import Forward, Placeholder
 from playhead.testing.graph_mutants import (
     any_bind_accepted,
@@ -127,12 +126,12 @@ def nothing_shared() -> Patch:
 
 def padded_tokens_counted() -> Patch:
     """`num_token_non_padded` counts the padding too."""
-    original = inputs_module.num_live_tokens
+    original = registries.num_live_tokens
 
     def padded() -> GraphSlot:
         return replace(original(), source_fn=lambda batch, ctx: np.array([ctx.padded_num_tokens], dtype=np.int32))
 
-    return swapped(inputs_module, "num_live_tokens", padded)
+    return swapped(registries, "num_live_tokens", padded)
 
 
 def captured_on_copies() -> Patch:

@@ -13,10 +13,9 @@ from playhead.graph.breaks import BreakOp, Scope, Tensors, TensorSpec
 from playhead.graph.capture import Inputs
 from playhead.kernels.cpu import rope
 from playhead.kernels.cpu.arrays import Array
-from playhead.kv.hybrid import FULL
-from playhead.kv.mapping import WindowMapping
 from playhead.kv.pool import ForwardLocs, ForwardTokens
 from playhead.kv.swa_pool import SWAKVPool
+from playhead.kv.tables import FULL, WindowMapping
 from playhead.step.forward import ModelPlan, ModelStep
 from playhead.testing.mutant import Mutant, Patch, mutant, swapped
 

@@ -6,7 +6,7 @@ import playhead.sgl as sgl
 
 
 async def follow(llm: sgl.Engine, prompt: str) -> list[str]:
-    texts = []
+    texts: list[str] = []
     generator = await llm.async_generate(prompt, {"temperature": 0, "max_new_tokens": 6}, stream=True)
     async for chunk in generator:
         texts.append(chunk["text"])

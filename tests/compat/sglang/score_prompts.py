@@ -8,7 +8,7 @@ TEXTS = ["To be, or not to be, that is the question.", "qzx wvk jjq 9 zzkq xx qp
 def main(model: str) -> None:
     llm = sgl.Engine(model_path=model, context_length=128, disable_radix_cache=True)
     outputs = llm.generate(TEXTS, {"temperature": 0, "max_new_tokens": 1}, return_logprob=True, logprob_start_len=0)
-    scores = []
+    scores: list[float] = []
     for output in outputs:
         entries = output["meta_info"]["input_token_logprobs"]
         assert entries[0][0] is None

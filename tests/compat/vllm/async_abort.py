@@ -24,7 +24,9 @@ async def whole(engine: AsyncLLMEngine) -> int:
 
 
 async def serve(model: str) -> list[int]:
-    engine = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(model=model, max_model_len=256, max_num_seqs=2))
+    engine = AsyncLLMEngine.from_engine_args(
+        AsyncEngineArgs(model=model, max_model_len=256, max_num_seqs=2, enforce_eager=True)
+    )
     counts = await asyncio.gather(first_tokens(engine, "long"), whole(engine))
     engine.shutdown()
     return list(counts)

@@ -13,7 +13,7 @@ def main(model: str) -> None:
     assert by_parts.prompt_token_ids == by_text.prompt_token_ids
 
     picture = {"type": "image_url", "image_url": {"url": "https://example.com/whale.png"}}
-    refusals = []
+    refusals: list[str] = []
     try:
         llm.chat([{"role": "user", "content": [picture]}], params)
     except ValueError as error:

@@ -14,7 +14,7 @@ def main(model: str) -> None:
     label_ids = [tokenizer.encode(" " + label, add_special_tokens=False)[0] for label in LABELS]
     prompts = [f"Review: {review}\nIs it good? Answer:" for review in REVIEWS]
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=20, allowed_token_ids=label_ids)
-    verdicts = []
+    verdicts: list[str] = []
     for review, output in zip(REVIEWS, llm.generate(prompts, params), strict=True):
         completion = output.outputs[0]
         assert completion.logprobs is not None

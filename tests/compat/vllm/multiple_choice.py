@@ -9,7 +9,7 @@ CHOICES = [" Romeo?", " zqxk?", " 1234567?"]
 def score(output: RequestOutput, start: int) -> float:
     assert output.prompt_logprobs is not None
     assert output.prompt_token_ids is not None
-    found = []
+    found: list[float] = []
     for position in range(start, len(output.prompt_token_ids)):
         table = output.prompt_logprobs[position]
         assert table is not None

@@ -10,7 +10,7 @@ TEXTS = ["To be, or not to be, that is the question.", "qzx wvk jjq 9 zzkq xx qp
 def main(model: str) -> None:
     llm = LLM(model=model, max_model_len=128)
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
-    perplexities = []
+    perplexities: list[float] = []
     for output in llm.generate(TEXTS, params):
         assert output.prompt_logprobs is not None
         ids = output.prompt_token_ids

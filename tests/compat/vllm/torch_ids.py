@@ -10,10 +10,10 @@ def main(model: str) -> None:
     tokenizer = llm.get_tokenizer()
     ids = torch.tensor(tokenizer.encode("Sail on"))
     params = SamplingParams(temperature=0, max_tokens=5)
-    output = llm.generate({"prompt_token_ids": ids.tolist()}, params)[0]
+    output = llm.generate({"prompt_token_ids": ids}, params)[0]
     generated = torch.tensor(output.outputs[0].token_ids)
     whole = torch.cat([ids, generated])
-    text = tokenizer.decode(whole.tolist(), skip_special_tokens=True)
+    text = tokenizer.decode(whole, skip_special_tokens=True)
     print(text)
     assert text.startswith("Sail on")
     assert text.endswith(output.outputs[0].text.rstrip())

@@ -13,7 +13,8 @@ from playhead.attention.reference import ReferenceBackend
 from playhead.errors import ConfigError
 from playhead.graph.registry import CudaGraphBufferRegistry
 from playhead.graph.slots import FillContext
-from playhead.step.inputs import QUERIES, InputFeatures, build_prefill_registry
+from playhead.step.inputs import QUERIES
+from playhead.step.registries import InputFeatures, build_prefill_registry
 from tests.unit.attention.scenes import SceneSpec, dense_attention, make_scene
 
 BACKEND = ReferenceBackend(torch.zeros(5, 3, dtype=torch.int32))

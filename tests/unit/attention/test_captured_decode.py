@@ -23,7 +23,7 @@ from playhead.graph import (
 )
 from playhead.graph.capture import StepFn
 from playhead.kernels.rope import qk_rope_write
-from playhead.step.inputs import build_decode_registry
+from playhead.step.registries import build_decode_registry
 
 BUCKET, PAGE_SIZE, PAGES_PER_ROW, WINDOW = 4, 4, 5, 6
 MAX_TOKENS = PAGE_SIZE * PAGES_PER_ROW

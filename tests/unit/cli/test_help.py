@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from typer.testing import CliRunner
 
 from playhead import __version__
+from playhead.cli.layout import block
 from playhead.cli.main import app
 
 
@@ -52,10 +53,17 @@ def test_help_has_one_look(path):
     assert usage.startswith(" ".join(("root", *path)))
     assert about.strip().endswith(".")
     assert blocks
-    for block in blocks:
-        title, *entries = block.rstrip().splitlines()
+    for one in blocks:
+        title, *entries = one.rstrip().splitlines()
         assert title.endswith(":")
         assert all(entry.startswith("  ") for entry in entries)
+
+
+def test_a_word_with_hyphens_and_one_that_is_too_long_stay_whole():
+    words = ["--a-flag-with-many-hyphens"] * 4 + ["x" * 70]
+    text = block("Options", [("--name", " ".join(words)), ("--" + "y" * 40, "below its name")], 60)
+    assert text.split()[2:7] == words
+    assert text.splitlines()[-2:] == ["  --" + "y" * 40, " " * 30 + "below its name"]
 
 
 def test_every_option_says_something():
@@ -75,6 +83,7 @@ def test_the_version_is_a_flag_and_a_command():
 
 MODULES = """
 import contextlib, io, json, sys
+from playhead.cli.layout import block
 from playhead.cli.main import app
 
 def call(*args):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -15,9 +16,10 @@ from playhead.errors import AbsentFeature, ConfigError, EngineStopped, MisuseErr
 from playhead.kv.ledger import Ledger
 from playhead.llm import LLM
 from playhead.outputs import FinishReason
-from playhead.sampling_params import SamplingParams
+from playhead.sampling_params import RequestOutputKind, SamplingParams
 
 FEW = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+SEEDED = SamplingParams(seed=5, max_tokens=5, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
 SMALL = {"max_model_len": 96, "max_num_seqs": 4, "kv_memory_bytes": 1 << 23, "graph_mode": "eager"}
 PROMPTS = [[5 + i, 6, 7] for i in range(10)]
@@ -225,17 +227,18 @@ def test_a_closed_engine_does_not_start_by_itself(llm, wanted):
     assert tokens(asyncio.run(closed())) == wanted[0]
 
 
-def test_a_conversation_is_answered_as_its_template_writes_it(llm, monkeypatch):
-    monkeypatch.setattr(llm.engine.tokenizer, "chat_template", "{% for m in messages %}{{ m.content }}{% endfor %}")
-    monkeypatch.setattr(llm.engine.reader, "_template", None)
-    prompt = llm.tokenizer.encode("The whale", add_special_tokens=False)
+def test_a_conversation_is_answered_as_an_llm_answers_it(llm, monkeypatch):
+    monkeypatch.setattr(llm.engine.tokenizer, "chat_stops", ("e",))
+    messages = [{"role": "user", "content": "Call me Ishmael."}]
+    params = SamplingParams(temperature=0, max_tokens=40)
 
     async def answered():
         async with AsyncEngine.of(llm.engine) as engine:
-            messages = [{"role": "user", "content": "The "}, {"role": "user", "content": "whale"}]
-            return [output async for output in engine.chat(messages, FEW)][-1]
+            return [output async for output in engine.chat(messages, params)][-1].outputs
 
-    assert tokens(asyncio.run(answered())) == tokens(llm.generate([prompt], FEW)[0])
+    wanted = llm.chat(messages, params)[0].outputs
+    assert wanted[0].stop_reason == "e"
+    assert asyncio.run(answered()) == wanted
 
 
 def test_what_the_engine_is_asked_about_it_answers_and_what_it_lacks_it_names(llm):
@@ -260,6 +263,46 @@ def test_the_prefix_cache_is_emptied_between_two_steps(llm):
 
     before, after = asyncio.run(asked_again())
     assert before > 0 == after
+
+
+@pytest.mark.parametrize("num_samples", [1, 2])
+def test_a_consumer_may_ask_for_what_is_new_or_for_the_end_alone(llm, num_samples):
+    kinds, asked = (RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY), {"n": num_samples, "logprobs": 0}
+
+    async def outputs():
+        async with AsyncEngine.of(llm.engine) as engine:
+            return [
+                [output async for output in engine.generate("The whale", replace(SEEDED, output_kind=kind, **asked))]
+                for kind in kinds
+            ]
+
+    wanted = llm.generate("The whale", replace(SEEDED, **asked))[0]
+    news, (end,) = asyncio.run(outputs())
+    for i, whole in enumerate(wanted.outputs):
+        parts = [part for output in news for part in output.outputs if part.index == i]
+        ids = [token for part in parts for token in part.token_ids]
+        assert ids == whole.token_ids == end.outputs[i].token_ids
+        assert "".join(part.text for part in parts) == whole.text == end.outputs[i].text
+        assert sum(len(part.logprobs) for part in parts) == len(whole.token_ids)
+
+
+def test_a_stream_may_be_asked_for_what_is_new(llm):
+    texts = [output.outputs[0].text for output in llm.stream("The whale", SEEDED)]
+    news = [
+        one.outputs[0].text for one in llm.stream("The whale", replace(SEEDED, output_kind=RequestOutputKind.DELTA))
+    ]
+    (end,) = llm.stream("The whale", replace(SEEDED, output_kind=RequestOutputKind.FINAL_ONLY))
+    assert "".join(news) == texts[-1] == end.outputs[0].text
+    assert len(news) == len(texts)
+
+
+def test_an_adapter_is_refused_by_name(llm):
+    async def ask():
+        async with AsyncEngine.of(llm.engine) as engine:
+            return [output async for output in engine.generate("The whale", FEW, lora_request=object())]
+
+    with pytest.raises(RequestError, match=r"'lora_request'.*no adapters"):
+        asyncio.run(ask())
 
 
 def test_an_engine_shows_its_model_and_what_it_does(llm, gate):

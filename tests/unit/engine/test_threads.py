@@ -160,6 +160,27 @@ def test_a_thread_that_is_interrupted_in_line_leaves_the_others_one_turn_after_t
     assert order == ["first is done", "second"]
 
 
+class Before:
+    """The lock of the thread before, which tells when it has been waited for."""
+
+    def __init__(self, order) -> None:
+        self._order = order
+
+    def __enter__(self):
+        self._order.append("the one before is done")
+
+    def __exit__(self, *raised):
+        return None
+
+
+def test_a_thread_waits_for_the_one_before_it_and_the_next_one_waits_for_this():
+    turns, order = Turns(), []
+    turns._last = Before(order)
+    turns.take(lambda: order.append("next waits" if turns._last.locked() else "next goes ahead"))
+    assert order == ["the one before is done", "next waits"]
+    assert not turns._last.locked()
+
+
 def test_turns_go_to_those_who_came_first_and_a_thread_that_comes_back_stands_at_the_end():
     turns, order = Turns(), []
 
@@ -193,6 +214,38 @@ def test_closing_in_another_thread_ends_open_calls_in_words():
     assert end.outputs[0].finish_reason is FinishReason.ABORT
     assert end.outputs[0].text.startswith(first.outputs[0].text)
     assert not llm.is_busy
+
+
+def test_a_stream_that_waits_while_the_llm_is_closed_gets_its_last_output():
+    llm = LLM("embedded", **SMALL)
+    stream = llm.stream("The whale", GREEDY)
+    list(zip(range(3), stream, strict=False))  # its inbox is empty now
+    closing, reading = Beside(llm.close), Beside(lambda: list(stream))
+
+    def both_come() -> None:
+        in_line(closing, llm._calls._turns)
+        in_line(reading, llm._calls._turns)
+
+    with in_a_step(llm, both_come), pytest.raises(MisuseError, match="close"):
+        llm.generate("Call me", GREEDY)
+    closing.result()
+    assert reading.result()[-1].outputs[0].finish_reason is FinishReason.ABORT
+
+
+def test_a_generate_that_is_closed_between_two_outputs_gives_no_half_answers():
+    llm = LLM("embedded", **SMALL)
+
+    class ClosingBar:
+        """Closes the LLM when the first prompt is done."""
+
+        def update(self, count: int) -> None:
+            llm.close()
+
+        def close(self) -> None:
+            return None
+
+    with pytest.raises(MisuseError, match="close"):
+        llm.generate(["The whale"] * 3, GREEDY, use_tqdm=lambda **options: ClosingBar())
 
 
 def test_a_call_that_waits_while_the_llm_is_closed_is_told():

@@ -7,8 +7,8 @@ import pytest
 
 from playhead.errors import ContextTooLong, LedgerError, OutOfPages
 from playhead.kv.cache import HybridKVCache, SequenceKV
-from playhead.kv.hybrid import FULL
 from playhead.kv.ledger import Ledger
+from playhead.kv.tables import FULL
 from playhead.testing.kv_rules import MAX_CONTEXT_TOKENS, run_step, small_layer, small_plan
 
 HYBRID = [small_layer(8), small_layer(8), small_layer(None)]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from playhead.errors import LedgerError, StaleTranslation
-from playhead.kv.mapping import NO_PAGE, WindowMapping
+from playhead.kv.tables import NO_PAGE, WindowMapping
 from playhead.types import FullLoc
 
 

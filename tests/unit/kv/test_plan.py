@@ -48,6 +48,19 @@ def test_planned_capacity_is_within_three_percent_of_the_bound(name, context):
     assert capacity.num_requests * context <= capacity.num_tokens < (capacity.num_requests + 1) * context
 
 
+@pytest.mark.parametrize("name", list(BOUNDS))
+def test_slabs_of_requests_hold_their_pages_and_the_steps_in_flight(name):
+    plan = plan_of(name)
+    fits = plan.capacity(131072)
+    slabs = plan.slabs_of(fits.num_requests, 131072)
+    assert sum(slabs) + 1 <= plan.num_slabs  # the sink's
+    assert sum(plan.slabs_of(fits.num_requests + 1, 131072)) + 1 > plan.num_slabs
+    in_flight = 2 * 1024 // 16
+    for layout, idle in zip(plan.layout.groups, plan.slabs_of(0, 131072), strict=True):
+        pages = in_flight if layout.group.window is not None else 0
+        assert idle == -(-pages // layout.pages_per_slab)
+
+
 def test_a_context_that_cannot_fit_is_refused_with_one_that_does():
     limits = KVLimits(max_context_tokens=131072, max_running=1, chunk_tokens=1024)
     with pytest.raises(ConfigError, match="max_context_tokens: found 131072") as refusal:

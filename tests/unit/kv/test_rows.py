@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from playhead.errors import OutOfPages
-from playhead.kv.rows import RowTables
+from playhead.kv.tables import RowTables
 
 
 def new_rows() -> RowTables:

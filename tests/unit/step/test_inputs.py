@@ -15,17 +15,9 @@ from playhead.graph.audit import unwritten_tails
 from playhead.graph.slots import host_vector
 from playhead.sampling_params import SamplingParams
 from playhead.schedule.request import Chunk
-from playhead.step.inputs import (
-    FULL_LOCS,
-    OVER_TOKENS,
-    SAMPLING,
-    InputFeatures,
-    StepInput,
-    batch_of,
-    build_decode_registry,
-    build_prefill_registry,
-)
+from playhead.step.inputs import FULL_LOCS, OVER_TOKENS, SAMPLING, StepInput, batch_of
 from playhead.step.optional_inputs import OptionalInputs
+from playhead.step.registries import InputFeatures, build_decode_registry, build_prefill_registry
 from playhead.testing.tiny_worker import tiny_worker
 
 USUAL = {

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from playhead.kv.pool import DeviceWrite
-from playhead.kv.rows import RowTables
+from playhead.kv.tables import RowTables
 from playhead.step.publish import DevicePageTable, Publisher
 
 

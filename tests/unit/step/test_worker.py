@@ -8,6 +8,7 @@ import torch
 from playhead.graph import Mode, Reason
 from playhead.kv.ledger import Ledger
 from playhead.kv.plan import KVLimits
+from playhead.sampling_params import SamplingKind
 from playhead.schedule.request import Chunk
 from playhead.step.audit import audit_worker
 from playhead.testing.tiny_worker import dense_logits, last_logits, tiny_worker
@@ -44,6 +45,13 @@ def test_a_worker_for_one_request_can_be_audited_too():
     """Its largest bucket has more tokens than its one sequence: the audit takes as many as there are."""
     limits = KVLimits(max_context_tokens=8, max_running=1, chunk_tokens=8)
     for report in audit_worker(tiny_worker(limits=limits)):
+        assert report.ok, report.text()
+
+
+def test_graphs_that_read_the_samplers_tables_are_clean_under_the_audit():
+    worker = tiny_worker(Mode.FULL, limits=KVLimits(max_context_tokens=8, max_running=2, chunk_tokens=4))
+    worker.decoder_for(SamplingKind.EVERYTHING).capture_all()
+    for report in audit_worker(worker):
         assert report.ok, report.text()
 
 

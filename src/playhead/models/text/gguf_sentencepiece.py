@@ -20,7 +20,7 @@ NORMAL, UNKNOWN = 1, 2
 
 # Each piece is cut at every character. A vocabulary of 262,144 pieces has 1.8 million characters and 514,906 merges.
 MAX_PIECE_CHARS = 128
-MAX_CHARS = 1 << 22
+MAX_CHARS = 3 << 20
 MAX_MERGES = 1 << 21
 
 
@@ -49,8 +49,8 @@ def merges_of(tokens: Sequence[str], types: Sequence[int], scores: Sequence[floa
     ranked: list[tuple[float, int, int, str, str]] = []
     for piece, i in pieces.items():
         for cut in range(1, len(piece)):
-            left, right = piece[:cut], piece[cut:]
-            if left in pieces and right in pieces:
+            left = piece[:cut]
+            if left in pieces and (right := piece[cut:]) in pieces:
                 ranked.append((-scores[i], pieces[left], pieces[right], left, right))
         if len(ranked) > MAX_MERGES:
             raise _damaged("tokens", f"over {MAX_MERGES} ways to merge pieces", "a vocabulary")

@@ -1,0 +1,167 @@
+"""Bugs in how GGUF files are read, names of the hub are taken and a machine's memory is counted; what notices them."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+import playhead.engine.host_memory
+import playhead.models.checkpoint.gguf_model
+import playhead.models.checkpoint.hub
+import playhead.models.load
+import playhead.models.text.gguf_sentencepiece
+from playhead.engine.host_memory import free_host_bytes
+from playhead.layers.rope import inverse_frequencies
+from playhead.models.build import spec_from_config
+from playhead.models.checkpoint.gguf_architectures import ARCHITECTURES
+from playhead.models.checkpoint.gguf_file import GgufFile
+from playhead.models.checkpoint.gguf_model import GgufWeights
+from playhead.models.checkpoint.hub import hub_name
+from playhead.models.load import describe_model
+from playhead.models.spec import ModelSpec
+from playhead.models.text.gguf_vocab import tokenizer_from_gguf
+from playhead.testing import hostile_base as base
+from playhead.testing.mutant import Checker, Mutant, Patch, mutant, swapped
+
+PIECES = ["<unk>", "<s>", "</s>", "a", "b", "c", "ab", "bc"]
+
+
+def norms_of_gemma() -> list[str]:
+    """A norm of a Gemma file has the converter's one in it, and the decoder adds its own."""
+    tensors = base.gemma_gguf_tensors()
+    with TemporaryDirectory() as directory:
+        path = Path(directory) / "m.gguf"
+        path.write_bytes(base.gguf_bytes(base.gemma_gguf_metadata(), tensors))
+        weights = GgufWeights(GgufFile(path), base.CONFIG, path.name)
+        stored = torch.frombuffer(bytearray(tensors["output_norm.weight"][1]), dtype=torch.float32)
+        found = weights.read("model.norm.weight")
+    return [] if torch.equal(found, stored - 1) else ["a norm of Gemma keeps the one that the converter added"]
+
+
+def rope_factors() -> list[str]:
+    """Llama 3's rope is scaled by a tensor of the file."""
+    factors = struct.pack("<8f", *(1.0 + i for i in range(8)))
+    tensors = {**base.gguf_tensors(), "rope_freqs.weight": ((8,), factors)}
+    with TemporaryDirectory() as directory:
+        path = Path(directory) / "m.gguf"
+        path.write_bytes(base.gguf_bytes(base.gguf_metadata(), tensors))
+        rope = describe_model(str(path)).spec.layers[0].attention.rope
+    assert rope is not None, "llama turns every layer"
+    plain = inverse_frequencies(replace(rope, scaling=None))
+    divided = plain / torch.arange(1.0, 9.0)
+    return [] if torch.equal(inverse_frequencies(rope), divided) else ["rope_freqs.weight was not obeyed"]
+
+
+def best_piece_first() -> list[str]:
+    """Of "abc" the better of "ab" and "bc" is merged, whatever their order in the file."""
+    found = []
+    for scores, wanted in (((2.0, 1.0), ["ab", "c"]), ((1.0, 2.0), ["a", "bc"])):
+        metadata = {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": PIECES,
+            "tokenizer.ggml.token_type": [2, 3, 3, 1, 1, 1, 1, 1],
+            "tokenizer.ggml.scores": [0.0] * 6 + list(scores),
+            "tokenizer.ggml.add_space_prefix": False,
+        }
+        ids = tokenizer_from_gguf(metadata).encode("abc", add_special_tokens=False)
+        if [PIECES[i] for i in ids] != wanted:
+            found.append(f"scores {scores} gave {[PIECES[i] for i in ids]}")
+    return found
+
+
+def memory_of_a_container() -> list[str]:
+    """A control group's limit is the memory there is."""
+    with TemporaryDirectory() as directory:
+        root = Path(directory)
+        for name, content in {
+            "proc/meminfo": "MemAvailable: 5000 kB\n",
+            "sys/fs/cgroup/memory.max": "4000\n",
+            "sys/fs/cgroup/memory.current": "1000\n",
+        }.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(content)
+        found = free_host_bytes(root)
+    return [] if found == 3000 else [f"{found} bytes are said to be free where a group leaves 3000"]
+
+
+def names_that_lead_out() -> list[str]:
+    """No name of the hub is a path that leaves its repository."""
+    names = ("me/../x", "../me/x", "me/x:../y.gguf", "me/x:/y.gguf", "me/x:a/../../y.gguf", "me/x:weights.bin")
+    return [f"{name!r} was taken" for name in names if hub_name(name) is not None]
+
+
+GGUF_CHECKERS: tuple[Checker, ...] = (
+    Checker(name="norms of a Gemma file", run=norms_of_gemma),
+    Checker(name="rope factors of a file", run=rope_factors),
+    Checker(name="the best piece first", run=best_piece_first),
+    Checker(name="memory of a container", run=memory_of_a_container),
+    Checker(name="names that lead out", run=names_that_lead_out),
+)
+
+
+@mutant(
+    "Gemma's norms keep the converter's one",
+    source="llama.cpp's converter adds one to Gemma's norms",
+    killed_by=("norms of a Gemma file",),
+)
+def norms_keep_the_one() -> Patch:
+    architectures = {name: replace(one, adds_one_to_norms=False) for name, one in ARCHITECTURES.items()}
+    return swapped(playhead.models.checkpoint.gguf_model, "ARCHITECTURES", architectures)
+
+
+@mutant(
+    "rope factors of a file unread",
+    source="llama.cpp: Llama 3's long context came out as noise without rope_freqs",
+    killed_by=("rope factors of a file",),
+)
+def rope_factors_unread() -> Patch:
+    def without(file: GgufFile, config: Mapping[str, object]) -> ModelSpec:
+        return spec_from_config(config)
+
+    return swapped(playhead.models.load, "spec_from_gguf", without)
+
+
+@mutant(
+    "pieces merged in the order of the file",
+    source="a file's order is that of ids; SentencePiece goes by scores",
+    killed_by=("the best piece first",),
+)
+def pieces_by_id() -> Patch:
+    merges_of = playhead.models.text.gguf_sentencepiece.merges_of
+
+    def unscored(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
+        return merges_of(tokens, types, [0.0] * len(scores))
+
+    return swapped(playhead.models.text.gguf_sentencepiece, "merges_of", unscored)
+
+
+@mutant(
+    "a container's limit unseen",
+    source="found here: only the second version of control groups was read, and only the outermost group",
+    killed_by=("memory of a container",),
+)
+def containers_limit_unseen() -> Patch:
+    def nothing(root: Path) -> Iterator[int]:
+        return iter(())
+
+    return swapped(playhead.engine.host_memory, "_left_in_groups", nothing)
+
+
+@mutant("any name is the hub's", source="a path in a name leaves the cache", killed_by=("names that lead out",))
+def any_name_is_the_hubs() -> Patch:
+    return swapped(playhead.models.checkpoint.hub, "HUB_NAME", re.compile(r"([^:]+/[^:]+)(?::(.+))?"))
+
+
+GGUF_MUTANTS: tuple[Mutant, ...] = (
+    norms_keep_the_one,
+    rope_factors_unread,
+    pieces_by_id,
+    containers_limit_unseen,
+    any_name_is_the_hubs,
+)
