@@ -2,7 +2,7 @@
 # PYTHON=... chooses the Python that .venv is made with; tools/install.sh looks for one that is new enough.
 PYTHON ?=
 BIN := .venv/bin
-INSTALL := PYTHON="$(PYTHON)" sh tools/install.sh
+INSTALL := @PYTHON="$(PYTHON)" sh tools/install.sh
 MADE_FROM := pyproject.toml constraints.txt
 
 # One stamp for each set of packages. Each set holds the core.
@@ -10,7 +10,7 @@ CORE := .venv/.core
 DEV := .venv/.dev
 DOCS := .venv/.docs
 
-.PHONY: demo test test-real test-faults test-hostile test-parity test-long test-wheel soak check lint format mutants docs figures clean
+.PHONY: demo test test-real test-faults test-hostile test-parity test-long test-wheel soak check lint pyright format mutants docs figures clean
 
 demo: $(CORE)
 	$(BIN)/playhead generate "It is a truth universally acknowledged, that" --max-tokens 70 --temperature 0.6 --top-p 0.9 --seed 4
@@ -58,6 +58,10 @@ lint: $(DEV)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_sizes.py
+
+# Not a part of lint: the first run fetches pyright from npm.
+pyright: $(DEV)
+	$(BIN)/pyright
 
 format: $(DEV)
 	$(BIN)/ruff format .

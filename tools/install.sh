@@ -40,7 +40,7 @@ fi
 
 say "installing into .venv: playhead${extras:+[$extras]}"
 if ! $python -c 'import torch' 2>/dev/null; then
-    say "torch comes with it: about 930 MB on disk in all. Where pip finds no CPU build of torch it takes the CUDA build, about 3 GB."
+    say "torch comes with it: about 1 GB on disk in all. Where pip finds no CPU build of torch it takes the CUDA build, about 3 GB."
     say "to choose the CPU build: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo"
 fi
 $python -m pip install --disable-pip-version-check -c constraints.txt -e ".${extras:+[$extras]}"

@@ -1,7 +1,7 @@
 """Builds the sdist and the wheel and tries the wheel in a clean environment: `make test-wheel`.
 
 The environment is made in a temporary directory, outside the tree, so that nothing of the tree can be imported by
-accident. pip installs torch into it as it would for a user: about 930 MB, which are removed at the end.
+accident. pip installs torch into it as it would for a user: about 1 GB, which are removed at the end.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def try_in_clean_environment(wheel: Path, folder: Path) -> None:
         [str(programs / "python"), "-c", SNIPPET],
     )
     for command in commands:
-        print("$", Path(command[0]).name, *command[1:3], flush=True)
+        print("$", Path(command[0]).name, command[1], flush=True)
         subprocess.run(command, cwd=folder, env=env, check=True)
 
 

@@ -54,12 +54,18 @@ _HOMES = {
 }
 """The module of every public name."""
 
+_NO_POOLING = "Playhead generates text: it has no pooling models."
 _ABSENT = {
+    "AsyncLLMEngine": "it is called AsyncEngine here: from playhead import AsyncEngine as AsyncLLMEngine.",
     "BeamSearchParams": "Playhead has no beam search: SamplingParams(n=...) draws several samples.",
-    "ClassificationOutput": "Playhead generates text: it has no pooling models.",
-    "EmbeddingOutput": "Playhead generates text: it has no pooling models.",
-    "PoolingParams": "Playhead generates text: it has no pooling models.",
-    "ScoringOutput": "Playhead generates text: it has no pooling models.",
+    "ClassificationRequestOutput": _NO_POOLING,
+    "EmbeddingRequestOutput": _NO_POOLING,
+    "EngineArgs": "give settings to LLM as keywords, or as an EngineConfig.",
+    "LLMEngine": "LLM.generate and LLM.stream run the steps; AsyncEngine serves requests as they come.",
+    "ModelRegistry": "Playhead never runs code of a checkpoint: docs/extend.md shows how a family is added.",
+    "PoolingParams": _NO_POOLING,
+    "PoolingRequestOutput": _NO_POOLING,
+    "ScoringRequestOutput": _NO_POOLING,
 }
 """Names of vLLM that a script may ask for, and why they are not here."""
 

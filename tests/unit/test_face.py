@@ -43,6 +43,13 @@ def test_every_public_name_but_the_version_has_a_home():
     assert {*playhead.__all__} == {*playhead._HOMES, "__version__"}
 
 
+@pytest.mark.parametrize("name", playhead._ABSENT)
+def test_a_name_that_is_not_here_is_no_public_one(name):
+    assert name not in playhead.__all__
+    with pytest.raises(AbsentFeature, match=rf"playhead\.{name}: \w.*\.$"):
+        playhead.__getattr__(name)
+
+
 def test_a_name_of_another_engine_says_why_it_is_not_here():
     with pytest.raises(ImportError, match="BeamSearchParams: Playhead has no beam search") as refusal:
         from playhead import BeamSearchParams  # noqa: F401

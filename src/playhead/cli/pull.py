@@ -8,13 +8,17 @@ from playhead.cli.options import PullOptions
 from playhead.cli.screen import Screen
 from playhead.engine.progress import fetch_bar
 from playhead.errors import CheckpointError
+from playhead.models.build import spec_from_config
 from playhead.models.checkpoint.hub import WANTED, HubName, fetch, hub_name
+from playhead.models.config import read_json
 from playhead.settings import show_size
 
 
 def run_pull(screen: Screen, options: PullOptions) -> None:
     """Fetch, behind a bar, and say what came and how to talk to it."""
     name = named(options.model)
+    if name.file is None:  # a model that cannot run here is refused before its weights are on their way
+        spec_from_config(read_json(fetch(name, revision=options.revision, config_only=True) / "config.json"))
     with fetch_bar() as advance:
         path = fetch(name, revision=options.revision, on_progress=advance)
     files = [path] if path.is_file() else [file for file in path.iterdir() if file.is_file()]

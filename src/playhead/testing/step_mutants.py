@@ -23,7 +23,7 @@ from playhead.kv.tables import Int32Array
 from playhead.sampling_params import SamplingKind
 from playhead.schedule.request import Chunk
 from playhead.schedule.rows import DeviceRows
-from playhead.step import forward, inputs, worker
+from playhead.step import forward, registries, worker
 from playhead.step.audit import audit_worker
 from playhead.step.inputs import StepInput, StepRequests, batch_of
 from playhead.step.publish import DevicePageTable
@@ -81,7 +81,7 @@ def placeholder_past_its_row() -> Patch:
     def all_of_them(num_tokens: int, max_context_tokens: int) -> int:
         return num_tokens
 
-    return swapped(inputs, "placeholder_tokens", all_of_them)
+    return swapped(registries, "placeholder_tokens", all_of_them)
 
 
 @mutant(

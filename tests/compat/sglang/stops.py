@@ -5,9 +5,9 @@ import playhead.sgl as sgl
 
 def main(model: str) -> None:
     llm = sgl.Engine(model_path=model, context_length=128)
-    free = llm.generate("The whale", {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True})
+    free = llm.generate("The whale", {"temperature": 0, "max_new_tokens": 14, "ignore_eos": True})
     word = free["text"].split()[-2]
-    params = {"temperature": 0, "max_new_tokens": 24, "stop": [word]}
+    params = {"temperature": 0, "max_new_tokens": 14, "stop": [word]}
     cut = llm.generate("The whale", params)
     kept = llm.generate("The whale", {**params, "no_stop_trim": True})
     print(repr(free["text"]), "->", repr(cut["text"]))
@@ -15,7 +15,7 @@ def main(model: str) -> None:
     assert cut["text"] == free["text"][: free["text"].index(word)]
     assert kept["text"] == cut["text"] + word
     token = free["output_ids"][4]
-    ended = llm.generate("The whale", {"temperature": 0, "max_new_tokens": 24, "stop_token_ids": [token]})
+    ended = llm.generate("The whale", {"temperature": 0, "max_new_tokens": 14, "stop_token_ids": [token]})
     assert ended["meta_info"]["finish_reason"]["matched"] == token
     llm.shutdown()
 

@@ -4,7 +4,7 @@ from playhead import LLM, SamplingParams
 
 
 def main(model: str) -> None:
-    llm = LLM(model=model, max_model_len=64)
+    llm = LLM(model=model, max_model_len=32)
     tokenizer = llm.get_tokenizer()
     eos = tokenizer.eos_token_id
     assert eos is not None
@@ -15,7 +15,7 @@ def main(model: str) -> None:
     assert len(llm.generate(prompt, exact)[0].outputs[0].token_ids) == 9
     whole = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=None, ignore_eos=True))[0]
     print(len(whole.prompt_token_ids or []), "+", len(whole.outputs[0].token_ids))
-    assert len(whole.prompt_token_ids or []) + len(whole.outputs[0].token_ids) == 64
+    assert len(whole.prompt_token_ids or []) + len(whole.outputs[0].token_ids) == 32
 
 
 if __name__ == "__main__":

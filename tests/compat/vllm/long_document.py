@@ -2,15 +2,15 @@
 
 from playhead import LLM, SamplingParams, TokensPrompt
 
-DOCUMENT = "\n".join(f"Day {day}: the wind was fair, and we saw {day % 7} whales to the east." for day in range(60))
-CONTEXT = 256
+DOCUMENT = "\n".join(f"Day {day}: the wind was fair, and we saw {day % 7} whales to the east." for day in range(20))
+CONTEXT = 128
 
 
 def main(model: str) -> None:
-    llm = LLM(model=model, max_model_len=CONTEXT, max_num_batched_tokens=128, enable_chunked_prefill=True)
+    llm = LLM(model=model, max_model_len=CONTEXT, max_num_batched_tokens=64, enable_chunked_prefill=True)
     tokenizer = llm.get_tokenizer()
     ids = tokenizer.encode(DOCUMENT)
-    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     try:
         llm.generate(DOCUMENT, params)
     except ValueError as error:
@@ -20,11 +20,11 @@ def main(model: str) -> None:
     ask = tokenizer.encode("\nIn short:", add_special_tokens=False)
     outputs = llm.generate([TokensPrompt(prompt_token_ids=part + ask) for part in parts], params)
     summary = "\n".join(output.outputs[0].text for output in outputs)
-    (final,) = llm.generate(summary[:400] + "\nIn short:", params)
+    (final,) = llm.generate(summary[:120] + "\nIn short:", params)
     print(len(ids), "tokens in", len(parts), "parts:", final.outputs[0].text)
     assert len(ids) > CONTEXT
     assert len(outputs) == len(parts) > 3
-    assert all(len(output.outputs[0].token_ids) == 12 for output in outputs)
+    assert all(len(output.outputs[0].token_ids) == 6 for output in outputs)
 
 
 if __name__ == "__main__":

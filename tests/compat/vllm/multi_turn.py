@@ -4,8 +4,8 @@ from playhead import LLM, SamplingParams
 
 
 def main(model: str) -> None:
-    llm = LLM(model=model, max_model_len=512, enable_prefix_caching=True)
-    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    llm = LLM(model=model, max_model_len=256, enable_prefix_caching=True)
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     history = [{"role": "system", "content": "You are an old sailor who has seen every sea there is."}]
     cached: list[int] = []
     for question in ("Where were you born?", "What ships did you sail?", "Did you see the white whale?"):

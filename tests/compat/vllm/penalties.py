@@ -10,9 +10,9 @@ def num_different(token_ids: "list[int] | tuple[int, ...]") -> int:
 def main(model: str) -> None:
     llm = LLM(model=model, max_model_len=128)
     prompt = "No, no, no, no, no, no,"
-    plain = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-    fresh = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, frequency_penalty=1.5, presence_penalty=1.0)
-    turned = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, repetition_penalty=1.5)
+    plain = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
+    fresh = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True, frequency_penalty=1.5, presence_penalty=1.0)
+    turned = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True, repetition_penalty=1.5)
     outputs = llm.generate([prompt] * 3, [plain, fresh, turned])
     counts = [num_different(list(output.outputs[0].token_ids)) for output in outputs]
     print(counts, [output.outputs[0].text for output in outputs])

@@ -11,7 +11,7 @@ QUESTIONS = ["Who was her captain?", "Who were her mates?", "Where did she sail 
 
 def main(model: str) -> None:
     llm = LLM(model=model, max_model_len=512, enable_prefix_caching=True, block_size=16)
-    params = SamplingParams(temperature=0.0, max_tokens=4)
+    params = SamplingParams(temperature=0.0, max_tokens=2)
     prompts = [CONTEXT + question for question in QUESTIONS]
     first = llm.generate(prompts[0], params)[0]
     others = llm.generate(prompts[1:], params)

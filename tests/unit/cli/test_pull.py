@@ -7,6 +7,7 @@ from pathlib import Path
 
 import gguf
 import pytest
+from huggingface_hub.utils import are_progress_bars_disabled
 from typer.testing import CliRunner
 
 from playhead.cli.main import app
@@ -124,7 +125,7 @@ def test_a_revision_that_leads_elsewhere_is_refused(mirror):
 def test_a_mirror_cannot_place_files_outside_the_cache(mirror, tmp_path):
     names = ["../evil.json", "../../evil.safetensors", "/tmp/evil.json", "a/../../evil.json"]
     mirror.repositories = {"me/evil": {"config.json": b"{}", **dict.fromkeys(names, b"evil")}}
-    playhead("pull", "me/evil")
+    resolve_model("me/evil")
     assert mirror.fetched() == {"config.json"}
     assert [path.name for path in tmp_path.rglob("*evil.*")] == []
 
@@ -161,6 +162,19 @@ def test_a_model_that_does_not_run_is_listed_with_the_reason(mirror):
     output = playhead("list").output
     assert "no" in output.split()
     assert "'mamba'" in output
+
+
+def test_a_model_that_cannot_run_is_refused_before_its_weights_are_fetched(mirror):
+    mirror.repositories = {"me/strange": {"config.json": b'{"model_type": "mamba"}', "model.safetensors": b"x" * 99}}
+    refused = playhead("pull", "me/strange")
+    assert refused.exit_code == 2
+    assert "'mamba'" in refused.output
+    assert mirror.fetched() == {"config.json"}
+
+
+def test_the_librarys_own_bars_are_not_shown(mirror):
+    assert "Fetching" not in playhead("pull", "me/tiny").output
+    assert not are_progress_bars_disabled()
 
 
 def test_a_proxy_stands_for_the_hub(mirror, monkeypatch):

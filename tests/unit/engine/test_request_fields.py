@@ -11,13 +11,14 @@ import pytest
 from playhead.engine.async_engine import AsyncEngine
 from playhead.engine.bad_words import bad_word_ids
 from playhead.engine.front import RequestOptions
+from playhead.engine.response import ResponseBuilder
 from playhead.engine.seeds import seed_of
-from playhead.errors import RequestError
+from playhead.errors import RequestError, RequestFailed
 from playhead.llm import LLM
 from playhead.outputs import FinishReason
 from playhead.sampling_params import RequestOutputKind, SamplingParams
 from playhead.testing.field_mutants import FIELD_CHECKERS
-from playhead.testing.mutant import Oracles, Outcome
+from playhead.testing.mutant import Oracles, Outcome, swapped
 from playhead.testing.tiny_engine import greedy, tiny_engine
 
 WHALE = "The whale"
@@ -187,6 +188,22 @@ def test_prompt_logprobs_are_the_same_with_a_cached_prefix_and_streamed(llm):
 def test_a_prompt_of_one_token_has_no_logprobs(llm):
     (output,) = llm.generate([7], replace(GREEDY, prompt_logprobs=3))
     assert output.prompt_logprobs == [None]
+
+
+def test_a_prompt_whose_logprobs_cannot_be_made_fails_alone(llm, plain):
+    take_prompt = ResponseBuilder.take_prompt
+
+    def fails(self: ResponseBuilder, position: int, reports) -> None:
+        if self.request.prompt[0] == 7:
+            raise ValueError("its text")
+        take_prompt(self, position, reports)
+
+    params = replace(GREEDY, prompt_logprobs=0)
+    with swapped(ResponseBuilder, "take_prompt", fails):
+        broken, whole, free = llm.generate([[7, 8, 9], [8, 9, 10], WHALE], [params, params, GREEDY])
+    assert isinstance(broken.error, RequestFailed)
+    assert (whole.error, len(whole.prompt_logprobs)) == (None, 3)
+    assert free.outputs[0].token_ids == plain.token_ids
 
 
 # What a stream shows.

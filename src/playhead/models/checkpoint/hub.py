@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import socket
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -80,10 +82,16 @@ def fetch(
     hub = _library(name)
     errors = hub.errors
     is_here_only = hub.constants.HF_HUB_OFFLINE or not can_reach(hub.constants.ENDPOINT)
+    repository = _Repository(hub, name, revision, is_here_only=is_here_only)
     try:
-        if not config_only and not is_here_only:
-            fetch_weights(hub, name, revision, on_progress)
-        return _fetched(hub, name, revision, config_only=config_only, is_here_only=is_here_only)
+        with repository.without_bars():
+            if not is_here_only:
+                files = repository.files_of_a_model()
+                if not config_only:
+                    repository.fetch_weights(files, on_progress)
+            if name.file is not None:
+                return repository.file(name.file)
+            return repository.file("config.json").parent if config_only else repository.snapshot()
     except errors.LocalEntryNotFoundError:
         found = "HF_HUB_OFFLINE is set" if hub.constants.HF_HUB_OFFLINE else "the hub cannot be reached"
         where = f"{found} ({hub.constants.ENDPOINT}), and the cache ({hub.constants.HF_HUB_CACHE}) has no whole copy"
@@ -98,52 +106,69 @@ def fetch(
         raise CheckpointError(str(name), found, "", "Run it again: it goes on where it stopped.") from None
 
 
-def fetch_weights(hub: ModuleType, name: HubName, revision: str | None, on_progress: OnFetch | None) -> None:
-    """Bring the large files into the library's cache: the library would begin each again after an interruption."""
-    if name.file is None:
-        listed = hub.HfApi().list_repo_files(name.repo_id, revision=revision)
-        files = [file for file in listed if file.endswith(".safetensors") and not is_ignored(file)]
-    else:
-        files = [name.file]
-    for file in files:
-        url = hub.hf_hub_url(name.repo_id, file, revision=revision)
-        found, headers = hub.get_hf_file_metadata(url), hub.utils.build_hf_headers()
-        # A token is for the hub, not for the store that the hub points to.
-        is_elsewhere = urlsplit(found.location).netloc != urlsplit(url).netloc
-        sent = {key: value for key, value in headers.items() if not (is_elsewhere and key.lower() == "authorization")}
-        remote = RemoteFile(
-            name=file, url=found.location, headers=sent, num_bytes=found.size or 0, etag=found.etag or ""
+class _Repository:
+    """One repository through the hub's library. With `is_here_only` nobody is asked, and the cache must have it."""
+
+    def __init__(self, hub: ModuleType, name: HubName, revision: str | None, *, is_here_only: bool) -> None:
+        self._hub, self._name, self._revision, self._is_here_only = hub, name, revision, is_here_only
+
+    @contextmanager
+    def without_bars(self) -> Iterator[None]:
+        """The library shows a bar for every small file, also where there is no terminal."""
+        utils = self._hub.utils
+        were_off = utils.are_progress_bars_disabled()
+        utils.disable_progress_bars()
+        try:
+            yield
+        finally:
+            if not were_off:
+                utils.enable_progress_bars()
+
+    def files_of_a_model(self) -> list[str]:
+        """The large files to fetch: the GGUF file that was named, or the weights beside a config.json."""
+        if self._name.file is not None:
+            return [self._name.file]
+        listed = self._hub.HfApi().list_repo_files(self._name.repo_id, revision=self._revision)
+        if "config.json" in listed:
+            return [file for file in listed if file.endswith(".safetensors") and not is_ignored(file)]
+        files = [file for file in listed if hub_name(f"{self._name}:{file}")]
+        fix = f"Name one, as in {self._name}:{files[0]}." if files else "Take another repository."
+        found = f"no config.json, and the GGUF files {some_of(files)}" if files else "no config.json and no GGUF file"
+        raise CheckpointError(str(self._name), found, "a model in safetensors, or the name of a GGUF file", fix)
+
+    def fetch_weights(self, files: Sequence[str], on_progress: OnFetch | None) -> None:
+        """Bring large files into the library's cache: the library would begin each again after an interruption."""
+        hub, repo_id = self._hub, self._name.repo_id
+        blobs = Path(hub.constants.HF_HUB_CACHE) / f"models--{repo_id.replace('/', '--')}" / "blobs"
+        for file in files:
+            url = hub.hf_hub_url(repo_id, file, revision=self._revision)
+            found, headers = hub.get_hf_file_metadata(url), hub.utils.build_hf_headers()
+            if urlsplit(found.location).netloc != urlsplit(url).netloc:
+                # A token is for the hub, not for the store that the hub points to.
+                headers = {key: value for key, value in headers.items() if key.lower() != "authorization"}
+            remote = RemoteFile(
+                name=file, url=found.location, headers=headers, num_bytes=found.size or 0, etag=found.etag or ""
+            )
+            fetch_blob(remote, blobs, on_progress)
+
+    def file(self, file: str) -> Path:
+        repo_id, revision = self._name.repo_id, self._revision
+        return Path(self._hub.hf_hub_download(repo_id, file, revision=revision, local_files_only=self._is_here_only))
+
+    def snapshot(self) -> Path:
+        return Path(
+            self._hub.snapshot_download(
+                self._name.repo_id,
+                revision=self._revision,
+                allow_patterns=list(PATTERNS),
+                ignore_patterns=list(IGNORED_PATTERNS),
+                local_files_only=self._is_here_only,
+            )
         )
-        blobs = Path(hub.constants.HF_HUB_CACHE) / f"models--{name.repo_id.replace('/', '--')}" / "blobs"
-        fetch_blob(remote, blobs, on_progress)
 
 
 def is_ignored(file: str) -> bool:
     return any(fnmatch(file, pattern) for pattern in IGNORED_PATTERNS)
-
-
-def _fetched(hub: ModuleType, name: HubName, revision: str | None, *, config_only: bool, is_here_only: bool) -> Path:
-    if name.file is not None or config_only:
-        file = name.file or "config.json"
-        path = Path(hub.hf_hub_download(name.repo_id, file, revision=revision, local_files_only=is_here_only))
-        return path if name.file is not None else path.parent
-    directory = Path(
-        hub.snapshot_download(
-            name.repo_id,
-            revision=revision,
-            allow_patterns=list(PATTERNS),
-            ignore_patterns=list(IGNORED_PATTERNS),
-            local_files_only=is_here_only,
-        )
-    )
-    if not (directory / "config.json").is_file() and not is_here_only:
-        files = [
-            file for file in hub.HfApi().list_repo_files(name.repo_id, revision=revision) if hub_name(f"{name}:{file}")
-        ]
-        fix = f"Name one, as in {name}:{files[0]}." if files else "Take another repository."
-        found = f"no config.json, and the GGUF files {some_of(files)}" if files else "no config.json and no GGUF file"
-        raise CheckpointError(str(name), found, "a model in safetensors, or the name of a GGUF file", fix)
-    return directory
 
 
 def can_reach(url: str) -> bool:

@@ -111,6 +111,40 @@ def test_a_quantised_file_is_close_to_what_it_was_made_from(tmp_path, kind):
     assert float((found - wanted).norm() / wanted.norm()) < tolerance
 
 
+PACKED = (
+    "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S IQ1_S IQ1_M IQ4_NL IQ4_XS"
+)
+
+
+@pytest.mark.parametrize("name", [*PACKED.split(), "TQ1_0", "TQ2_0", "MXFP4", "BF16"])
+def test_every_type_that_the_package_unpacks_is_read_whole_and_in_rows(tmp_path, monkeypatch, name):
+    """Blocks of random bytes: whatever they mean, the package's answer is ours, a few rows at a time too."""
+    kind = gguf.GGMLQuantizationType[name]
+    values, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+    packed = np.random.default_rng(0).integers(0, 64, (5, 2 * num_bytes), dtype=np.uint8)
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_tensor("t", packed, raw_dtype=kind)
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    file = GgufFile(tmp_path / "m.gguf")
+    wanted = torch.from_numpy(gguf.quants.dequantize(packed, kind)).float()
+    assert file.type_name("t") == name
+    assert tuple(wanted.shape) == (5, 2 * values)
+    monkeypatch.setattr("playhead.models.checkpoint.gguf_file.PIECE_BYTES", 3 * num_bytes)
+    assert torch.equal(file.read("t"), wanted)
+    assert torch.equal(file.read("t", slice(1, 4)), wanted[1:4])
+
+
+def test_a_type_that_nobody_unpacks_is_refused_by_name(tmp_path):
+    kind = gguf.GGMLQuantizationType.Q8_K
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_tensor("t", np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), dtype=np.uint8), raw_dtype=kind)
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    with pytest.raises(CheckpointError, match="tensor 't' of type Q8_K"):
+        GgufFile(tmp_path / "m.gguf")
+
+
 def test_metadata_is_the_config(tmp_path):
     path = write_gguf(tmp_path / "m.gguf", random_tensors(LLAMA))
     assert spec_from_config(config_from_gguf(GgufFile(path))) == spec_from_config(LLAMA)

@@ -1,0 +1,115 @@
+"""SGLang's offline engine: what its dicts become, and what is refused by name."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import playhead.sgl as sgl
+from playhead import PlayheadError, SamplingParams
+from playhead.errors import AbsentFeature, RequestError
+from playhead.sgl import REFUSED_OPTIONS, REFUSED_SAMPLING, GenerateOptions, LogprobOptions
+
+SHORT = {"temperature": 0, "max_new_tokens": 3, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with sgl.Engine(model_path="embedded", context_length=64, max_running_requests=2, disable_cuda_graph=True) as made:
+        yield made
+
+
+def test_parameters_have_sglangs_names_over_the_models_own(llm):
+    given = {"max_new_tokens": 7, "min_new_tokens": 2, "sampling_seed": 3, "no_stop_trim": True, "stop": ["x"]}
+    made = llm._params({**given, "logit_bias": {"5": 1.0}, "regex": None, "top_p": None}, LogprobOptions())
+    wanted = SamplingParams(
+        temperature=0.8, max_tokens=7, min_tokens=2, seed=3, include_stop_str_in_output=True, stop=["x"]
+    )
+    wanted.logit_bias = {5: 1.0}
+    assert made == wanted
+    assert llm._params({}, LogprobOptions()).max_tokens == 128
+
+
+def test_the_default_length_gives_way_to_the_context(llm):
+    output = llm.generate("The whale", {"temperature": 0, "ignore_eos": True})
+    assert output["meta_info"]["prompt_tokens"] + output["meta_info"]["completion_tokens"] == 64
+
+
+def test_one_prompt_gives_a_dict_and_several_samples_a_list(llm):
+    assert llm.generate("The whale", SHORT)["output_ids"] == llm.generate(["The whale"], SHORT)[0]["output_ids"]
+    samples = llm.generate(["a", "b"], [{**SHORT, "n": 2}, SHORT])
+    assert [sample["meta_info"]["completion_tokens"] for sample in samples] == [3, 3, 3]
+    assert len({sample["meta_info"]["id"] for sample in samples}) == 3
+    assert len(llm.generate("a", {**SHORT, "n": 2})) == 2
+
+
+def test_an_end_token_is_what_was_matched(llm):
+    end = llm._llm.get_tokenizer().eos_token_id
+    output = llm.generate("x", {"temperature": 0, "max_new_tokens": 3, "logit_bias": {str(end): 100.0}})
+    assert output["meta_info"]["finish_reason"] == {"type": "stop", "matched": end}
+    assert output["text"] == ""
+
+
+@pytest.mark.parametrize("name", REFUSED_SAMPLING)
+def test_sampling_that_cannot_be_had_is_refused_by_name(llm, name):
+    with pytest.raises(RequestError, match=rf"sampling field '{name}': 'x'. Playhead|{name}.*Sampling is part"):
+        llm.generate("a", {name: "x"})
+
+
+@pytest.mark.parametrize("name", REFUSED_OPTIONS)
+def test_keywords_that_cannot_be_had_are_refused_by_name(llm, name):
+    assert name in GenerateOptions.__annotations__
+    assert llm.generate("a", SHORT, **{name: None})
+    with pytest.raises(RequestError, match=f"the keyword '{name}'"):
+        llm.generate("a", SHORT, **{name: "x"})
+
+
+@pytest.mark.parametrize(
+    ("keywords", "says"),
+    [
+        ({}, "neither of them; wanted prompt or input_ids"),
+        ({"prompt": "a", "input_ids": [1]}, "both; wanted prompt or input_ids"),
+        ({"prompt": 7}, "a int; wanted a prompt or a list of prompts"),
+        ({"prompt": "a", "sampling_params": {"max_tokens": 5}}, "Did you mean max_new_tokens|one of max_new_tokens"),
+        ({"prompt": "a", "sampling_params": [SHORT, SHORT]}, "2 tables; wanted one dict, or 1 of them"),
+        ({"prompt": "a", "sampling_params": "hot"}, "a str; wanted one dict"),
+        ({"prompt": "a", "sampling_params": {"temperature": "hot"}}, "sampling field 'temperature': 'hot'"),
+        ({"prompt": ["a", "b"], "stream": True}, "2 prompts, n=1; wanted one prompt and n=1"),
+        ({"prompt": "a", "return_logprobs": True}, "Did you mean return_logprob"),
+        ({"input_ids": [1, "x"]}, "prompt"),
+    ],
+)
+def test_a_bad_call_is_refused_in_words(llm, keywords, says):
+    with pytest.raises(RequestError, match=says):
+        llm.generate(**keywords)
+
+
+def test_leaving_a_stream_gives_its_request_up(llm):
+    stream = llm.generate("The whale", {"temperature": 0, "max_new_tokens": 50, "ignore_eos": True}, stream=True)
+    assert next(stream)["meta_info"]["finish_reason"] is None
+    stream.close()
+    assert not llm._llm.is_busy
+
+
+def test_coroutines_and_plain_calls_share_the_engine(llm):
+    async def two():
+        return await asyncio.gather(llm.async_generate("a", SHORT), llm.async_generate(["b", "c"], SHORT))
+
+    one, many = asyncio.run(two())
+    assert one["output_ids"] == llm.generate("a", SHORT)["output_ids"]
+    assert [answer["output_ids"] for answer in many] == [llm.generate(text, SHORT)["output_ids"] for text in "bc"]
+    with pytest.raises(RequestError):
+        asyncio.run(llm.async_generate("a", {"regex": "x"}))
+
+
+def test_what_the_engine_has_and_has_not():
+    llm = sgl.Engine(model_path="embedded", context_length=64, max_running_requests=2)
+    info = llm.get_server_info()
+    assert (info["context_length"], info["max_running_requests"]) == (64, 2)
+    with pytest.raises(AbsentFeature, match=r"Engine\.encode"):
+        llm.encode("a")
+    llm.shutdown()
+    llm.shutdown()
+    with pytest.raises(PlayheadError):
+        llm.generate("a", SHORT)
