@@ -11,7 +11,7 @@ Importing `playhead` imports nothing else: each name below brings its module, an
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from playhead.errors import AbsentFeature
+from playhead.errors import NO_POOLING, AbsentFeature
 
 if TYPE_CHECKING:
     from playhead.engine.async_engine import AsyncEngine, AsyncEngineArgs
@@ -54,18 +54,17 @@ _HOMES = {
 }
 """The module of every public name."""
 
-_NO_POOLING = "Playhead generates text: it has no pooling models."
 _ABSENT = {
     "AsyncLLMEngine": "it is called AsyncEngine here: from playhead import AsyncEngine as AsyncLLMEngine.",
     "BeamSearchParams": "Playhead has no beam search: SamplingParams(n=...) draws several samples.",
-    "ClassificationRequestOutput": _NO_POOLING,
-    "EmbeddingRequestOutput": _NO_POOLING,
+    "ClassificationRequestOutput": NO_POOLING,
+    "EmbeddingRequestOutput": NO_POOLING,
     "EngineArgs": "give settings to LLM as keywords, or as an EngineConfig.",
     "LLMEngine": "LLM.generate and LLM.stream run the steps; AsyncEngine serves requests as they come.",
     "ModelRegistry": "Playhead never runs code of a checkpoint: docs/extend.md shows how a family is added.",
-    "PoolingParams": _NO_POOLING,
-    "PoolingRequestOutput": _NO_POOLING,
-    "ScoringRequestOutput": _NO_POOLING,
+    "PoolingParams": NO_POOLING,
+    "PoolingRequestOutput": NO_POOLING,
+    "ScoringRequestOutput": NO_POOLING,
 }
 """Names of vLLM that a script may ask for, and why they are not here."""
 

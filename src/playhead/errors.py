@@ -27,10 +27,12 @@ A message says where, what was found, what was wanted, and what to do, as far as
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 MAX_LISTED = 8
 INT64_MAX = 2**63 - 1
+
+NO_POOLING = "Playhead generates text: it has no pooling models."
 
 
 class PlayheadError(Exception):
@@ -194,6 +196,14 @@ def caused(error: PlayheadError, cause: BaseException | None) -> PlayheadError:
     """An error with what led to it, as `raise error from cause` would have it."""
     error.__cause__ = cause
     return error
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str, *, spelled: Callable[[str], str] = str) -> str:
+    """What to do about an unknown name: take the known one that is nearest, or `otherwise` if none is near."""
+    import difflib  # `import playhead` brings this module, and few names are mistyped
+
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"Did you mean {spelled(close[0])}?" if close else otherwise
 
 
 def shown(value: object) -> str:

@@ -8,12 +8,11 @@ llm.generate([TokensPrompt(prompt_token_ids=[12, 57, 103]), numpy_ids, torch_ids
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NotRequired, Protocol, SupportsIndex, TypedDict, runtime_checkable
 
-from playhead.errors import RequestError, shown
+from playhead.errors import RequestError, did_you_mean, shown
 
 
 class TextPrompt(TypedDict):
@@ -102,8 +101,8 @@ def refuse_keywords(keywords: Mapping[str, Any]) -> None:
     for name, value in keywords.items():
         if name not in REFUSED_KEYWORDS:
             wanted = "prompts, sampling_params or use_tqdm"
-            close = difflib.get_close_matches(name, ("prompts", "sampling_params", "use_tqdm", *REFUSED_KEYWORDS), n=1)
-            fix = f"Did you mean {close[0]}?" if close else "Leave it out."
+            known = ("prompts", "sampling_params", "use_tqdm", *REFUSED_KEYWORDS)
+            fix = did_you_mean(name, known, "Leave it out.")
             raise RequestError("generate", f"the keyword {name!r}", wanted, fix)
         if value is not None:
             raise RequestError("generate", f"the keyword {name!r}", "", REFUSED_KEYWORDS[name])
@@ -161,8 +160,7 @@ def _from_table(prompt: Mapping[Any, Any]) -> PlainPrompt:
         if key in UNREAD_KEYS and value:
             raise RequestError("prompt", f"the key {key!r}", "", f"Leave it out: {UNREAD_KEYS[key]}.")
         if key not in UNREAD_KEYS and key not in KEYS:
-            close = difflib.get_close_matches(str(key), KEYS, n=1)
-            fix = f"Did you mean {close[0]!r}?" if close else "Leave it out."
+            fix = did_you_mean(str(key), KEYS, "Leave it out.", spelled=repr)
             raise RequestError("prompt", f"the key {shown(key)}", f"one of {', '.join(KEYS)}", fix)
     text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt") or ""
     for key, value in (("prompt", text), ("cache_salt", salt)):

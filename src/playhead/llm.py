@@ -20,7 +20,7 @@ from playhead.engine.keywords import EngineKeywords
 from playhead.engine.output_kind import OutputView
 from playhead.engine.progress import MakeBar, prompt_bar
 from playhead.engine.user_tokenizer import UserTokenizer
-from playhead.errors import AbsentFeature, RequestError
+from playhead.errors import NO_POOLING, AbsentFeature, RequestError
 from playhead.graph.spec import CaptureReport
 from playhead.inputs import GenerateKeywords, Prompt, Prompts, as_prompts, refuse_keywords
 from playhead.models.checkpoint.fill import OnProgress
@@ -28,8 +28,6 @@ from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
 
 __all__ = ["LLM", "EngineConfig"]
-
-NO_POOLING = "Playhead generates text: it has no pooling models."
 
 
 class LLM:

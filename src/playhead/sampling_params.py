@@ -9,14 +9,13 @@ is. `check_against` adds the limits that only a model knows.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum, IntEnum
 from typing import Any, Self
 
-from playhead.errors import RequestError, shown
+from playhead.errors import RequestError, did_you_mean, shown
 from playhead.sampling_values import allowed_ids, biases, refused, texts, token_ids
 from playhead.settings import METADATA_KEY, Setting, check_settings, declare, settings_of
 
@@ -329,8 +328,7 @@ def unknown(name: str) -> RequestError:
     """The error for a field that there is not."""
     if name in UNSUPPORTED:
         return RequestError(f"sampling field {name!r}", "not supported", "", UNSUPPORTED[name])
-    close = difflib.get_close_matches(name, PARAMETERS, n=1)
-    fix = f"Did you mean {close[0]}?" if close else "Remove it."
+    fix = did_you_mean(name, PARAMETERS, "Remove it.")
     return RequestError(f"sampling field {name!r}", "no such field", f"one of {', '.join(PARAMETERS)}", fix)
 
 

@@ -11,7 +11,6 @@ Names, defaults and the shape of the answers are SGLang's. What Playhead does no
 from __future__ import annotations
 
 import asyncio
-import difflib
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from types import TracebackType
 from typing import Any, Literal, NoReturn, TypedDict, Unpack, overload
 
 from playhead.engine.keywords import EngineKeywords
-from playhead.errors import AbsentFeature, RequestError, shown
+from playhead.errors import NO_POOLING, AbsentFeature, RequestError, did_you_mean, shown
 from playhead.inputs import Prompt
 from playhead.llm import LLM
 from playhead.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput
@@ -132,7 +131,7 @@ class Engine:
 
     def encode(self, *args: object, **keywords: object) -> NoReturn:
         """Not there: raises `AbsentFeature`."""
-        raise AbsentFeature("Engine.encode", "Playhead generates text: it has no pooling models.")
+        raise AbsentFeature("Engine.encode", NO_POOLING)
 
     @overload
     def generate(
@@ -265,8 +264,7 @@ class Engine:
             elif name == "logit_bias":
                 given[name] = None if value is None else {int(key): bias for key, bias in value.items()}
             elif name not in SAMPLING_NAMES:
-                close = difflib.get_close_matches(name, SAMPLING_NAMES, n=1)
-                fix = f"Did you mean {close[0]}?" if close else "Leave it out."
+                fix = did_you_mean(name, SAMPLING_NAMES, "Leave it out.")
                 raise RequestError("sampling_params", f"the key {name!r}", f"one of {', '.join(SAMPLING_NAMES)}", fix)
             elif value is not None:
                 given[SAMPLING_NAMES[name]] = value
@@ -303,8 +301,7 @@ def logprob_options(options: Mapping[str, Any]) -> LogprobOptions:
     known = GenerateOptions.__annotations__
     for name, value in options.items():
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            fix = f"Did you mean {close[0]}?" if close else "Leave it out."
+            fix = did_you_mean(name, known, "Leave it out.")
             raise RequestError("generate", f"the keyword {name!r}", "one of SGLang's", fix)
         if name in REFUSED_OPTIONS and value:
             raise RequestError("generate", f"the keyword {name!r}", "", REFUSED_OPTIONS[name])

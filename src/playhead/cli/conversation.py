@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,7 +10,7 @@ from typing import Any
 
 from playhead.cli.command import parsed
 from playhead.cli.options import output_path
-from playhead.errors import ConfigError, PlayheadError, RequestError, shown
+from playhead.errors import ConfigError, PlayheadError, RequestError, did_you_mean, shown
 from playhead.sampling_params import SAMPLING_SETTINGS, SamplingParams
 
 LEAVE = "/bye"
@@ -63,8 +62,7 @@ class Conversation:
             "/load": self._load,
         }
         if word not in does:
-            close = difflib.get_close_matches(word, [*does, LEAVE], n=1)
-            fix = f"Did you mean {close[0]}?" if close else "/help lists the commands."
+            fix = did_you_mean(word, (*does, LEAVE), "/help lists the commands.")
             raise ConfigError(f"{word}: no such command. {fix} A space before the / makes it text.")
         return does[word](rest.strip())
 
@@ -86,8 +84,7 @@ class Conversation:
         spelled, _, text = rest.partition(" ")
         name = spelled.lstrip("-").replace("-", "_")
         if name not in SETTABLE:
-            close = difflib.get_close_matches(name, SETTABLE, n=1)
-            fix = f"Did you mean {close[0]}?" if close else "/set lists them."
+            fix = did_you_mean(name, SETTABLE, "/set lists them.")
             raise ConfigError(f"/set: found {shown(spelled)}; wanted a sampling parameter. {fix}")
         one = SETTABLE[name]
         text = text.strip()

@@ -37,7 +37,7 @@ from playhead.engine.serving import Errand, Serving, Ticket, WhenFull
 from playhead.engine.timeline import EngineStats
 from playhead.engine.use import used_after_close
 from playhead.engine.user_tokenizer import UserTokenizer
-from playhead.errors import AbsentFeature, ConfigError, EngineStopped, MisuseError, RequestError, shown
+from playhead.errors import NO_POOLING, AbsentFeature, ConfigError, EngineStopped, MisuseError, RequestError, shown
 from playhead.inputs import Prompt, refuse_keywords
 from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
@@ -282,7 +282,7 @@ class AsyncEngine:
 
     def encode(self, *args: object, **kwargs: object) -> NoReturn:
         """Refused: there are no pooling models."""
-        raise AbsentFeature("AsyncEngine.encode", "Playhead generates text: it has no pooling models.")
+        raise AbsentFeature("AsyncEngine.encode", NO_POOLING)
 
     async def get_tokenizer(self) -> UserTokenizer:
         """The model's tokenizer, as `LLM.get_tokenizer` gives it."""

@@ -5,14 +5,13 @@ A setting is one field of `EngineConfig`. Its check, its keywords, its flags and
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from playhead.engine.foreign import FOREIGN_SETTINGS
-from playhead.errors import ConfigError, shown
+from playhead.errors import ConfigError, did_you_mean, shown
 from playhead.models.config import MAX_SIZE
 from playhead.settings import Auto, Setting, Switch, check_settings, declare, parse_size, settings_of
 from playhead.types import LoadFormat, Mode
@@ -266,8 +265,7 @@ def by_field(keywords: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if keyword not in SPELLINGS:
             names = ", ".join(declared.name for declared in ENGINE_SETTINGS)
-            close = difflib.get_close_matches(keyword, (*SPELLINGS, *FOREIGN_SETTINGS), n=1)
-            fix = f"Did you mean {close[0]}?" if close else "Remove it."
+            fix = did_you_mean(keyword, (*SPELLINGS, *FOREIGN_SETTINGS), "Remove it.")
             raise ConfigError(f"setting {keyword!r}: found no such setting; wanted one of {names}. {fix}")
         name, switch = SPELLINGS[keyword]
         if name in values:

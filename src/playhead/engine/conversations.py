@@ -6,12 +6,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict
 
-from playhead.errors import RequestError, shown
+from playhead.errors import RequestError, did_you_mean, shown
 from playhead.inputs import REFUSED_KEYWORDS
 
 Message = Mapping[str, object]
@@ -89,8 +88,7 @@ def chat_options(keywords: Mapping[str, Any]) -> ChatOptions:
         raise RequestError("chat", found, "'auto' or 'string'", "Text parts are joined before the template sees them.")
     for name in given:
         if name not in OPTION_NAMES:
-            close = difflib.get_close_matches(name, OPTION_NAMES, n=1)
-            fix = f"Did you mean {close[0]}?" if close else "Leave it out."
+            fix = did_you_mean(name, OPTION_NAMES, "Leave it out.")
             raise RequestError("chat", f"the keyword {name!r}", f"one of {', '.join(OPTION_NAMES)}", fix)
     if given.get("chat_template_kwargs", {}) is None:
         del given["chat_template_kwargs"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from playhead.errors import ConfigError, shown
+from playhead.errors import NO_POOLING, ConfigError, shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ TEXT_ONLY = ForeignSetting(why="Playhead runs the text part of a model.", idle=(
 TEXT_ONLY_PATH = ForeignSetting(why="Playhead runs the text part of a model.", idle=("",))
 NO_SPECULATION = ForeignSetting(why="Playhead has no speculative decoding.", idle=({},))
 NO_OFFLOAD = ForeignSetting(why="Playhead keeps all weights on the device.", idle=(0, 0.0))
-ONLY_TEXT_OUT = ForeignSetting(why="Playhead generates text: it has no pooling models.", idle=("auto", "generate"))
+ONLY_TEXT_OUT = ForeignSetting(why=NO_POOLING, idle=("auto", "generate"))
 NO_GRAMMARS = ForeignSetting(why="Playhead has no guided decoding yet: use allowed_token_ids.", idle=("auto",))
 NO_EFFECT = ForeignSetting(why="", idle=None)
 
@@ -117,8 +117,8 @@ FOREIGN_SETTINGS: Mapping[str, ForeignSetting] = {
     # What a model is used for.
     "task": ONLY_TEXT_OUT,
     "runner": ONLY_TEXT_OUT,
-    "convert": ForeignSetting(why="Playhead generates text: it has no pooling models.", idle=("auto", "none")),
-    "is_embedding": ForeignSetting(why="Playhead generates text: it has no pooling models.", idle=(False,)),
+    "convert": ForeignSetting(why=NO_POOLING, idle=("auto", "none")),
+    "is_embedding": ForeignSetting(why=NO_POOLING, idle=(False,)),
     "limit_mm_per_prompt": TEXT_ONLY,
     "mm_processor_kwargs": TEXT_ONLY,
     "enable_multimodal": TEXT_ONLY,
