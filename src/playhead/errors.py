@@ -7,6 +7,7 @@ PlayheadError
 ├── ChatTemplateError       a chat template refused its messages, or was refused itself
 ├── AbsentFeature           a name or a method of another engine that this one does not have
 ├── RequestError            this request cannot be served; others go on
+│   └── QueueFull           the same request may be served later
 ├── RequestFailed           this request's own work raised after it had begun; others go on
 ├── StepFailed              a step raised, and this request was in flight
 ├── EngineStopped           an AsyncEngine was closed, or it is dead
@@ -91,6 +92,10 @@ class AbsentFeature(PlayheadError, ImportError):
 
 class RequestError(DescribedError, ValueError):
     """This request cannot be served. Nothing of it has started. A `ValueError` too, as in other engines."""
+
+
+class QueueFull(RequestError):
+    """The queue has no room for this request now. Sent again later it may be served."""
 
 
 class RequestFailed(PlayheadError):

@@ -25,7 +25,7 @@ from enum import StrEnum
 
 from playhead.engine.engine import Engine
 from playhead.engine.front import CheckedPrompt, RequestOptions, joined, never_queued
-from playhead.errors import EngineStopped, PlayheadError, RequestError, StepFailed, caused
+from playhead.errors import EngineStopped, PlayheadError, QueueFull, RequestError, StepFailed, caused
 from playhead.logs import event
 from playhead.outputs import FinishReason, RequestOutput
 
@@ -162,7 +162,7 @@ class Serving:
                 self.line.append(ticket)
             else:
                 found = f"{self._num_there} sequences running or waiting and {len(ticket.samples)} more"
-                raise RequestError(where, found, f"at most {self.max_requests}", "Send it again when some are done.")
+                raise QueueFull(where, found, f"at most {self.max_requests}", "Send it again when some are done.")
 
     def ticket_of(self, request_id: str) -> Ticket | None:
         """Under the lock, or on the loop. The request with this id, with the engine or in line."""

@@ -1,0 +1,91 @@
+"""What the HTTP side asks of an engine, be it in this process or in another. No torch here.
+
+    HTTP side                                        engine
+    submit(checked prompt) -> Stream  -------------> queue, steps
+    async for output in stream        <------------- tokens of each step
+    stream.close()                    -------------> abort
+
+`LocalBackend` has an `AsyncEngine` in this process. `RemoteBackend` has the engine in a process of its own, which
+Python work of the HTTP side cannot slow down. Both give the same outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from playhead.engine.front import CheckedPrompt, PromptReader, RequestOptions
+from playhead.engine.snapshot import EngineSnapshot
+from playhead.outputs import RequestOutput
+from playhead.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What clients may know of the model that is served. `name` is what they call it; `fingerprint` changes with it."""
+
+    name: str
+    max_model_len: int
+    vocab_size: int
+    has_chat_template: bool
+    default_params: SamplingParams
+    max_running: int
+    device: str
+    dtype: str
+    fingerprint: str
+
+
+class BackendState(StrEnum):
+    """How the engine is. `/health` is 200 in the first two states, `/ready` in READY alone."""
+
+    STARTING = "starting"
+    READY = "ready"
+    WEDGED = "wedged"
+    """It has work and has finished no step for too long."""
+    RESTARTING = "restarting"
+    """It died, and another is being started in its place."""
+    DEAD = "dead"
+
+
+class Stream(Protocol):
+    """The outputs of one accepted request, as its `output_kind` says; the last one is `finished`.
+
+    A request that fails raises its `PlayheadError` from the iteration.
+    """
+
+    def __aiter__(self) -> AsyncIterator[RequestOutput]: ...
+
+    def close(self) -> None:
+        """Abort the request unless it has ended. Does not wait. A second call does nothing."""
+
+
+class Backend(Protocol):
+    """One model that serves requests. Everything is called on one event loop."""
+
+    @property
+    def state(self) -> BackendState: ...
+
+    @property
+    def facts(self) -> ModelFacts:
+        """Known once `start` has returned."""
+
+    @property
+    def reader(self) -> PromptReader:
+        """Tokenizer and chat template, on the HTTP side. Known once `start` has returned."""
+
+    async def start(self) -> None:
+        """Load the model. Returns when requests are served."""
+
+    def submit(self, request_id: str, checked: CheckedPrompt, options: RequestOptions) -> Stream:
+        """Queue a request of `checked.params.n` samples.
+
+        Raises `QueueFull` if the queue has no room for it, `EngineStopped` if there is no engine.
+        """
+
+    async def snapshot(self, *, after_step: int = 0) -> EngineSnapshot:
+        """What the engine has done and holds now, with the records of the steps after `after_step`."""
+
+    async def close(self) -> None:
+        """Stop at once. Streams that are open raise `EngineStopped`."""
