@@ -21,11 +21,16 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A call that was let in: its body is within the limits, its key is known."""
+    """A call that was let in: its body is within the limits, its key is known.
+
+    `path_value` is what stands in the path where the route has a name in braces: "org/model" for a call of
+    /v1/models/org/model, whose route is /v1/models/{model}.
+    """
 
     request_id: str
     tenant: Tenant
     body: bytes = b""
+    path_value: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
