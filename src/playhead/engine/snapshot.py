@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from playhead.engine.timeline import EngineStats, StepRecord
+
+if TYPE_CHECKING:
+    from playhead.engine.engine import Engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,3 +57,15 @@ class EngineSnapshot:
     prefix_refusals: Mapping[str, int] = field(default_factory=dict)
     """Prefix hits that had to be shortened, by reason."""
     steps: tuple[StepRecord, ...] = ()
+
+
+def take_snapshot(engine: Engine, after_step: int = 0) -> EngineSnapshot:
+    """What an engine has done and holds now. Called between two steps, in the engine's own thread."""
+    num_running, num_waiting = engine.num_requests
+    return EngineSnapshot(
+        stats=engine.stats.copy(),
+        num_running=num_running,
+        num_waiting=num_waiting,
+        max_running=engine.worker.config.limits.max_running,
+        steps=tuple(record for record in engine.timeline if record.number > after_step),
+    )
