@@ -52,6 +52,12 @@ def event(logger: logging.Logger, level: int, what: str, **facts: object) -> Non
         logger.log(level, "%s: %s", what, shown, extra={"event": what, "facts": facts})
 
 
+def log_failure(logger: logging.Logger, request_id: str, error: BaseException) -> None:
+    """Write down that a request failed, by types alone: the words of an error may repeat what was sent."""
+    cause = None if error.__cause__ is None else type(error.__cause__).__name__
+    event(logger, logging.INFO, "request failed", request=request_id, error=type(error).__name__, cause=cause)
+
+
 def set_up_logging() -> None:
     """Show what PLAYHEAD_LOG asks for. Without it, or a second time, nothing changes."""
     words = log_words()
