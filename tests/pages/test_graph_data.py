@@ -8,7 +8,7 @@ import json
 import msgspec
 
 from playhead.engine.snapshot import take_snapshot
-from playhead.serve.pages import MAX_STEPS_SENT, GraphData, ModelShown, shown
+from playhead.serve.pages import MAX_STEPS_SENT, GraphData, ModelShown, drawable
 from playhead.testing.tiny_engine import greedy, tiny_engine
 
 MODEL = ModelShown(name="tiny", device="cpu", dtype="float32", max_model_len=32)
@@ -22,7 +22,7 @@ def data_of(num_requests: int) -> tuple[GraphData, dict[str, object]]:
             engine.step()
     engine.add_request("secret name", (4, 5, 6), greedy(8))
     engine.step()
-    data = GraphData(model=MODEL, snapshot=shown(take_snapshot(engine)))
+    data = GraphData(model=MODEL, snapshot=drawable(take_snapshot(engine)))
     return data, json.loads(msgspec.json.encode(data))
 
 

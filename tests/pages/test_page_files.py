@@ -146,6 +146,12 @@ def test_every_file_is_sent_with_a_strict_policy(name):
     assert answer.body
 
 
+def test_files_are_public_and_data_is_not():
+    public = {route.path for route in pages.PAGE_ROUTES if route.is_public}
+    assert public == {*pages.PAGES, *(f"/pages/{name}" for name in pages.ASSETS)}
+    assert [route.path for route in pages.PAGE_ROUTES if not route.is_public] == ["/graphs/data/{after_step}"]
+
+
 def schemes() -> dict[str, dict[str, str]]:
     """The colours of the style sheet, light and dark."""
     blocks = re.findall(r":root \{(.*?)\}", text_of("page.css"), re.DOTALL)

@@ -7,16 +7,18 @@ Content-Security-Policy allows scripts and styles of this server alone, and no i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 
 import msgspec
 
 from playhead.engine.snapshot import EngineSnapshot
-from playhead.serve.backend import Backend
-from playhead.serve.call import Answer
+from playhead.errors import RequestError, shown
+from playhead.serve.call import Answer, Call
+from playhead.serve.service import Route, Service, answer
 
 CONTENT_TYPES: Mapping[str, str] = {
     "html": "text/html; charset=utf-8",
@@ -51,6 +53,7 @@ HEADERS: Mapping[str, str] = {
     "Cache-Control": "no-cache",
 }
 
+STEP_NUMBER = re.compile(r"[0-9]{1,15}")
 MAX_STEPS_SENT = 240  # as many as the widest chart shows
 
 
@@ -77,13 +80,47 @@ def file_answer(name: str) -> Answer:
     return Answer(body=body, content_type=CONTENT_TYPES[name.rpartition(".")[2]], headers=HEADERS)
 
 
-def shown(snapshot: EngineSnapshot) -> EngineSnapshot:
+def drawable(snapshot: EngineSnapshot) -> EngineSnapshot:
     """The snapshot without the steps that no chart has room for."""
     return replace(snapshot, steps=snapshot.steps[-MAX_STEPS_SENT:])
 
 
-async def graph_data(backend: Backend, after_step: int) -> GraphData:
-    """The engine now, with its newest steps after this one."""
-    facts = backend.facts
+async def graph_data(service: Service, call: Call) -> Answer:
+    """The handler of the page's data: the engine now, with its newest steps after the one in the path."""
+    if not STEP_NUMBER.fullmatch(call.path_value):
+        raise RequestError("after_step", shown(call.path_value), "the number of a step", "0 gives the newest steps.")
+    facts = service.backend.facts
     model = ModelShown(name=facts.name, device=facts.device, dtype=facts.dtype, max_model_len=facts.max_model_len)
-    return GraphData(model=model, snapshot=shown(await backend.snapshot(after_step=after_step)))
+    snapshot = await service.backend.snapshot(after_step=int(call.path_value))
+    return answer(GraphData(model=model, snapshot=drawable(snapshot)))
+
+
+async def send_file(name: str, service: Service, call: Call) -> Answer:
+    """The handler of a page or of a file that it loads."""
+    return file_answer(name)
+
+
+PAGE_ROUTES = (
+    *(
+        Route(method="GET", path=path, handler=partial(send_file, name), summary="A page for people", is_public=True)
+        for path, name in PAGES.items()
+    ),
+    *(
+        Route(
+            method="GET",
+            path=f"/pages/{name}",
+            handler=partial(send_file, name),
+            summary="A file of the pages",
+            is_public=True,
+        )
+        for name in ASSETS
+    ),
+    Route(
+        method="GET",
+        path="/graphs/data/{after_step}",
+        handler=graph_data,
+        summary="The engine now, and its steps after a step",
+        answer=GraphData,
+    ),
+)
+"""The pages, their files, and what the graphs page asks for, which needs a key like the API."""
