@@ -1,4 +1,4 @@
-"""Environment variables: switches, all for debugging, and where files go. Read when asked for, never at import."""
+"""Environment variables: switches for debugging, secrets, where files go. Read when asked for, never at import."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 STRICT_LEDGER = "PLAYHEAD_STRICT_LEDGER"
 LOG = "PLAYHEAD_LOG"
+API_KEYS = "PLAYHEAD_API_KEYS"
 
 
 def wants_strict_ledger() -> bool:
@@ -17,6 +18,11 @@ def wants_strict_ledger() -> bool:
 def log_words() -> tuple[str, ...]:
     """What is to be logged, as `logs.py` reads it: a level, "json", or both; nothing if the variable is not set."""
     return tuple(word.strip().lower() for word in os.environ.get(LOG, "").split(",") if word.strip())
+
+
+def api_keys_text() -> str | None:
+    """The API keys of a server, as `serve/auth.py` reads them; None if the variable is not set."""
+    return os.environ.get(API_KEYS)
 
 
 def state_directory() -> Path:
