@@ -7,6 +7,7 @@ from pathlib import Path
 
 STRICT_LEDGER = "PLAYHEAD_STRICT_LEDGER"
 LOG = "PLAYHEAD_LOG"
+API_KEYS = "PLAYHEAD_API_KEYS"
 
 
 def wants_strict_ledger() -> bool:
@@ -17,6 +18,16 @@ def wants_strict_ledger() -> bool:
 def log_words() -> tuple[str, ...]:
     """What is to be logged, as `logs.py` reads it: a level, "json", or both; nothing if the variable is not set."""
     return tuple(word.strip().lower() for word in os.environ.get(LOG, "").split(",") if word.strip())
+
+
+def key_of(variable: str) -> str | None:
+    """A secret from the environment: on a command line every user of the machine could read it."""
+    return os.environ.get(variable) or None
+
+
+def environment_without_keys() -> dict[str, str]:
+    """For a server of our own on this machine alone, which needs no keys."""
+    return {name: value for name, value in os.environ.items() if name != API_KEYS}
 
 
 def state_directory() -> Path:
