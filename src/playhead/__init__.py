@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from playhead.llm import LLM
     from playhead.outputs import CompletionOutput, Logprob, RequestOutput
     from playhead.sampling_params import SamplingParams
+    from playhead.structured_outputs import StructuredOutputs
 
 __version__ = "0.1.0"
 
@@ -34,6 +35,7 @@ __all__ = [
     "PlayheadError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputs",
     "TextPrompt",
     "TokensPrompt",
     "__version__",
@@ -49,6 +51,7 @@ _HOMES = {
     "PlayheadError": "playhead.errors",
     "RequestOutput": "playhead.outputs",
     "SamplingParams": "playhead.sampling_params",
+    "StructuredOutputs": "playhead.structured_outputs",
     "TextPrompt": "playhead.inputs",
     "TokensPrompt": "playhead.inputs",
 }

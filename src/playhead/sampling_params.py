@@ -18,6 +18,7 @@ from typing import Any, Self
 from playhead.errors import RequestError, did_you_mean, shown
 from playhead.sampling_values import allowed_ids, biases, refused, texts, token_ids
 from playhead.settings import METADATA_KEY, Setting, check_settings, declare, settings_of
+from playhead.structured_outputs import StructuredOutputs, structured_outputs
 
 GREEDY_BELOW = 1e-5  # vLLM's bound: dividing by less only magnifies rounding
 MAX_TEMPERATURE = 1e6  # flatter than this is uniform, and float32 still divides by it
@@ -32,8 +33,7 @@ UNSUPPORTED = {
     "best_of": "Ask for n samples and keep the one with the best cumulative_logprob.",
     "use_beam_search": "There is no beam search. Ask for n samples and compare their cumulative_logprob.",
     "logits_processors": "A captured graph cannot call Python. Use logit_bias, allowed_token_ids or bad_words.",
-    "guided_decoding": "There are no grammars yet. allowed_token_ids limits an answer to given tokens.",
-    "structured_outputs": "There are no grammars yet. allowed_token_ids limits an answer to given tokens.",
+    "guided_decoding": "It is called structured_outputs now: structured_outputs=StructuredOutputs(json=...).",
     "extra_args": "Nothing here would read them. Leave them out.",
 }
 """Fields of vLLM's that are refused, each with what to do instead."""
@@ -104,7 +104,8 @@ class SamplingParams:
 
     `bad_words` never come out: the last token of a word is impossible after the tokens before it. `allowed_token_ids`
     are the only ones that come out. `truncate_prompt_tokens=k` keeps the last k tokens of a prompt; -1 keeps as many
-    as the context has room for beside `max_tokens`. With `detokenize=False` there is no text.
+    as the context has room for beside `max_tokens`. With `detokenize=False` there is no text. `structured_outputs` says
+    what form the whole answer has; an answer that `max_tokens` cuts short is the beginning of such a form.
     `spaces_between_special_tokens` is vLLM's for tokenizers that add such spaces; none of those read here does.
 
     >>> params = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=4, ignore_eos=True)
@@ -216,6 +217,8 @@ class SamplingParams:
     include_stop_str_in_output: bool = declare(False, Parameter())
     bad_words: Sequence[str] | None = declare((), Parameter(take=texts, kind=SamplingKind.EVERYTHING, off=()))
     allowed_token_ids: Sequence[int] | None = declare(None, Parameter(take=allowed_ids, kind=SamplingKind.EVERYTHING))
+    structured_outputs: StructuredOutputs | None = declare(None, Parameter(take=structured_outputs))
+    """The form that the answer must have. A dict counts as the `StructuredOutputs` with these fields."""
     min_tokens: int = declare(0, Parameter(low=0))
     max_tokens: int | None = declare(
         DefaultInt(16), Parameter(low=1, group="length", help="generate at most", aliases=("--max-new-tokens",))
@@ -244,6 +247,8 @@ class SamplingParams:
             raise refused("detokenize", False, "True, because stop strings are found in the text")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise refused("min_tokens", self.min_tokens, f"at most max_tokens, {self.max_tokens}")
+        if self.ignore_eos and self.structured_outputs is not None:
+            raise refused("ignore_eos", True, "False, because the end token is how a structured answer ends")
 
     @classmethod
     def from_optional(cls, **given: Any) -> SamplingParams:
@@ -317,6 +322,8 @@ class SamplingParams:
             most = max(1, max_context - (1 if self.max_tokens is None else self.max_tokens))
         return min(prompt_len, most)
 
+
+StructuredOutputsParams = StructuredOutputs  # scripts for vLLM import this name from here
 
 SAMPLING_SETTINGS = settings_of(SamplingParams)
 PARAMETERS: dict[str, Parameter] = {one.name: one.metadata[METADATA_KEY] for one in fields(SamplingParams)}

@@ -21,7 +21,7 @@ VLLM_NAMES = {
     },
     "playhead.inputs": {"PromptType", "TextPrompt", "TokensPrompt"},
     "playhead.outputs": {"RequestOutput", "CompletionOutput", "Logprob"},
-    "playhead.sampling_params": {"SamplingParams", "RequestOutputKind"},
+    "playhead.sampling_params": {"SamplingParams", "RequestOutputKind", "StructuredOutputsParams"},
 }  # fmt: skip
 """What vLLM has under the same names. `AsyncEngine` is imported as `AsyncLLMEngine`."""
 

@@ -49,6 +49,7 @@ REFUSED = {
     "min_tokens": [-1, 17, True, 1.0, "1", None],
     "max_tokens": [0, -1, True, 2.0, "2", HUGE],
     "truncate_prompt_tokens": [0, -2, True, 1.0, "1"],
+    "structured_outputs": ["json", 5, True, [("regex", "a")], {1: "a"}],
     "output_kind": [0, "DELTA", None],
     **{
         name: [1, 0, "true", None]
@@ -148,8 +149,7 @@ def test_many_and_long_stops_are_accepted():
         ("best_of", "not supported. Ask for n samples"),
         ("use_beam_search", "There is no beam search"),
         ("logits_processors", "A captured graph cannot call Python. Use logit_bias"),
-        ("guided_decoding", "There are no grammars yet"),
-        ("structured_outputs", "There are no grammars yet"),
+        ("guided_decoding", "It is called structured_outputs now"),
         ("extra_args", "Nothing here would read them"),
         ("temprature", "no such field; wanted one of n, temperature, .*Did you mean temperature?"),
         ("xyz", "no such field; .*Remove it"),

@@ -73,6 +73,8 @@ class PromptReader:
         """The prompt as the engine takes it, or `RequestError`."""
         if isinstance(prompt, ChatIds) and prompt.stops and not params.ignore_eos:
             params = replace(params, stop=(*(params.stop or ()), *prompt.stops))
+        if params.structured_outputs is not None:
+            raise RequestError("structured_outputs", "a form of the answer", "none", "This engine has no grammars.")
         plain = plain_prompt(prompt)
         ids = plain.ids
         if ids is None:
