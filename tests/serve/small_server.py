@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from playhead.load.client import Target
@@ -101,3 +102,20 @@ def whole(status: int, body: object, *headers: str) -> bytes:
     content = json.dumps(body).encode()
     lines = [f"HTTP/1.1 {status} x", "Content-Type: application/json", f"Content-Length: {len(content)}", *headers]
     return "\r\n".join([*lines, "", ""]).encode() + content
+
+
+@contextmanager
+def in_a_thread(reply: Reply) -> Iterator[SmallServer]:
+    """The server on an event loop of its own, for callers that have one themselves."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    server = SmallServer(reply=reply)
+    try:
+        asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result()
+        yield server
+        asyncio.run_coroutine_threadsafe(server.__aexit__(), loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

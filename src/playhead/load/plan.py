@@ -191,6 +191,6 @@ def body_of(spec: LoadSpec, prompt: Turns, *, model: str, endpoint: Endpoint, se
 
 def messages_of(prompt: Turns) -> list[dict[str, object]]:
     """Turns as messages, the prefix as what the system says."""
-    system = [] if prompt.prefix is None else [{"role": "system", "content": prompt.prefix}]
-    turns = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(prompt.turns)]
-    return [*system, *turns]
+    said = [] if prompt.prefix is None else [("system", prompt.prefix)]
+    said += [(("user", "assistant")[i % 2], turn) for i, turn in enumerate(prompt.turns)]
+    return [{"role": role, "content": content} for role, content in said]

@@ -13,7 +13,7 @@ from playhead.load.results import Sample
 
 EVERY_S = 1.0
 MAX_BYTES = 4 << 20
-LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)")
+LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)(?: -?\d+)?")
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 GAUGES = {
@@ -39,7 +39,7 @@ HELD = "kv_held_bytes"
 def series(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
     """(name, labels, value) of each line of Prometheus' text format."""
     for line in text.splitlines():
-        found = None if line.startswith("#") else LINE.match(line)
+        found = None if line.startswith("#") else LINE.fullmatch(line)
         if found is not None:
             name, labels, value = found.groups()
             try:
