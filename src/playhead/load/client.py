@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 from playhead.errors import ConfigError
@@ -80,8 +80,8 @@ class Connection(asyncio.Protocol):
         self.is_open, self.num_used = False, 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport), "a stream transport"
-        self._transport, self.is_open = transport, True
+        # uvloop's is none of asyncio's classes, and can the same.
+        self._transport, self.is_open = cast(asyncio.Transport, transport), True
 
     async def call(self, request: bytes, receiver: Receiver) -> None:
         """Send a request. Returns when the receiver has been told how it ended."""
