@@ -1,4 +1,4 @@
-"""Environment variables: switches, all for debugging, and where files go. Read when asked for, never at import."""
+"""Environment variables: switches for debugging, secrets, where files go. Read when asked for, never at import."""
 
 from __future__ import annotations
 
@@ -28,6 +28,11 @@ def key_of(variable: str) -> str | None:
 def environment_without_keys() -> dict[str, str]:
     """For a server of our own on this machine alone, which needs no keys."""
     return {name: value for name, value in os.environ.items() if name != API_KEYS}
+
+
+def api_keys_text() -> str | None:
+    """The API keys of a server, as `serve/auth.py` reads them; None if the variable is not set."""
+    return os.environ.get(API_KEYS)
 
 
 def state_directory() -> Path:

@@ -32,7 +32,7 @@ from playhead.graph.spec import CaptureReport
 from playhead.inputs import Prompt
 from playhead.kv.audit import report
 from playhead.kv.ledger import Findings, KVWatch
-from playhead.logs import event
+from playhead.logs import event, log_failure
 from playhead.models.text.tokenizer import Tokenizer
 from playhead.outputs import FinishReason, RequestOutput
 from playhead.sampling_params import SamplingParams
@@ -190,19 +190,22 @@ class Engine:
         """Queue a request, or `RequestError` with the limit it breaks; nothing else is disturbed."""
         self.submit(request_id, self.reader.check(prompt, params), options)
 
-    def submit(self, request_id: str, checked: CheckedPrompt, options: RequestOptions | None = None) -> None:
-        """Queue a request whose prompt was checked already. If that raises, nothing of the request is left behind."""
+    def submit(self, request_id: str, checked: CheckedPrompt, options: RequestOptions | None = None) -> ResponseBuilder:
+        """Queue a request whose prompt was checked already; gives its response, which grows with the steps.
+
+        If that raises, nothing of the request is left behind.
+        """
         with self.entered():
             if request_id in self._responses or any(output.request_id == request_id for output in self._ready):
                 raise RequestError(f"request {request_id!r}", "an id in use", "a new id", "Wait for the other to end.")
             try:
-                self._queue(self._response(request_id, checked, options or RequestOptions()))
+                return self._queue(self._response(request_id, checked, options or RequestOptions()))
             except PlayheadError:
                 raise
             except Exception as error:
                 raise RequestFailed(request_id) from error
 
-    def _queue(self, response: ResponseBuilder) -> None:
+    def _queue(self, response: ResponseBuilder) -> ResponseBuilder:
         try:
             self._scheduler.add(response.request)
             self._responses[response.request.id] = response
@@ -210,6 +213,7 @@ class Engine:
             self._responses.pop(response.request.id, None)
             self._scheduler.finish(response.request, FinishReason.ABORT)
             raise
+        return response
 
     def _response(self, request_id: str, checked: CheckedPrompt, options: RequestOptions) -> ResponseBuilder:
         """The request and the builder of its response, with room in the sampler."""
@@ -224,7 +228,7 @@ class Engine:
             arrival=arrival,
             priority=options.priority,
             salt=checked.salt or options.salt,
-            ending_ids=self._ending_ids(params),
+            ending_ids=self.reader.ending_ids(params),
             bad_words=checked.bad_words,
         )
         self.worker.sampler.prepare(request)
@@ -420,10 +424,6 @@ class Engine:
         elif output is not None:
             self._ready.append(output)
 
-    def _ending_ids(self, params: SamplingParams) -> frozenset[int]:
-        eos: frozenset[int] = frozenset() if params.ignore_eos else self.tokenizer.special.eos_ids
-        return eos | frozenset(params.stop_token_ids or ())
-
     def _fail(self, response: ResponseBuilder, error: BaseException) -> RequestOutput:
         """End a request with the error that its own work raised."""
         return self._end(response, FinishReason.ERROR, caused(RequestFailed(response.request.id), error))
@@ -452,7 +452,7 @@ class Engine:
             output = response.bare_output()
         if response.error is not None:
             self.stats.num_failed_requests += 1
-            log_failure(response.request.id, response.error)
+            log_failure(LOG, response.request.id, response.error)
         return output
 
     def _record(self, step: LaunchedStep, device_us: float, read: tuple[float, float, float]) -> None:
@@ -481,9 +481,3 @@ class Engine:
                 pages={group.name: group.num_taken for group in self.worker.kv.allocator.groups},
             )
         )
-
-
-def log_failure(request_id: str, error: PlayheadError) -> None:
-    """Write down that a request failed, by types alone: the words of an error may repeat what was sent."""
-    cause = None if error.__cause__ is None else type(error.__cause__).__name__
-    event(LOG, logging.INFO, "request failed", request=request_id, error=type(error).__name__, cause=cause)

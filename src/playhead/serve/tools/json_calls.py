@@ -133,7 +133,7 @@ class JsonCalls:
         assert space is not None, "no white space is a match too"
         self._at = space.end()
         rest = self._text[self._at : self._at + max(1, len(syntax.close))]
-        if len(rest) < len(syntax.close) and syntax.close.startswith(rest):
+        if not rest or (len(rest) < len(syntax.close) and syntax.close.startswith(rest)):
             return False
         if syntax.close and rest == syntax.close:
             self._at += len(rest)
