@@ -1,4 +1,4 @@
-"""Environment variables: switches, all for debugging, and where files go. Read when asked for, never at import."""
+"""Environment variables: switches for debugging, secrets, where files go. Read when asked for, never at import."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 STRICT_LEDGER = "PLAYHEAD_STRICT_LEDGER"
 LOG = "PLAYHEAD_LOG"
+API_KEYS = "PLAYHEAD_API_KEYS"
 
 
 def wants_strict_ledger() -> bool:
@@ -18,6 +19,21 @@ def wants_strict_ledger() -> bool:
 def log_words() -> tuple[str, ...]:
     """What is to be logged, as `logs.py` reads it: a level, "json", or both; nothing if the variable is not set."""
     return tuple(word.strip().lower() for word in os.environ.get(LOG, "").split(",") if word.strip())
+
+
+def key_of(variable: str) -> str | None:
+    """A secret from the environment: on a command line every user of the machine could read it."""
+    return os.environ.get(variable) or None
+
+
+def environment_without_keys() -> dict[str, str]:
+    """For a server of our own on this machine alone, which needs no keys."""
+    return {name: value for name, value in os.environ.items() if name != API_KEYS}
+
+
+def api_keys_text() -> str | None:
+    """The API keys of a server, as `serve/auth.py` reads them; None if the variable is not set."""
+    return os.environ.get(API_KEYS)
 
 
 def state_directory() -> Path:
@@ -32,5 +48,5 @@ def hides_gpus() -> bool:
 
 def for_engine_process(path: Sequence[str]) -> dict[str, str]:
     """The variables of the process that runs a server's engine: this one's without API keys, and where modules are."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PLAYHEAD_API_KEY")}
+    kept = {name: value for name, value in os.environ.items() if name != API_KEYS}
     return kept | {"PYTHONPATH": os.pathsep.join(filter(None, path))}

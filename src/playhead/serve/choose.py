@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 
 from playhead.engine.config import EMBEDDED, EngineConfig
 from playhead.env import hides_gpus
 from playhead.serve.backend import Backend
+from playhead.serve.config import Processes
 from playhead.serve.limits import ServeLimits
 from playhead.serve.remote import RemoteBackend
 
 GPU_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
-
-
-class EngineIn(StrEnum):
-    """Where the engine runs."""
-
-    AUTO = "auto"
-    """In a process of its own on a GPU, in the server's on a CPU."""
-    SERVER = "server"
-    OWN_PROCESS = "own-process"
 
 
 def backend_for(
@@ -28,13 +19,13 @@ def backend_for(
     config: EngineConfig | None = None,
     limits: ServeLimits | None = None,
     *,
-    engine_in: EngineIn = EngineIn.AUTO,
+    processes: Processes = Processes.AUTO,
     name: str | None = None,
 ) -> Backend:
     """The backend that was asked for, or the one that suits the device. `start` loads the model."""
-    if engine_in is EngineIn.AUTO:
-        engine_in = EngineIn.OWN_PROCESS if wants_gpu(config or EngineConfig()) else EngineIn.SERVER
-    if engine_in is EngineIn.OWN_PROCESS:
+    if processes is Processes.AUTO:
+        processes = Processes.TWO if wants_gpu(config or EngineConfig()) else Processes.ONE
+    if processes is Processes.TWO:
         return RemoteBackend(model, config, limits, name=name)
     from playhead.serve.local import LocalBackend  # brings torch, which the other kind does without
 
