@@ -19,7 +19,7 @@ from playhead.serve import pages
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = (*pages.PAGES.values(), *pages.ASSETS)
 SCRIPTS = [name for name in NAMES if name.endswith(".js")]
-VOID = {"meta", "link", "input", "img", "br", "meter"}
+VOID = {"meta", "link", "input", "img", "br"}
 AS_HTML = (
     "innerHTML",
     "outerHTML",

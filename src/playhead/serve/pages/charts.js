@@ -230,7 +230,8 @@ export class PageMap {
 /** Running requests, each with a strip per group: what it has given up, keeps, and has reserved. */
 export class Lanes {
   static MAX_SHOWN = 16;
-  static STRIP = 9;
+  static STRIP = 10;
+  static NAMES = 84; // the names of the groups stand before the strips
 
   constructor(place) {
     this.place = place;
@@ -287,17 +288,21 @@ export class Lanes {
     write(title, `Row ${request.row}`);
     const cached = request.num_cached_tokens ? `, ${shortNumber(request.num_cached_tokens)} from the prefix cache` : "";
     write(facts, `${shortNumber(request.num_tokens)} tokens${cached}`);
-    const { pen, width } = cleared(canvas, groups.length * (Lanes.STRIP + 3));
-    const pitch = Math.min(16, width / longest);
+    const { pen, width } = cleared(canvas, groups.length * (Lanes.STRIP + 5));
+    const pitch = Math.min(16, (width - Lanes.NAMES) / longest);
     const side = pitch > 3 ? pitch - 1 : pitch;
-    const [ofGone, ofKept, ofReserved] = ["elsewhere", "held", "free"].map(palette());
+    const [ofGone, ofKept, ofReserved, ofWords] = ["elsewhere", "held", "free", "quiet"].map(palette());
+    pen.font = "12px system-ui, sans-serif";
     const words = groups.map((group, index) => {
       const first = request.first_pages[index] ?? 0;
+      const top = index * (Lanes.STRIP + 5);
       const numWritten = Math.ceil(request.num_tokens / group.page_size);
       for (let page = 0; page < request.num_pages; page += 1) {
         pen.fillStyle = page < first ? ofGone : page < numWritten ? ofKept : ofReserved;
-        pen.fillRect(page * pitch, index * (Lanes.STRIP + 3), side, Lanes.STRIP);
+        pen.fillRect(Lanes.NAMES + page * pitch, top + 2, side, Lanes.STRIP);
       }
+      pen.fillStyle = ofWords;
+      pen.fillText(group.name, 0, top + Lanes.STRIP + 1, Lanes.NAMES - 8);
       return `${group.name} keeps pages ${first} to ${Math.max(first, numWritten - 1)}`;
     });
     canvas.setAttribute("aria-label", `Row ${request.row}: ${words.join("; ")}.`);

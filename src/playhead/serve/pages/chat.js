@@ -70,7 +70,7 @@ function addTurn(role, content) {
   const turn = made("article", `turn ${role}`);
   turn.append(made("p", "who", role === "user" ? "You" : model ?? "Model"));
   const text = made("p", "text");
-  text.append(document.createTextNode(content));
+  text.append(document.createTextNode(content.trimStart()));
   turn.append(text);
   at("turns").append(turn);
   return { turn, text: text.firstChild };
@@ -88,8 +88,7 @@ function factWords(facts) {
   const words = [`${facts.isExact ? "" : "about "}${shortNumber(facts.numTokens)} tokens`];
   if (facts.perSecond) words.push(`${shortNumber(facts.perSecond)} tokens/s`);
   if (facts.firstMs !== null) words.push(`first token ${shortMs(facts.firstMs)}`);
-  if (facts.numCached) words.push(`${shortNumber(facts.numCached)} of ${shortNumber(facts.numPrompt)} prompt tokens cached`);
-  else if (facts.numPrompt) words.push(`${shortNumber(facts.numPrompt)} prompt tokens`);
+  if (facts.numPrompt) words.push(`prompt ${shortNumber(facts.numPrompt)}, ${shortNumber(facts.numCached)} cached`);
   if (facts.ending && facts.ending !== "stop") words.push(ENDINGS[facts.ending] ?? facts.ending);
   return words;
 }
@@ -114,7 +113,7 @@ function addActions(line, answer) {
 function showOnlyLastAgain() {
   const buttons = [...at("turns").querySelectorAll(".again")];
   buttons.forEach((button, index) => {
-    button.hidden = index !== buttons.length - 1;
+    button.hidden = running !== null || index !== buttons.length - 1;
   });
 }
 
@@ -138,7 +137,7 @@ function showRunning(isRunning) {
   at("send").hidden = isRunning;
   at("stop").hidden = !isRunning;
   at("clear").disabled = isRunning;
-  for (const button of at("turns").querySelectorAll(".again")) button.disabled = isRunning;
+  showOnlyLastAgain();
 }
 
 // One answer.
@@ -186,7 +185,6 @@ function finish(turn, taken, failure) {
   }
   if (failure) showFailure(failure);
   keep(CONVERSATION, conversation);
-  showOnlyLastAgain();
   showRunning(false);
   say(failure ? "" : taken.ending === "stopped" ? "Stopped." : "The answer is complete.");
 }
@@ -246,7 +244,8 @@ class Taken {
     this.isDue = false;
     const follows = isAtEnd();
     if (this.reasoning) this.showReasoning();
-    if (this.content.length > this.text.length) this.text.appendData(this.content.slice(this.text.length));
+    const visible = this.content.trimStart(); // some models begin with a space
+    if (visible.length > this.text.length) this.text.appendData(visible.slice(this.text.length));
     if (running && this.firstMs !== null) showFacts(this.turn, this.facts());
     if (follows) scrollToEnd();
   }

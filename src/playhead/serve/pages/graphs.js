@@ -133,7 +133,7 @@ function runnerPanel(runner, graphs) {
   const body = made("tbody");
   const rows = graphs.map((graph) => graphRow(graph));
   body.append(...rows.map((row) => row.line));
-  table.append(caption, head, body);
+  table.append(caption, ...(graphs.length ? [head, body] : []));
   scroll.tabIndex = 0;
   scroll.setAttribute("role", "region");
   scroll.setAttribute("aria-label", `Graphs of ${runner.name}`);
@@ -150,22 +150,21 @@ function graphRow(graph) {
   const cells = COLUMNS.slice(1).map(() => made("td"));
   const waste = cells[2];
   waste.className = "waste";
-  const meter = made("meter");
-  meter.max = 1;
-  meter.setAttribute("aria-hidden", "true");
+  const track = made("span", "track");
+  const fill = made("span");
+  track.append(fill);
   const figure = made("span");
-  waste.append(figure, meter);
+  waste.append(figure, track);
   line.append(name, ...cells);
-  return { line, cells, figure, meter };
+  return { line, cells, figure, fill };
 }
 
-function showGraph({ cells, figure, meter }, graph) {
+function showGraph({ cells, figure, fill }, graph) {
   const wasted = graph.num_padded - graph.num_raw;
   write(cells[0], shortNumber(graph.num_replays));
   write(cells[1], shortNumber(graph.num_raw));
   write(figure, graph.num_padded ? share(wasted, graph.num_padded) : "");
-  meter.value = graph.num_padded ? wasted / graph.num_padded : 0;
-  meter.hidden = !graph.num_padded;
+  fill.style.width = `${graph.num_padded ? (100 * wasted) / graph.num_padded : 0}%`;
   write(cells[3], shortBytes(graph.num_bytes));
   write(cells[4], shortMs(graph.capture_ms));
 }
@@ -175,8 +174,13 @@ function showReasons({ said }, runner, graphs) {
   const others = runner.buckets.filter((bucket) => !captured.has(bucket));
   const words = Object.entries(runner.reasons).map(([reason, count]) => `${shortNumber(count)} × ${reason}`);
   const reasons = words.length ? `Steps: ${words.join("; ")}.` : "No step yet.";
-  const waiting = others.length ? ` Not captured: ${others.join(", ")}.` : "";
-  write(said, runner.mode === "eager" ? reasons : reasons + waiting);
+  write(said, runner.mode === "eager" ? reasons : reasons + waitingSizes(others));
+}
+
+function waitingSizes(sizes) {
+  if (!sizes.length) return "";
+  const words = sizes.length > 8 ? `${sizes.length} sizes from ${sizes[0]} to ${sizes.at(-1)}` : sizes.join(", ");
+  return ` Not captured yet: ${words}.`;
 }
 
 // Polling.
