@@ -35,7 +35,7 @@ ROUTES: tuple[Route, ...] = (
         answer=ChatAnswer,
         chunk=ChatChunk,
         statuses=GENERATES,
-        prompt_param="messages",
+        names={"prompt": "messages"},
     ),
     Route(
         method="POST",
@@ -56,7 +56,7 @@ ROUTES: tuple[Route, ...] = (
         answer=ResponsesAnswer,
         chunk=StreamEvent,
         statuses=GENERATES,
-        prompt_param="input",
+        names={"prompt": "input", "max_tokens": "max_output_tokens"},
     ),
     Route(
         method="GET",
@@ -91,7 +91,7 @@ ROUTES: tuple[Route, ...] = (
         request=DetokenizeRequest,
         answer=DetokenizeAnswer,
         statuses=GENERATES,
-        prompt_param="tokens",
+        names={"prompt": "tokens"},
     ),
     Route(
         method="GET",
