@@ -20,6 +20,16 @@ def log_words() -> tuple[str, ...]:
     return tuple(word.strip().lower() for word in os.environ.get(LOG, "").split(",") if word.strip())
 
 
+def key_of(variable: str) -> str | None:
+    """A secret from the environment: on a command line every user of the machine could read it."""
+    return os.environ.get(variable) or None
+
+
+def environment_without_keys() -> dict[str, str]:
+    """For a server of our own on this machine alone, which needs no keys."""
+    return {name: value for name, value in os.environ.items() if name != API_KEYS}
+
+
 def api_keys_text() -> str | None:
     """The API keys of a server, as `serve/auth.py` reads them; None if the variable is not set."""
     return os.environ.get(API_KEYS)

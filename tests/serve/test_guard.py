@@ -189,6 +189,16 @@ def test_a_body_over_the_limit_is_refused_while_it_comes(hasty, data):
     assert plain.seen == []
 
 
+def test_a_refusal_before_the_body_was_read_says_that_the_connection_ends(served):
+    """A client that sends its body after its headers would send its next request into a connection that is closed."""
+    head = HEAD.replace(b"/echo", b"/none") + b"Content-Length: 2\r\n\r\n"
+    with Wire(served[0], head) as wire:
+        status, response = wire.response()
+        assert (status, b"\r\nconnection: close\r\n" in response) == (404, True)
+        wire.send(b"{}")
+        assert wire.to_the_end() == b""
+
+
 def test_a_client_that_does_not_read_is_dropped_and_its_stream_closed(hasty):
     port, plain, _ = hasty
     head = HEAD.replace(b"/echo", b"/stream") + b"X-Request-Id: deaf\r\nContent-Length: 14\r\n\r\n"

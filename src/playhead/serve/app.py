@@ -24,7 +24,7 @@ from litestar.types import Scope as AnyScope
 from litestar.types import Send as AnySend
 
 from playhead.logs import event
-from playhead.serve.asgi import ClientGone, Exchange, Headers, Receive, Send, read_body, too_large
+from playhead.serve.asgi import ClientGone, Exchange, Headers, Receive, Send, has_body, read_body, too_large
 from playhead.serve.auth import KeyRing, is_loopback
 from playhead.serve.backend import Backend, BackendState
 from playhead.serve.call import Answer, Call, EventStream, Tenant
@@ -58,6 +58,7 @@ class Visit:
         self.began_s = time.perf_counter()
         self.tenant = Tenant()
         self.has_stream = False
+        self.is_read = not has_body(scope["headers"])
         self.call: Call | None = None
         self.error: Exception | None = None
         self.name(secrets.token_hex(16))
@@ -103,6 +104,7 @@ class Application:
         self.backend, self.keys, self.config, self.recorder = backend, keys, config, recorder
         self.is_draining = False
         self.num_open = 0
+        self.endpoints: tuple[Endpoint, ...] = ()
         self._doors_of_values: dict[str, str] = {}
         self._router: Litestar | None = None
 
@@ -112,6 +114,7 @@ class Application:
         by_path: dict[str, dict[str, Endpoint]] = {}
         for one in endpoints:
             by_path.setdefault(one.path, {})[one.method] = one
+        self.endpoints = tuple(endpoints)
         self.recorder.routes = frozenset(by_path)
         self._doors_of_values = {one.prefix: one.plain_path for one in endpoints if one.prefix is not None}
         self._router = Litestar(
@@ -135,6 +138,8 @@ class Application:
             await self._router(scope, receive, send)  # type: ignore[arg-type]
         except Refusal as refusal:
             self.recorder.refused(refusal.why)
+            if not visit.is_read:  # the connection ends, for nobody reads the rest of the body; a client should know
+                exchange.headers.append((b"connection", b"close"))
             await exchange.send_answer(refusal.answer)
         except ClientGone:
             exchange.is_gone = True
@@ -183,10 +188,12 @@ class Door:
         endpoint = self._endpoint(visit.method)
         visit.tenant = self._tenant(endpoint, scope["headers"])
         self._check_state(endpoint)
+        body = await self._body(scope["headers"], receive) if endpoint.method == "POST" else b""
+        visit.is_read = True
         call = visit.call = Call(
             request_id=visit.request_id,
             tenant=visit.tenant,
-            body=await self._body(scope["headers"], receive) if endpoint.method == "POST" else b"",
+            body=body,
             path_value=visit.path[self._num_prefix :] if self._num_prefix else "",
         )
         await visit.exchange.run(self._answered(endpoint, call, visit))
@@ -233,7 +240,7 @@ class Door:
                 return await read_body(receive, config.max_body_bytes)
         except TimeoutError:
             message = f"The body took more than {config.body_timeout:g} s."
-            raise Refusal(408, message, why=Why.TOO_SLOW, headers={"Connection": "close"}) from None
+            raise Refusal(408, message, why=Why.TOO_SLOW) from None
 
     async def _answered(self, endpoint: Endpoint, call: Call, visit: Visit) -> Answer | EventStream:
         """What the endpoint gives, or the error body of what it raised. The firewall around one request."""

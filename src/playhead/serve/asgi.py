@@ -11,7 +11,7 @@ has one event in hand and no more; `guard.py` drops such a client after a while.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
 from typing import Any
 
 from playhead.serve.call import Answer, EventStream
@@ -47,10 +47,16 @@ async def read_body(receive: Receive, max_bytes: int) -> bytes:
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+def has_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether a body follows these headers."""
+    found = dict(headers)
+    return b"transfer-encoding" in found or found.get(b"content-length", b"0") != b"0"
+
+
 def too_large(max_bytes: int) -> Refusal:
     """The body has more bytes than a client may send."""
     message = f"The body has more than {max_bytes} bytes, the most that this server reads."
-    return Refusal(413, message, why=Why.TOO_LARGE, headers={"Connection": "close"})
+    return Refusal(413, message, why=Why.TOO_LARGE)
 
 
 class Exchange:

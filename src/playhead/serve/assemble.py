@@ -11,6 +11,7 @@ from playhead.serve.config import ServeConfig
 from playhead.serve.endpoint import Endpoint
 from playhead.serve.metrics import metrics
 from playhead.serve.operations import operations
+from playhead.serve.pages import PAGE_ROUTES
 from playhead.serve.recorder import MeasuredBackend, Recorder
 from playhead.serve.routes import ROUTES
 from playhead.serve.service import Route, Service, respond
@@ -26,14 +27,18 @@ def make_application(backend: Backend, keys: KeyRing, config: ServeConfig) -> Ap
         [
             *operations(measured, lambda: app.is_draining),
             Endpoint(method="GET", path="/metrics", answer=partial(metrics, app), needs_engine=False),
-            *(endpoint_of(service, route) for route in ROUTES),
+            *(endpoint_of(service, route) for route in (*ROUTES, *PAGE_ROUTES)),
         ]
     )
     return app
 
 
 def endpoint_of(service: Service, route: Route) -> Endpoint:
-    """A route of the API as the transport has it."""
+    """A route as the transport has it. Whatever is public is a file, and needs no engine."""
     return Endpoint(
-        method=route.method, path=route.path, answer=partial(respond, service, route), is_public=route.is_public
+        method=route.method,
+        path=route.path,
+        answer=partial(respond, service, route),
+        is_public=route.is_public,
+        needs_engine=not route.is_public,
     )

@@ -5,7 +5,7 @@
 | 400 | `RequestError`, `BodyError`, `ChatTemplateError`: the request cannot be served as it is |
 | 404 | `UnknownModel`: another model was asked for |
 | 429 | `QueueFull`: the same request may be served later, when `Retry-After` says |
-| 503 | `EngineStopped`: there is no engine now |
+| 503 | `EngineStopped`: there is no engine now; `RequestTimedOut`: the request waited or ran too long |
 | 500 | `StepFailed`, `RequestFailed`, and everything unforeseen, of which nothing is told |
 
 A message repeats at most a few characters of what its own sender sent. It shows no path, no trace and no key.
@@ -23,6 +23,7 @@ from playhead.errors import (
     QueueFull,
     RequestError,
     RequestFailed,
+    RequestTimedOut,
     StepFailed,
     shown,
 )
@@ -33,7 +34,8 @@ from playhead.serve.protocol.errors import ErrorBody, ErrorDetail
 INVALID = "invalid_request_error"
 OVERLOADED = "rate_limit_error"
 SERVER = "server_error"
-RETRY_STATUSES = (429, 503)
+RETRIED = (429, 503)
+"""Statuses whose answer says when to try again."""
 
 FIELD = re.compile(r"(?P<owner>sampling|structured_outputs) field '(?P<name>\w+)'")
 ENCODER = msgspec.json.Encoder()
@@ -62,6 +64,9 @@ def detail_of(error: BaseException, *, prompt_param: str = "prompt") -> tuple[in
             return 400, ErrorDetail(message=str(error), type=INVALID, param=prompt_param, code="chat_template_error")
         case EngineStopped():
             return 503, ErrorDetail(message="There is no engine now. Try again.", type=SERVER, code="engine_stopped")
+        case RequestTimedOut():
+            message = "The request waited or ran longer than it may. Send it again later, or ask for less."
+            return 503, ErrorDetail(message=message, type=SERVER, code="request_timed_out")
         case StepFailed():
             message = "A step failed, and this request was in it. New requests are taken."
             return 500, ErrorDetail(message=message, type=SERVER, code="step_failed")
@@ -87,7 +92,7 @@ def named(error: RequestError, prompt_param: str) -> tuple[str | None, str | Non
 def failure(error: BaseException, *, prompt_param: str = "prompt", retry_after_s: int = 1) -> Answer:
     """The answer to a call that failed."""
     status, detail = detail_of(error, prompt_param=prompt_param)
-    headers = {"Retry-After": str(retry_after_s)} if status in RETRY_STATUSES else {}
+    headers = {"Retry-After": str(retry_after_s)} if status in RETRIED else {}
     return Answer(status=status, body=ENCODER.encode(ErrorBody(error=detail)), headers=headers)
 
 

@@ -20,6 +20,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from playhead.serve.asgi import has_body
 from playhead.serve.config import ServeConfig
 from playhead.serve.refusals import Refusal
 
@@ -262,12 +263,6 @@ class Connection(HttpToolsProtocol):
 def bad_request(message: str) -> Refusal:
     """A request that is not HTTP/1.1 as this server reads it."""
     return Refusal(400, message)
-
-
-def has_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Whether a body follows. The parser would take it for the first bytes of another protocol."""
-    found = dict(headers)
-    return b"transfer-encoding" in found or found.get(b"content-length", b"0") != b"0"
 
 
 def fault_of(target: bytes, headers: Iterable[tuple[bytes, bytes]], version: str) -> str | None:

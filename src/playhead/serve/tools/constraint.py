@@ -117,5 +117,4 @@ class CallGrammar:
 
 def schema_text(tool: FunctionTool) -> str:
     """The JSON schema of a function's arguments. White space is fixed: a model could write it without end."""
-    text = json.dumps({**tool.parameters, "x-guidance": WHITE_SPACE}, ensure_ascii=False)
-    return text.replace("::=", "\\u003a:=")  # a grammar with this in it would be taken for GBNF
+    return json.dumps({**tool.parameters, "x-guidance": WHITE_SPACE}, ensure_ascii=False)

@@ -18,6 +18,7 @@ from playhead.serve.tools.calls import CallLog, new_call_id
 from playhead.serve.tools.constraint import CallGrammar, CallText, TokenNames
 from playhead.serve.tools.definitions import ToolRequest
 from playhead.serve.tools.events import Content, Event, Parser
+from playhead.serve.tools.gemma4 import Gemma4Arguments
 from playhead.serve.tools.harmony import CHANNEL, HARMONY_TEXT, MARKERS, MESSAGE, HarmonyMessages
 from playhead.serve.tools.json_calls import JsonCalls, JsonCallSyntax
 from playhead.serve.tools.messages import as_text, for_template
@@ -168,6 +169,13 @@ MISTRAL_TEXT = CallText(
 )
 MISTRAL_ARGS_TEXT = CallText(before="[TOOL_CALLS]NAME[ARGS]", between="")
 GEMMA = JsonCallSyntax(opens=("```json", "```tool_code", "```tool_call"), close="```", is_bare=True, separators=",;")
+GEMMA_4 = JsonCallSyntax(
+    opens=("<|tool_call>",),
+    close="<tool_call|>",
+    head=re.compile(r"call:(?P<name>[A-Za-z0-9_.-]{1,64})\s{0,16}"),
+    arguments=Gemma4Arguments,
+)
+GEMMA_4_TEXT = CallText(before="<|tool_call>call:NAME", after="<tool_call|>", between="")
 PLAIN_JSON = JsonCallSyntax(is_bare=True, separators=";,")
 
 
@@ -194,6 +202,14 @@ FORMATS = {
             text=HARMONY_TEXT,
             has_channels=True,
         ),
+        json_format(
+            "gemma4",
+            GEMMA_4,
+            text=GEMMA_4_TEXT,
+            markers=("<|tool_call>", "<tool_call|>", '<|"|>'),
+            stop_tokens=("<turn|>", "<|tool_response>"),
+            reasoning=ReasoningMarks(open="<|channel>thought\n", close="<channel|>"),
+        ),
         json_format("gemma", GEMMA, text=LLAMA_TEXT, template_knows=False, stop_tokens=("<end_of_turn>",)),
         json_format("none", PLAIN_JSON, text=LLAMA_TEXT, template_knows=False, can_choose=False),
     )
@@ -214,13 +230,16 @@ def format_for(chat_template: str | None, model_type: str | None = None, *, name
         raise ConfigError(f"tool format {name!r}: no such format. {fix}")
     found = FORMATS[name]
     marks = next((marks for marks in REASONING if marks.close in template), None)
-    return found if marks is None or found.has_channels else replace(found, reasoning=marks)
+    has_own = found.has_channels or found.reasoning is not None
+    return found if marks is None or has_own else replace(found, reasoning=marks)
 
 
 def detected(template: str, model_type: str | None) -> str:
     """The name of a template's format, by the markers it writes. gpt-oss knows one format alone."""
     if (CHANNEL in template and MESSAGE in template) or model_type == "gpt_oss":
         return "harmony"
+    if "<|tool_call>" in template:
+        return "gemma4"
     if "[TOOL_CALLS]" in template:
         return "mistral-args" if "[ARGS]" in template else "mistral"
     if "<tool_call>" in template:

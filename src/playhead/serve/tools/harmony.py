@@ -79,9 +79,9 @@ class HarmonyMessages:
             self._written.add(self._kind)
             self._needs_line = False
 
-    def _begin(self, kind: type[Content] | type[Reasoning]) -> None:
+    def _begin(self, kind: type[Content] | type[Reasoning], *, is_message: bool = False) -> None:
         """Text of this kind follows."""
-        self._kind, self._needs_line, self._state = kind, True, self._in_body
+        self._kind, self._needs_line, self._state = kind, is_message, self._in_body
 
     def _before_header(self) -> bool:
         """A header begins here, or text that has lost its header."""
@@ -109,13 +109,14 @@ class HarmonyMessages:
         self._at = found.end()
         channel, recipient = CHANNEL_NAME.search(self._header), RECIPIENT.search(self._header)
         self._name = recipient[1].removeprefix(FUNCTIONS) if recipient is not None else ""
-        if recipient is not None and recipient[1].startswith(FUNCTIONS) and self._name in self._log.names:
+        if recipient is not None and recipient[1].startswith(FUNCTIONS) and self._log.knows(self._name):
             self._state = self._before_arguments
         elif recipient is not None:
             self._begin(Content)
             self._put(self._header)
         else:
-            self._begin(Reasoning if channel is not None and channel[1] == "analysis" else Content)
+            is_reasoning = channel is not None and channel[1] == "analysis"
+            self._begin(Reasoning if is_reasoning else Content, is_message=True)
         return True
 
     def _before_arguments(self) -> bool:

@@ -29,6 +29,7 @@ CALLS = {
     "mistral": ('{"name": "NAME", "arguments": ARGS}', ", "),
     "mistral-args": ("[TOOL_CALLS]NAME[ARGS]ARGS", ""),
     "harmony": ("<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>ARGS", ""),
+    "gemma4": ("<|tool_call>call:NAMEARGS<tool_call|>", ""),
     "gemma": ('{"name": "NAME", "parameters": ARGS}', "; "),
     "none": ('{"name": "NAME", "parameters": ARGS}', "; "),
 }
@@ -40,13 +41,9 @@ def byte_tokens() -> LLTokenizer:
 
 
 def call(name: str, function: str, arguments: str) -> str:
-    return (
-        CALLS[name][0]
-        .replace("NAME", function, 1)
-        .replace("ARGS}", f"{arguments}}}")
-        .replace("]ARGS", "]" + arguments)
-        .replace(">ARGS", ">" + arguments)
-    )
+    before, after = CALLS[name][0].split("NAME")
+    begin, end = after.split("ARGS")[-2:] if name != "mistral-args" else ("[ARGS]", "")
+    return before + function + begin + arguments + end
 
 
 def written(name: str, *calls: str) -> str:

@@ -14,6 +14,7 @@ TEMPLATES = {
     "mistral-args": "[TOOL_CALLS]{{ name }}[ARGS]{{ arguments }}",
     "hermes": "<|im_start|>assistant\n<tool_call>\n{{ call | tojson }}\n</tool_call><|im_end|>",
     "llama3": "<|start_header_id|>system{{ tools }}<|python_tag|>",
+    "gemma4": "<|turn>model\n<|tool_call>call:{{ name }}{{ arguments }}<tool_call|>",
     "gemma": "<start_of_turn>model\n{{ content }}<end_of_turn>",
     "none": "{{ content }}",
 }

@@ -42,6 +42,12 @@ STYLES = {
     + "<|start|>assistant to=functions.{{ f.name }}<|channel|>commentary json<|message|>"
     + "{{ f.arguments | tojson }}<|call|>"
     + END,
+    "gemma4": BEGIN
+    + "<|tool_call>call:{{ f.name }}{{ '{' }}"
+    + "{% for k, v in f.arguments.items() %}{{ k }}:"
+    + '{% if v is string %}<|"|>{{ v }}<|"|>{% else %}{{ v | tojson }}{% endif %}'
+    + "{% if not loop.last %},{% endif %}{% endfor %}{{ '}' }}<tool_call|>"
+    + END,
     "gemma": "{{ messages[2].content }}",
     "none": "{{ messages[2].content }}",
 }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from playhead.serve.tools.formats import FORMATS
 from tests.unit.serve.tools.answers import calls_of, read
 
 OLD, NEW, GEMMA, NONE = (FORMATS[name] for name in ("mistral", "mistral-args", "gemma", "none"))
+GEMMA_4 = FORMATS["gemma4"]
 ROME = '{"city": "Rome"}'
 
 
@@ -77,3 +80,29 @@ def test_a_model_without_tools_calls_only_where_it_is_forced_to():
     assert calls_of(read(NONE, call)) == [("weather", ROME)]
     parser = NONE.parser(names=["weather"])
     assert [event.text for event in parser.feed(call) + parser.finish()] == [call]
+
+
+def test_gemma_4_s_arguments_become_json():
+    text = '<|tool_call>call:weather{city:<|"|>"Rome"\n<|"|>,days:[1, -2.5e3],deep:{a b:null,c:<|"|><|"|>}}<tool_call|>'
+    (call,) = read(GEMMA_4, f"{text}\n").calls
+    assert json.loads(call.arguments) == {"city": '"Rome"\n', "days": [1, -2500.0], "deep": {"a b": None, "c": ""}}
+
+
+def test_gemma_4_thinks_in_a_channel_and_calls_several_functions():
+    thought = "<|channel>thought\nRome, then.\n<channel|>"
+    answer = read(GEMMA_4, f"{thought}I look.<|tool_call>call:clock{{}}<tool_call|><|tool_call>call:weather{ROME}")
+    assert (answer.reasoning, answer.content) == ("Rome, then.", "I look.")
+    assert calls_of(answer) == [("clock", "{}"), ("weather", ROME)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["<|tool_call>call:rm{}<tool_call|>", "<|tool_call>weather{}", "<|tool_call>call:weather", "<tool_call|>"],
+)
+def test_what_is_no_call_of_gemma_4_is_content_to_the_letter(text):
+    assert read(GEMMA_4, text).content == text
+
+
+def test_arguments_of_gemma_4_that_break_off_end_the_call():
+    answer = read(GEMMA_4, '<|tool_call>call:weather{city:<|"|>Rome<|"|>;<tool_call|>')
+    assert (calls_of(answer), answer.content) == ([("weather", '{"city":"Rome"')], "<tool_call|>")
