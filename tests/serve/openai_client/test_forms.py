@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from tests.serve.openai_client.asking import CLOCK, HELLO, WEATHER, WHALE, content, text
 
-pytest.importorskip("llguidance", reason="forms need playhead[structured]")
+pytest.importorskip("playhead.grammar", reason="no grammars here")
 
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "whale", "schema": WHALE, "strict": True}}
 FLAT = {"type": "function", **WEATHER["function"]}
