@@ -41,7 +41,7 @@ class WeightFormat(Protocol):
         """A module. Memory is taken but not written: a loader fills its parameters."""
 
     def linear_over(self, weight_OI: nn.Parameter) -> Linear:
-        """A module over a matrix that another module has: a tied embedding."""
+        """The same over a matrix that another module has: a tied embedding."""
 
     def finish_loading(self, decoder: nn.Module) -> None:
         """Called once, when all parameters are filled: store matrices as the device multiplies by them fastest."""

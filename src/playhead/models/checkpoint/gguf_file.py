@@ -19,8 +19,9 @@ import numpy as np
 import torch
 
 from playhead.errors import CheckpointError
+from playhead.kernels.blocks import BLOCK_SIZE
 from playhead.layers.blocks import Blocks
-from playhead.models.checkpoint.gguf_blocks import BLOCK_SIZE, SIMPLE_TYPES, unpack_blocks
+from playhead.models.checkpoint.gguf_blocks import SIMPLE_TYPES, unpack_blocks
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -163,7 +164,7 @@ class GgufFile:
         num_blocks = num_outputs * num_inputs // BLOCK_SIZE
         codes, scales, offsets = map(torch.from_numpy, unpack_blocks(packed.reshape(num_blocks, -1), type_name))
         return Blocks(
-            codes_OI=codes.view(num_outputs, num_inputs),
+            codes_OI=codes.reshape(num_outputs, num_inputs),
             scales_OB=scales.reshape(num_outputs, -1),
             offsets_OB=offsets.reshape(num_outputs, -1),
         )
