@@ -404,9 +404,10 @@ def test_tools_are_shown_unless_none_may_be_called():
 def test_variables_of_the_template_cannot_replace_the_conversation():
     assert chat(chat_template_kwargs={"enable_thinking": False}).chat.chat_template_kwargs == {"enable_thinking": False}
     assert chat(reasoning_effort="low").chat.chat_template_kwargs == {"reasoning_effort": "low"}
-    for name in ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token"):
-        with pytest.raises(RequestError, match=name):
+    for name in ("self", "messages", "tools", "add_generation_prompt", "bos_token", "eos_token"):
+        with pytest.raises(RequestError, match=name) as caught:
             chat(chat_template_kwargs={name: []})
+        assert param_of(caught.value) == "chat_template_kwargs"
 
 
 def test_an_answer_begins_or_the_last_message_goes_on():
