@@ -331,7 +331,8 @@ class AsyncEngine:
         name = f"a{next(self._numbers)}" if request_id is None else request_id
         if not isinstance(name, str):
             raise RequestError("request_id", f"a {type(name).__name__}", "a str", "Change it or leave it out.")
-        if isinstance(prompt, str) and len(prompt) > LONG_PROMPT_CHARS:
+        is_long = isinstance(prompt, str) and len(prompt) > LONG_PROMPT_CHARS
+        if is_long or wanted.structured_outputs is not None:  # a grammar may have to be compiled
             checked = await asyncio.to_thread(reader.check, prompt, wanted)
         else:
             checked = reader.check(prompt, wanted)

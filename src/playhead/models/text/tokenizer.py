@@ -140,12 +140,16 @@ class Tokenizer:
         detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens, prompt_ids=prompt_ids)
         return detokenizer.feed(token_ids) + detokenizer.finish()
 
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """The bytes of one token inside a text; None for an unknown id."""
+        return self._token_bytes.of(token_id)
+
     def token_text(self, token_id: int) -> str | None:
         """The text of one token inside a text, special or not; None for an unknown id.
 
         A byte that is a part of a character is U+FFFD.
         """
-        data = self._token_bytes.of(token_id)
+        data = self.token_bytes(token_id)
         return None if data is None else data.decode(errors="replace")
 
     def detokenizer(
