@@ -12,6 +12,8 @@ from playhead.sampling_params import SamplingParams
 class RequestLimits:
     """The most that one request of an unknown client may ask for. Each number can be set."""
 
+    prompts: int = 64
+    """In one call. Each is a request of its own to the engine."""
     n: int = 16
     stop_strings: int = 4
     stop_chars: int = 256

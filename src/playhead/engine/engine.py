@@ -97,11 +97,16 @@ class Engine:
         """What the engine is doing, in a few words."""
         if self.use.is_closed:
             return "closed"
-        running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
+        running, waiting = self.num_requests
         return f"{running} running, {waiting} waiting" if self.has_work else "idle"
 
     def __repr__(self) -> str:
         return f"Engine({self.facts}, {self.state})"
+
+    @property
+    def num_requests(self) -> tuple[int, int]:
+        """How many requests run, and how many wait to."""
+        return len(self._scheduler.running), len(self._scheduler.waiting)
 
     @property
     def has_work(self) -> bool:

@@ -9,6 +9,7 @@ import json
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 MAX_STEPS = 4096  # an hour of steps of a second, or ten seconds of the fastest; older ones are forgotten
@@ -91,6 +92,10 @@ class Timeline:
 
     def __iter__(self) -> Iterator[StepRecord]:
         return iter(self._steps)
+
+    def newest(self, count: int) -> tuple[StepRecord, ...]:
+        """The last steps, at most so many, oldest first."""
+        return tuple(islice(reversed(self._steps), count))[::-1]
 
     def chrome_trace(self) -> str:
         """Trace events as JSON: the host's parts of each step, the device's time with the step's facts, and the pages.

@@ -23,7 +23,7 @@ from playhead.graph.piecewise import PiecewiseCapture, as_traced, compiler_for, 
 from playhead.graph.registry import CudaGraphBufferRegistry
 from playhead.graph.report import Check, Finding, Report
 from playhead.graph.runner import GraphRunner
-from playhead.graph.shapes import Decision, Dispatcher, DispatchLimits, Reason, ShapeKey, bucket_sizes
+from playhead.graph.shapes import Decision, Dispatcher, DispatchLimits, Reason, bucket_sizes
 from playhead.graph.sharing import InputBufferPool
 from playhead.graph.slots import Axis, Batch, FillContext, GraphSlot, IndexSpace, PaddingPolicy, SlotViews, host_vector
 from playhead.graph.spec import CaptureReport, LivePlan, OwnedMemory, RunAxis, StepResult, StepSpec
@@ -71,7 +71,6 @@ __all__ = [
     "Sample",
     "SampledStep",
     "Scope",
-    "ShapeKey",
     "SlotError",
     "SlotViews",
     "StepFn",

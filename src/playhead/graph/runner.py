@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -61,6 +62,8 @@ class GraphRunner:
         self.step, self.registry, self.capture, self.backend = step, registry, capture, backend
         self.dispatcher = dispatcher
         self._captured: dict[int, CapturedStep] = {}
+        self.reports: dict[int, CaptureReport] = {}
+        self.num_replays, self.num_raw = Counter[int](), Counter[int]()  # by bucket; raw rows are not padding
         self._views: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
         self._plan_keys: dict[int, PlanKey] = {}
         self._live_outputs: dict[tuple[int, int], Outputs] = {}
@@ -133,17 +136,14 @@ class GraphRunner:
         self._captured[bucket], self._plan_keys[bucket] = captured, plan_key(live)
         self._live_outputs = {key: output for key, output in self._live_outputs.items() if key[0] != bucket}
         num_bytes = sum(recording.num_bytes for recording in captured.recordings)
+        num_nodes = sum(recording.num_nodes for recording in captured.recordings)
         self.dispatcher.mark_captured(bucket, num_bytes)
         seconds = time.perf_counter() - started
         event(LOG, logging.DEBUG, "graph captured", axis=self.step.axis, size=bucket, bytes=num_bytes, seconds=seconds)
-        return CaptureReport(
-            size=bucket,
-            seconds=seconds,
-            num_bytes=num_bytes,
-            num_nodes=sum(recording.num_nodes for recording in captured.recordings),
-            done=done,
-            total=total,
+        self.reports[bucket] = report = CaptureReport(
+            size=bucket, seconds=seconds, num_bytes=num_bytes, num_nodes=num_nodes, done=done, total=total
         )
+        return report
 
     def run(
         self,
@@ -192,6 +192,8 @@ class GraphRunner:
         if decision.mode is Mode.EAGER:
             return StepResult(output=self.run_eager(ctx, live), decision=decision)  # nothing is padded
         self.replay(decision.bucket, live)
+        self.num_replays[decision.bucket] += 1
+        self.num_raw[decision.bucket] += ctx.raw(self.step.axis)
         return StepResult(output=self._live_output(decision.bucket, ctx), decision=decision)
 
     def _live_output(self, bucket: int, ctx: FillContext) -> Outputs:

@@ -41,24 +41,12 @@ def bucket_sizes(largest: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShapeKey:
-    """What tells one captured graph from another."""
-
-    mode: Mode
-    size: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """How one step runs. Eager steps have the raw size as their bucket."""
 
     mode: Mode
     bucket: int
     reason: Reason
-
-    @property
-    def key(self) -> ShapeKey:
-        return ShapeKey(mode=self.mode, size=self.bucket)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +69,6 @@ class Dispatcher:
         self.reasons: Counter[Reason] = Counter()
         self._captured: dict[int, int] = {}
         self._failed: set[int] = set()
-
-    @property
-    def captured(self) -> tuple[ShapeKey, ...]:
-        return tuple(ShapeKey(mode=self.mode, size=size) for size in sorted(self._captured))
 
     @property
     def spent_bytes(self) -> int:

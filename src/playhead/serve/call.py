@@ -19,13 +19,27 @@ class Tenant:
     salt: str = ""
 
 
+@dataclass(slots=True, kw_only=True)  # mutable: the route counts while it answers
+class Spent:
+    """How many tokens a call has cost so far, for the access log. The route fills it in where there are any."""
+
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A call that was let in: its body is within the limits, its key is known."""
+    """A call that was let in: its body is within the limits, its key is known.
+
+    `path_value` is what stands in the path where the route has a name in braces: "org/model" for a call of
+    /v1/models/org/model, whose route is /v1/models/{model}.
+    """
 
     request_id: str
     tenant: Tenant
     body: bytes = b""
+    path_value: str = ""
+    spent: Spent = field(default_factory=Spent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from playhead.errors import ConfigError
-from playhead.graph import Decision, Dispatcher, DispatchLimits, Mode, Reason, ShapeKey, bucket_sizes
+from playhead.graph import Decision, Dispatcher, DispatchLimits, Mode, Reason, bucket_sizes
 
 
 def dispatcher(captured=(4, 8), **limits) -> Dispatcher:
@@ -53,11 +53,6 @@ def test_reasons_are_counted():
 
 def test_no_buckets_means_graphs_are_off():
     assert Dispatcher(Mode.FULL, ()).decide(3).reason is Reason.DISABLED
-
-
-def test_keys_name_the_mode_and_the_size():
-    assert dispatcher().captured == (ShapeKey(mode=Mode.FULL, size=4), ShapeKey(mode=Mode.FULL, size=8))
-    assert dispatcher().decide(3).key == ShapeKey(mode=Mode.FULL, size=4)
 
 
 @pytest.mark.parametrize("buckets", [(8, 4), (4, 4), (0, 4)])

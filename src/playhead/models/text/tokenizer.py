@@ -152,6 +152,10 @@ class Tokenizer:
         data = self.token_bytes(token_id)
         return None if data is None else data.decode(errors="replace")
 
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """The bytes of one token inside a text, special or not; None for an unknown id."""
+        return self._token_bytes.of(token_id)
+
     def detokenizer(
         self, *, skip_special_tokens: bool = True, prompt_ids: Sequence[int] = ()
     ) -> IncrementalDetokenizer:

@@ -1,0 +1,97 @@
+"""Errors as answers: every `PlayheadError` has a status and an OpenAI error body. No torch.
+
+| status | errors |
+|---|---|
+| 400 | `RequestError`, `BodyError`, `ChatTemplateError`: the request cannot be served as it is |
+| 404 | `UnknownModel`: another model was asked for |
+| 429 | `QueueFull`: the same request may be served later, when `Retry-After` says |
+| 503 | `EngineStopped`: there is no engine now |
+| 500 | `StepFailed`, `RequestFailed`, and everything unforeseen, of which nothing is told |
+
+A message repeats at most a few characters of what its own sender sent. It shows no path, no trace and no key.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from playhead.errors import (
+    ChatTemplateError,
+    EngineStopped,
+    QueueFull,
+    RequestError,
+    RequestFailed,
+    StepFailed,
+    shown,
+)
+from playhead.serve.call import Answer
+from playhead.serve.decode import BodyError
+from playhead.serve.protocol.errors import ErrorBody, ErrorDetail
+
+INVALID = "invalid_request_error"
+OVERLOADED = "rate_limit_error"
+SERVER = "server_error"
+RETRY_STATUSES = (429, 503)
+
+FIELD = re.compile(r"(?P<owner>sampling|structured_outputs) field '(?P<name>\w+)'")
+ENCODER = msgspec.json.Encoder()
+
+
+class UnknownModel(RequestError):
+    """The request names a model that is not served here."""
+
+    def __init__(self, found: str, served: str) -> None:
+        super().__init__(
+            "model", f"{shown(found)}, which is not served here", repr(served), "Change it or leave it out."
+        )
+
+
+def detail_of(error: BaseException, *, prompt_param: str = "prompt") -> tuple[int, ErrorDetail]:
+    """The status and the error as the client gets them. `prompt_param` is where this route has its prompt."""
+    match error:
+        case UnknownModel():
+            return 404, ErrorDetail(message=str(error), type=INVALID, param="model", code="model_not_found")
+        case QueueFull():
+            return 429, ErrorDetail(message=str(error), type=OVERLOADED, code="queue_full")
+        case RequestError():
+            param, code = named(error, prompt_param)
+            return 400, ErrorDetail(message=str(error), type=INVALID, param=param, code=code)
+        case ChatTemplateError():
+            return 400, ErrorDetail(message=str(error), type=INVALID, param=prompt_param, code="chat_template_error")
+        case EngineStopped():
+            return 503, ErrorDetail(message="There is no engine now. Try again.", type=SERVER, code="engine_stopped")
+        case StepFailed():
+            message = "A step failed, and this request was in it. New requests are taken."
+            return 500, ErrorDetail(message=message, type=SERVER, code="step_failed")
+        case RequestFailed():
+            message = "This request failed. Other requests go on."
+            return 500, ErrorDetail(message=message, type=SERVER, code="request_failed")
+    message = "The server failed on this request. Other requests go on."
+    return 500, ErrorDetail(message=message, type=SERVER, code="internal_error")
+
+
+def named(error: RequestError, prompt_param: str) -> tuple[str | None, str | None]:
+    """The field that is wrong, as the client calls it, and a code for what is wrong with it."""
+    if isinstance(error, BodyError):
+        return error.param, error.code
+    field = FIELD.match(error.where)
+    if field is not None:
+        param = field["name"] if field["owner"] == "sampling" else f"structured_outputs.{field['name']}"
+    else:
+        param = prompt_param if error.where.startswith(("prompt", "chat")) else error.where
+    return param, "context_length_exceeded" if "the context of" in error.wanted else "invalid_value"
+
+
+def failure(error: BaseException, *, prompt_param: str = "prompt", retry_after_s: int = 1) -> Answer:
+    """The answer to a call that failed."""
+    status, detail = detail_of(error, prompt_param=prompt_param)
+    headers = {"Retry-After": str(retry_after_s)} if status in RETRY_STATUSES else {}
+    return Answer(status=status, body=ENCODER.encode(ErrorBody(error=detail)), headers=headers)
+
+
+def failure_event(error: BaseException) -> bytes:
+    """The last event of a stream that failed after it had begun."""
+    _, detail = detail_of(error)
+    return b"data: " + ENCODER.encode(ErrorBody(error=detail)) + b"\n\n"

@@ -1,0 +1,248 @@
+"""What the HTTP side counts and times: requests, tokens, latencies, responses. No torch, no HTTP library.
+
+backend = MeasuredBackend(backend, recorder)      every request that is submitted is timed from here on
+recorder.responded("/v1/completions", 200)        the transport says what it answered
+
+Everything happens on one event loop, so nothing is locked. A token costs two clock reads at most and one look-up in a
+list of bucket edges. Nothing of a request is kept after its end: no prompt, no key, no request id.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Self
+
+from playhead.engine.front import CheckedPrompt, PromptReader, RequestOptions
+from playhead.engine.snapshot import EngineSnapshot
+from playhead.errors import PlayheadError, QueueFull
+from playhead.outputs import FinishReason, RequestOutput
+from playhead.sampling_params import RequestOutputKind
+from playhead.serve.backend import Backend, BackendState, ModelFacts, Stream
+
+OTHER = "other"
+"""The label of a route that is none of ours. Clients choose paths, and must not choose how many series there are."""
+
+FIRST_TOKEN_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0),
+)
+BETWEEN_TOKENS_S = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+WHOLE_S = (
+    *(0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0),
+)
+NUM_TOKENS = (
+    *(1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0),
+    *(10_000.0, 20_000.0, 50_000.0, 100_000.0, 200_000.0),
+)
+
+
+class Refusal(StrEnum):
+    """Why a request got no work done, as the label of a counter says it."""
+
+    QUEUE_FULL = "queue_full"
+    UNAUTHENTICATED = "unauthenticated"
+    INVALID = "invalid"
+    TOO_LARGE = "too_large"
+    TOO_SLOW = "too_slow"
+    DRAINING = "draining"
+    NO_ENGINE = "no_engine"
+
+
+class Tally:
+    """A histogram: how many values fell below each edge, and their sum. `counts` has one place more than `edges`."""
+
+    __slots__ = ("counts", "edges", "total")
+
+    def __init__(self, edges: tuple[float, ...]) -> None:
+        self.edges, self.counts, self.total = edges, [0] * (len(edges) + 1), 0.0
+
+    def add(self, value: float, count: int = 1) -> None:
+        self.counts[bisect_left(self.edges, value)] += count
+        self.total += value * count
+
+
+@dataclass(slots=True, kw_only=True)  # mutable: counters
+class Recorder:
+    """Counters and histograms since the start. `routes` are the only paths that become labels."""
+
+    routes: frozenset[str] = frozenset()
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_restarts: int = 0
+    num_open_streams: int = 0
+    first_token_s: Tally = field(default_factory=lambda: Tally(FIRST_TOKEN_S))
+    between_tokens_s: Tally = field(default_factory=lambda: Tally(BETWEEN_TOKENS_S))
+    per_output_token_s: Tally = field(default_factory=lambda: Tally(BETWEEN_TOKENS_S))
+    whole_s: Tally = field(default_factory=lambda: Tally(WHOLE_S))
+    prompt_tokens: Tally = field(default_factory=lambda: Tally(NUM_TOKENS))
+    generated_tokens: Tally = field(default_factory=lambda: Tally(NUM_TOKENS))
+    finished: Counter[FinishReason] = field(default_factory=Counter)
+    refused_by: Counter[Refusal] = field(default_factory=Counter)
+    responses: Counter[tuple[str, int]] = field(default_factory=Counter)
+
+    def responded(self, route: str, status: int) -> None:
+        """A response was begun. `route` is the path of the matched route, never the path that the client wrote."""
+        self.responses[route if route in self.routes else OTHER, status] += 1
+
+    def refused(self, why: Refusal) -> None:
+        """A request was refused before it reached the engine, or by its queue."""
+        self.refused_by[why] += 1
+
+    def restarted(self) -> None:
+        """A dead engine process was replaced."""
+        self.num_restarts += 1
+
+    def stream_opened(self) -> None:
+        self.num_open_streams += 1
+
+    def stream_closed(self) -> None:
+        self.num_open_streams -= 1
+
+
+class RequestWatch:
+    """Times one request, from when it was submitted to its end."""
+
+    __slots__ = (
+        *("_begun_s", "_first_s", "_is_cumulative", "_is_open"),
+        *("_last_s", "_num_samples", "_num_seen", "_recorder"),
+    )
+
+    def __init__(self, recorder: Recorder, kind: RequestOutputKind) -> None:
+        self._recorder, self._is_cumulative = recorder, kind is not RequestOutputKind.DELTA
+        self._begun_s = self._last_s = self._first_s = time.perf_counter()
+        self._num_seen, self._num_samples, self._is_open = 0, 1, True
+
+    def saw(self, output: RequestOutput) -> None:
+        """An output came. An output without a new token is no token."""
+        counts = [len(completion.token_ids) for completion in output.outputs]
+        num_new = sum(counts) - (self._num_seen if self._is_cumulative else 0)
+        if num_new > 0:
+            now_s = time.perf_counter()
+            if not self._num_seen:
+                self._begin(output, now_s)
+                self._spread(output, num_new - len(counts))
+            else:
+                # The samples of a request advance together: each got its share of the new tokens since the last output.
+                gap_s = (now_s - self._last_s) * len(counts) / max(num_new, len(counts))
+                self._recorder.between_tokens_s.add(gap_s, num_new)
+            self._num_seen += num_new
+            self._num_samples, self._last_s = len(counts), now_s
+            self._recorder.num_generated_tokens += num_new
+        if output.finished:
+            reasons = [completion.finish_reason for completion in output.outputs]
+            self.end(FinishReason.ERROR if output.error is not None else next(filter(None, reasons), FinishReason.STOP))
+
+    def _begin(self, output: RequestOutput, now_s: float) -> None:
+        """The first output. A request that does not stream has the engine's word for when its first token came."""
+        times, recorder = output.metrics, self._recorder
+        waited_s = now_s - self._begun_s
+        if output.finished and times.first_token_s is not None and times.finished_s is not None:
+            waited_s = max(0.0, waited_s - (times.finished_s - times.first_token_s))
+        self._first_s = self._begun_s + waited_s
+        recorder.first_token_s.add(waited_s)
+        recorder.num_prompt_tokens += len(output.prompt_token_ids)
+        recorder.num_cached_tokens += output.num_cached_tokens
+        recorder.prompt_tokens.add(len(output.prompt_token_ids))
+
+    def _spread(self, output: RequestOutput, num_more: int) -> None:
+        """Tokens that came together with the first one: only their mean distance is known."""
+        times = output.metrics
+        if num_more > 0 and times.first_token_s is not None and times.finished_s is not None:
+            mean_s = (times.finished_s - times.first_token_s) * len(output.outputs) / num_more
+            self._recorder.between_tokens_s.add(mean_s, num_more)
+
+    def end(self, why: FinishReason) -> None:
+        """The request ended. Only the first call counts."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        recorder, now_s = self._recorder, time.perf_counter()
+        recorder.finished[why] += 1
+        if why not in (FinishReason.STOP, FinishReason.LENGTH):
+            return
+        recorder.whole_s.add(now_s - self._begun_s)
+        recorder.generated_tokens.add(self._num_seen)
+        num_after_first = self._num_seen - self._num_samples
+        if num_after_first > 0:
+            recorder.per_output_token_s.add((now_s - self._first_s) * self._num_samples / num_after_first)
+
+
+class MeasuredStream:
+    """A stream whose outputs are timed on their way."""
+
+    def __init__(self, stream: Stream, watch: RequestWatch) -> None:
+        self._stream, self._watch = stream, watch
+        self._outputs: AsyncIterator[RequestOutput] | None = None
+
+    def __aiter__(self) -> Self:
+        self._outputs = aiter(self._stream)
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        assert self._outputs is not None, "iterated by `async for`"
+        try:
+            output = await anext(self._outputs)
+        except PlayheadError:
+            self._watch.end(FinishReason.ERROR)
+            raise
+        self._watch.saw(output)
+        return output
+
+    def close(self) -> None:
+        self._watch.end(FinishReason.ABORT)
+        self._stream.close()
+
+
+class MeasuredBackend:
+    """A backend whose requests are counted and timed. It gives the same outputs as the backend it stands before."""
+
+    def __init__(self, backend: Backend, recorder: Recorder) -> None:
+        self._backend, self.recorder = backend, recorder
+
+    @property
+    def state(self) -> BackendState:
+        return self._backend.state
+
+    @property
+    def facts(self) -> ModelFacts:
+        return self._backend.facts
+
+    @property
+    def reader(self) -> PromptReader:
+        return self._backend.reader
+
+    async def start(self) -> None:
+        await self._backend.start()
+
+    def submit(self, request_id: str, checked: CheckedPrompt, options: RequestOptions) -> MeasuredStream:
+        watch = RequestWatch(self.recorder, checked.params.output_kind)
+        try:
+            stream = self._backend.submit(request_id, checked, options)
+        except QueueFull:
+            self.recorder.refused(Refusal.QUEUE_FULL)
+            raise
+        return MeasuredStream(stream, watch)
+
+    async def snapshot(self, *, after_step: int = 0) -> EngineSnapshot:
+        return await self._backend.snapshot(after_step=after_step)
+
+    async def close(self) -> None:
+        await self._backend.close()
+
+
+def cumulative(tally: Tally) -> Iterable[tuple[float, int]]:
+    """(edge, how many values were at most this), as Prometheus has them, without the last edge, infinity."""
+    total = 0
+    for edge, count in zip(tally.edges, tally.counts, strict=False):
+        total += count
+        yield edge, total

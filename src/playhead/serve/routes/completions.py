@@ -1,0 +1,210 @@
+"""POST /v1/completions: prompts, gone on with."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from msgspec import UNSET
+
+from playhead.engine.front import CheckedPrompt
+from playhead.outputs import CompletionOutput, Logprob, RequestOutput
+from playhead.serve.backend import Stream
+from playhead.serve.call import Answer, Call, EventStream
+from playhead.serve.decode import decode
+from playhead.serve.protocol.completions import (
+    CompletionAnswer,
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+)
+from playhead.serve.routes.generation import (
+    DONE,
+    Count,
+    Head,
+    best,
+    close_all,
+    ended_by,
+    finite,
+    merged,
+    prompt_tables,
+    submit_all,
+    whole_outputs,
+)
+from playhead.serve.service import ENCODER, Service, answer, guarded
+from playhead.serve.validate import CompletionWanted, validate_completion
+
+CHUNK = "text_completion"
+
+
+async def completions(service: Service, call: Call) -> Answer | EventStream:
+    """The handler."""
+    request = decode(call.body, CompletionRequest)
+    service.check_model(request.model)
+    wanted = validate_completion(request, service.rules(call))
+    prompts = [await service.read_prompt(prompt, wanted.params) for prompt in wanted.prompts]
+    head, count = Head.of(service, "cmpl"), Count.begin(call.spent, prompts)
+    streams = submit_all(service.backend, head.id, prompts, wanted.options)
+    accepted = Completions(service=service, request=request, wanted=wanted, prompts=prompts, head=head, count=count)
+    if request.stream:
+        events = guarded(call.request_id, CompletionEvents(accepted).of(streams))
+        return EventStream(events=events, close=partial(close_all, streams))
+    return answer(accepted.whole(await whole_outputs(streams)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Completions:
+    """Prompts of one call that the engine has accepted."""
+
+    service: Service
+    request: CompletionRequest
+    wanted: CompletionWanted
+    prompts: Sequence[CheckedPrompt]
+    head: Head
+    count: Count
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> CompletionAnswer:
+        """The answer to prompts that are not streamed."""
+        if not self.wanted.is_scored:
+            for number, output in enumerate(outputs):
+                self.count.add(number, output)
+        return CompletionAnswer(
+            id=self.head.id,
+            created=self.head.created,
+            model=self.head.model,
+            choices=[
+                self.choice(number, output, one) for number, output in enumerate(outputs) for one in output.outputs
+            ],
+            system_fingerprint=self.head.system_fingerprint,
+            usage=self.count.usage,
+        )
+
+    def choice(self, number: int, output: RequestOutput, completion: CompletionOutput) -> CompletionChoice:
+        reports = output.prompt_logprobs if self.request.prompt_logprobs is not None else None
+        before = self.echoed(number)
+        return CompletionChoice(
+            index=number * self.wanted.params.n + completion.index,
+            text=before if self.wanted.is_scored else before + completion.text,
+            logprobs=self.logprobs(number, output, completion),
+            finish_reason="length" if self.wanted.is_scored else ended_by(completion.finish_reason),
+            stop_reason=None if self.wanted.is_scored else completion.stop_reason,
+            prompt_logprobs=UNSET if reports is None else prompt_tables(reports),
+        )
+
+    def echoed(self, number: int) -> str:
+        """The prompt that stands before an answer, or nothing."""
+        if not self.wanted.echo:
+            return ""
+        prompt = self.prompts[number]
+        tokenizer, skips = self.service.backend.reader.tokenizer, self.wanted.params.skip_special_tokens
+        return tokenizer.decode(prompt.ids, skip_special_tokens=skips) if prompt.text is None else prompt.text
+
+    def logprobs(self, number: int, output: RequestOutput, completion: CompletionOutput) -> CompletionLogprobs | None:
+        """The report of all tokens of a whole choice: with echo those of its prompt come first."""
+        if completion.logprobs is None:
+            return None
+        ids, tables = list(completion.token_ids), list[dict[int, Logprob] | None](completion.logprobs)
+        if self.wanted.is_scored:
+            ids, tables = [], []
+        if self.wanted.echo and output.prompt_logprobs is not None:
+            ids, tables = [*self.prompts[number].ids, *ids], [*output.prompt_logprobs, *tables]
+        return self.report(ids, tables, offset=0)
+
+    def report(
+        self, token_ids: Sequence[int], tables: Sequence[dict[int, Logprob] | None], *, offset: int
+    ) -> CompletionLogprobs:
+        """Tokens that begin at `offset` of a choice's text. The first token of a prompt has no log-probability."""
+        tokenizer, num_top = self.service.backend.reader.tokenizer, self.request.logprobs or 0
+        texts = [tokenizer.token_text(token_id) or "" for token_id in token_ids]
+        offsets = []
+        for text in texts:
+            offsets.append(offset)
+            offset += len(text)
+        return CompletionLogprobs(
+            tokens=texts,
+            token_logprobs=[
+                None if table is None else finite(table[token_id].logprob)
+                for token_id, table in zip(token_ids, tables, strict=True)
+            ],
+            top_logprobs=[
+                None
+                if table is None
+                else {one.decoded_token or "": finite(one.logprob) for _, one in reversed(best(table, num_top))}
+                for table in tables
+            ]
+            if num_top
+            else None,
+            text_offset=offsets,
+        )
+
+
+class CompletionEvents:
+    """The events of streamed completions. The bytes around a piece of text are made once for each sample."""
+
+    def __init__(self, accepted: Completions) -> None:
+        options = accepted.request.stream_options
+        self._accepted, self._has_usage = accepted, options is not None and bool(options.include_usage)
+        self._start = accepted.head.event_start(CHUNK)
+        self._end = b'],"usage":null}\n\n' if self._has_usage else b"]}\n\n"
+        self._text_end = b',"logprobs":null,"finish_reason":null,"stop_reason":null}' + self._end
+        self._text_starts: dict[int, bytes] = {}
+        self._offsets: dict[int, int] = {}
+        self._ended: set[int] = set()
+
+    async def of(self, streams: Sequence[Stream]) -> AsyncIterator[bytes]:
+        """The events, from the first token to [DONE]."""
+        accepted, num_samples = self._accepted, self._accepted.wanted.params.n
+        try:
+            async for number, output in merged(streams):
+                if not accepted.wanted.is_scored:
+                    accepted.count.add(number, output)
+                events = b"".join(
+                    [self._events(number, number * num_samples + one.index, output, one) for one in output.outputs]
+                )
+                if events:
+                    yield events
+            if self._has_usage:
+                yield self._start + b'],"usage":' + ENCODER.encode(accepted.count.usage) + b"}\n\n"
+            yield DONE
+        finally:
+            close_all(streams)
+
+    def _events(self, number: int, index: int, output: RequestOutput, completion: CompletionOutput) -> bytes:
+        """The events of what is new in one sample."""
+        if index in self._ended:
+            return b""
+        events, start = b"", self._text_starts.get(index)
+        if start is None:
+            start = self._text_starts[index] = self._start + b'{"index":%d,"text":' % index
+            events = self._prompt_event(number, index, output)
+        if not self._accepted.wanted.is_scored:
+            if completion.logprobs:
+                report = self._accepted.report(
+                    completion.token_ids, completion.logprobs, offset=self._offsets.get(index, 0)
+                )
+                self._offsets[index] = report.text_offset[-1] + len(report.tokens[-1])
+                events += self._event(CompletionChoice(index=index, text=completion.text, logprobs=report))
+            elif completion.text:
+                events += start + ENCODER.encode(completion.text) + self._text_end
+        if completion.finish_reason is not None:
+            self._ended.add(index)
+            finish, reason = ended_by(completion.finish_reason), completion.stop_reason
+            if self._accepted.wanted.is_scored:
+                finish, reason = "length", None
+            events += self._event(CompletionChoice(index=index, text="", finish_reason=finish, stop_reason=reason))
+        return events
+
+    def _prompt_event(self, number: int, index: int, output: RequestOutput) -> bytes:
+        """With echo, the event of the prompt, which comes before those of each of its answers."""
+        accepted = self._accepted
+        if not accepted.wanted.echo:
+            return b""
+        text, report = accepted.echoed(number), None
+        if output.prompt_logprobs is not None and accepted.request.logprobs is not None:
+            report = accepted.report(accepted.prompts[number].ids, output.prompt_logprobs, offset=0)
+            self._offsets[index] = report.text_offset[-1] + len(report.tokens[-1])
+        return self._event(CompletionChoice(index=index, text=text, logprobs=report))
+
+    def _event(self, choice: CompletionChoice) -> bytes:
+        return self._start + ENCODER.encode(choice) + self._end

@@ -1,0 +1,61 @@
+"""POST /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from playhead.engine.conversations import ChatOptions
+from playhead.errors import RequestError, shown
+from playhead.serve.call import Answer, Call
+from playhead.serve.decode import BodyError, decode
+from playhead.serve.protocol.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
+from playhead.serve.routes.chat import check_template
+from playhead.serve.service import Service, answer
+from playhead.serve.validate import message_table, tool_table
+
+
+async def tokenize(service: Service, call: Call) -> Answer:
+    """The handler of /tokenize. A text may be longer than the context: it is counted, not answered."""
+    request = decode(call.body, TokenizeRequest)
+    service.check_model(request.model)
+    if (request.prompt is None) == (request.messages is None):
+        found = "neither" if request.prompt is None else "both"
+        raise BodyError("prompt", f"{found} of prompt and messages", "one of them", "Send one.")
+    reader = service.backend.reader
+    text, adds_special = request.prompt, request.add_special_tokens is not False
+    if text is None:
+        check_template(service, "messages")
+        rules = service.rules(call)
+        messages = [message_table(one, f"messages[{i}]", rules) for i, one in enumerate(request.messages or ())]
+        options = ChatOptions(
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            tools=[tool_table(tool) for tool in request.tools or ()] or None,
+            chat_template_kwargs=request.chat_template_kwargs or {},
+        )
+        text = await asyncio.to_thread(reader.chat_text, messages, options)
+        adds_special = request.add_special_tokens is True
+    encode = partial(reader.tokenizer.encode, text, add_special_tokens=adds_special)
+    ids = await asyncio.to_thread(encode)
+    return answer(
+        TokenizeAnswer(
+            count=len(ids),
+            max_model_len=service.backend.facts.max_model_len,
+            tokens=ids,
+            token_strs=[reader.tokenizer.token_text(one) or "" for one in ids] if request.return_token_strs else None,
+        )
+    )
+
+
+async def detokenize(service: Service, call: Call) -> Answer:
+    """The handler of /detokenize."""
+    request = decode(call.body, DetokenizeRequest)
+    service.check_model(request.model)
+    reader = service.backend.reader
+    if request.tokens and max(request.tokens) >= reader.vocab_size:
+        outside = next(one for one in request.tokens if one >= reader.vocab_size)
+        wanted = f"ids in [0, {reader.vocab_size})"
+        raise RequestError("tokens", f"token id {shown(outside)}", wanted, "Check the tokenizer.")
+    decoded = partial(reader.tokenizer.decode, request.tokens, skip_special_tokens=False)
+    return answer(DetokenizeAnswer(prompt=await asyncio.to_thread(decoded)))

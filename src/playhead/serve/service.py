@@ -1,0 +1,141 @@
+"""What routes have at hand, what a route is, and the boundary at which one call's error ends that call alone. No torch.
+
+transport -> respond(service, route, call) -> route.handler -> Answer | EventStream
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from playhead.engine.conversations import ChatOptions, Conversation
+from playhead.engine.front import CheckedPrompt
+from playhead.errors import PlayheadError
+from playhead.inputs import Prompt
+from playhead.logs import event
+from playhead.request_limits import RequestLimits
+from playhead.sampling_params import SamplingParams
+from playhead.serve.backend import Backend
+from playhead.serve.call import Answer, Call, EventStream
+from playhead.serve.failures import UnknownModel, failure, failure_event
+from playhead.serve.validate import Rules
+
+LOG = logging.getLogger(__name__)
+LONG_PROMPT_CHARS = 1 << 14  # encoding more takes milliseconds, and then happens beside the event loop
+ENCODER = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Service:
+    """One model behind the routes. Everything runs on one event loop."""
+
+    backend: Backend
+    limits: RequestLimits = field(default_factory=RequestLimits)
+    created_s: int = field(default_factory=lambda: int(time.time()))
+
+    def rules(self, call: Call) -> Rules:
+        """What holds for the requests of this caller."""
+        return Rules(
+            defaults=self.backend.facts.default_params,
+            limits=self.limits,
+            tenant_salt=call.tenant.salt,
+            chat_template=self.backend.reader.tokenizer.chat_template,
+        )
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse a model that is not served here. None is whichever there is."""
+        served = self.backend.facts.name
+        if name is not None and name != served:
+            raise UnknownModel(name, served)
+
+    async def read_prompt(self, prompt: Prompt, params: SamplingParams) -> CheckedPrompt:
+        """The prompt as the engine takes it, or `RequestError`."""
+        check = partial(self.backend.reader.check, prompt, params)
+        is_long = isinstance(prompt, str) and len(prompt) > LONG_PROMPT_CHARS
+        return await asyncio.to_thread(check) if is_long else check()
+
+    async def read_chat(self, messages: Conversation, options: ChatOptions) -> list[int]:
+        """A conversation as the model reads it. The chat template runs in a process of its own."""
+        return await asyncio.to_thread(self.backend.reader.chat_prompt, messages, options)
+
+
+READS = (200, 400, 401, 408, 413, 429, 431, 500, 503)
+"""Statuses of a route that takes no body. The server refuses a call before a route sees it with most of these."""
+GENERATES = (200, 400, 401, 404, 408, 413, 415, 429, 431, 500, 503)
+"""Statuses of a route that takes a body."""
+
+Handler = Callable[[Service, Call], Awaitable[Answer | EventStream]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """One route: what it takes, what it gives, and who may call it.
+
+    `answer` is the body of status 200; `chunk` is what an event of its stream holds. `prompt_param` is the
+    field that has the prompt, for errors about it. `path` may have one name in braces, which matches slashes too.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    request: type[msgspec.Struct] | None = None
+    answer: type[msgspec.Struct] | None = None
+    chunk: type[msgspec.Struct] | None = None
+    statuses: tuple[int, ...] = READS
+    is_public: bool = False
+    prompt_param: str = "prompt"
+
+    @property
+    def streams(self) -> bool:
+        """Whether an answer can be a stream of events."""
+        return self.chunk is not None
+
+
+async def respond(service: Service, route: Route, call: Call) -> Answer | EventStream:
+    """The route's answer, or the answer to its failure. An error of one call ends that call only."""
+    try:
+        return await route.handler(service, call)
+    except PlayheadError as error:
+        return failure(error, prompt_param=route.prompt_param)
+    except Exception as error:  # noqa: BLE001 - the request boundary
+        log_unforeseen(call.request_id, error)
+        return failure(error)
+
+
+async def guarded(request_id: str, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The events of a stream. An error on the way becomes the last event."""
+    try:
+        async for one in events:
+            yield one
+    except PlayheadError as error:
+        yield failure_event(error)
+    except Exception as error:  # noqa: BLE001 - the request boundary
+        log_unforeseen(request_id, error)
+        yield failure_event(error)
+
+
+def log_unforeseen(request_id: str, error: Exception) -> None:
+    """Write down what was raised and where. Its message is not logged: it may repeat what was asked for."""
+    frames = traceback.extract_tb(error.__traceback__)
+    at = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "unknown"
+    event(LOG, logging.ERROR, "request failed", request=request_id, kind=type(error).__name__, at=at)
+
+
+def answer(body: msgspec.Struct) -> Answer:
+    """A whole answer with this body."""
+    return Answer(body=ENCODER.encode(body))
+
+
+def new_id(kind: str) -> str:
+    """An id that nobody can guess: "chatcmpl-" and 96 random bits."""
+    return f"{kind}-{secrets.token_hex(12)}"

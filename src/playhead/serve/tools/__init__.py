@@ -1,0 +1,7 @@
+"""Tool calls and reasoning in the text of a chat format: how they are asked for, and how they are found. No torch.
+
+    request: tools, tool_choice, messages          answer: text, piece by piece
+    definitions, messages, constraint              ToolFormat.parser() -> feed, finish -> events
+
+`formats.py` has one `ToolFormat` for each chat format, and finds the one of a chat template.
+"""

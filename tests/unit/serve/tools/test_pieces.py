@@ -1,0 +1,32 @@
+"""However an answer is cut into pieces, its events are the same."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from playhead.serve.tools.formats import FORMATS, format_for
+from tests.unit.serve.tools.answers import events_of, in_pieces, merged
+
+REASONING = format_for("</think>", name="hermes")
+ALL = {**FORMATS, "thinking": REASONING}
+
+FRAGMENTS = [
+    *("<tool_call>", "</tool_call>", "<think>", "</think>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]"),
+    *('{"name": "weather", "arguments": ', '{"city": "Rome"}', "}", "weather", '"parameters": ', '"name": "clock", '),
+    *('{"name": "clock"}', '{"a": [1, {"b": "\\u00e9\\n"}]}', "{", "[", "]", ",", ";", '"', "\\", "1", "null", "x"),
+    *(" ", "\n", "\n\n", "é", "```json", "```", '{"name": "weather", "parameters": {"city": 1}}'),
+    *("<|channel|>", "analysis", "commentary", "final", "<|message|>", "<|end|>", "<|start|>assistant", "<|call|>"),
+    *(" to=functions.weather", " <|constrain|>json", "<|return|>", "[CALL_ID]abc", "[THINK]", "[/THINK]"),
+]
+TEXTS = st.lists(st.sampled_from(FRAGMENTS), max_size=14).map("".join)
+CUTS = st.lists(st.integers(0, 10_000), max_size=12)
+
+
+@pytest.mark.parametrize("name", ALL)
+@given(text=TEXTS, cuts=CUTS)
+def test_every_cut_gives_the_same_events(name, text, cuts):
+    whole = merged(events_of(ALL[name], [text]))
+    assert merged(events_of(ALL[name], in_pieces(text, cuts))) == whole
+    assert merged(events_of(ALL[name], list(text))) == whole
