@@ -208,7 +208,7 @@ def test_in_a_batch_and_over_cached_prefixes(llm, alone):
     [
         {"overlap": True},
         {"overlap": False, "max_num_batched_tokens": 16},
-        {"overlap": True, "kv_memory_bytes": 1_200_000, "enable_prefix_caching": False},
+        {"overlap": True, "kv_memory_bytes": 870_000, "enable_prefix_caching": False},
         {"graph_mode": "eager"},
     ],
     ids=lambda changes: ", ".join(changes),

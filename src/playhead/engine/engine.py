@@ -26,7 +26,7 @@ from playhead.engine.launched import LaunchedStep
 from playhead.engine.resolve import resolved
 from playhead.engine.response import ResponseBuilder
 from playhead.engine.seeds import seed_of
-from playhead.engine.structured import matcher_for, write_masks
+from playhead.engine.structured import MaskWriter, matcher_for
 from playhead.engine.timeline import EngineStats, Timeline
 from playhead.engine.use import EngineUse
 from playhead.errors import PagesLost, PlayheadError, RequestError, RequestFailed, caused
@@ -81,7 +81,7 @@ class Engine:
         self._responses: dict[str, ResponseBuilder] = {}
         self._in_flight: deque[LaunchedStep] = deque()
         self._ready: list[RequestOutput] = []  # outputs wait here, so a failing step cannot lose them
-        self._arrivals = 0
+        self._arrivals, self._masks = 0, MaskWriter()
         self.stats = EngineStats()
         self.timeline = Timeline()
         self.use = EngineUse()
@@ -360,7 +360,7 @@ class Engine:
             return
         try:
             masks_NW = tail.masks()
-            for chunk, error in write_masks(step.planned, masks_NW, self._scheduler.force):
+            for chunk, error in self._masks.write(step.planned, masks_NW, self._scheduler.force):
                 self._ready.append(self._end(self._responses[chunk.request.id], FinishReason.ERROR, error))
             tail.launch(masks_NW)
         except BaseException:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,13 @@ from playhead.errors import NoTokenLeft, PlayheadError, RequestError, RequestFai
 from playhead.grammar.matcher import BITS, Matcher, OtherRules, mask_of
 from playhead.sampling_params import SamplingKind
 from playhead.schedule.request import Chunk
+from playhead.step.masks import ALL_ALLOWED
 from playhead.step.worker import Worker
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor
+
+MIN_AT_ONCE = 8  # masks for which waking other threads pays
 
 
 def matcher_for(
@@ -44,26 +51,55 @@ def matcher_for(
     return Matcher(grammar, rules, can_force=can_force and forced_tokens)
 
 
-def write_masks(
-    planned: Sequence[Chunk], masks_NW: npt.NDArray[np.int32], force: Callable[[Chunk, Sequence[int]], bool]
-) -> Iterator[tuple[Chunk, PlayheadError]]:
-    """Write the masks of a step whose requests' outputs have all been read; gives the requests that cannot go on.
+class MaskWriter:
+    """Writes the masks of steps. Many are computed at once by threads of llguidance, without Python."""
 
-    A request that has ended, or that gets no token in this step, keeps a mask that allows everything: its token is
-    dropped. Where several tokens must follow, `force` is told, and the mask allows the first of them alone.
-    """
-    for row, chunk in enumerate(planned):
-        request = chunk.request
-        if request.matcher is None or not chunk.samples or request.finish_reason is not None:
-            continue
-        try:
-            if not request.matcher.write_mask(request.output, masks_NW[row]):
-                yield chunk, NoTokenLeft(request.id, len(request.output))
-                masks_NW[row] = -1
+    def __init__(self) -> None:
+        self._threads: LLExecutor | None = None
+
+    def write(
+        self, planned: Sequence[Chunk], masks_NW: npt.NDArray[np.int32], force: Callable[[Chunk, Sequence[int]], bool]
+    ) -> Iterator[tuple[Chunk, PlayheadError]]:
+        """Write the masks of a step whose requests' outputs have all been read; gives the requests that cannot go on.
+
+        A request that has ended, or that gets no token in this step, keeps a mask that allows everything: its token is
+        dropped. Where several tokens must follow, `force` is told, and the mask allows the first of them alone.
+        """
+        found: list[tuple[int, Chunk, Matcher]] = []
+        for row, chunk in enumerate(planned):
+            matcher = chunk.request.matcher
+            if matcher is None or not chunk.samples or chunk.request.finish_reason is not None:
                 continue
-            forced = request.matcher.forced(masks_NW[row])
-            if len(forced) > 1 and force(chunk, forced):
-                masks_NW[row] = mask_of(forced[:1], BITS * masks_NW.shape[1])
-        except Exception as error:  # noqa: BLE001  whatever it is, it is this request's
-            yield chunk, caused(RequestFailed(request.id), error)
-            masks_NW[row] = -1
+            try:
+                matcher.follow(chunk.request.output)
+            except Exception as error:  # noqa: BLE001  whatever it is, it is this request's
+                yield chunk, caused(RequestFailed(chunk.request.id), error)
+            else:
+                found.append((row, chunk, matcher))
+        self._compute([(matcher, row) for row, _, matcher in found], masks_NW)
+        for row, chunk, matcher in found:
+            request, mask_W = chunk.request, masks_NW[row]
+            try:
+                is_something = matcher.restrict(request.output, mask_W)
+                forced = matcher.forced(mask_W) if is_something else []
+            except Exception as error:  # noqa: BLE001  whatever it is, it is this request's
+                yield chunk, caused(RequestFailed(request.id), error)
+                mask_W[:] = ALL_ALLOWED
+                continue
+            if not is_something:
+                yield chunk, NoTokenLeft(request.id, len(request.output))
+                mask_W[:] = ALL_ALLOWED
+            elif len(forced) > 1 and force(chunk, forced):
+                mask_W[:] = mask_of(forced[:1], BITS * len(mask_W))
+
+    def _compute(self, matchers: Sequence[tuple[Matcher, int]], masks_NW: npt.NDArray[np.int32]) -> None:
+        if len(matchers) < MIN_AT_ONCE:
+            for matcher, row in matchers:
+                matcher.write_mask(masks_NW[row])
+            return
+        if self._threads is None:
+            from llguidance import LLExecutor
+
+            self._threads = LLExecutor()
+        states = [(matcher.state, row) for matcher, row in matchers]
+        self._threads.unsafe_compute_mask_ptr(states, masks_NW.ctypes.data, masks_NW.strides[0], len(masks_NW))

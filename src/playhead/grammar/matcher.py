@@ -59,7 +59,7 @@ class Matcher:
     """
 
     def __init__(self, grammar: Grammar, rules: OtherRules | None = None, *, can_force: bool = False) -> None:
-        self._state = grammar.start()
+        self.state = grammar.start()
         self._rules = rules if rules is not None and rules.forbid_something else None
         self._allowed_W: Int32Array | None = None
         if self._rules is not None and self._rules.allowed_ids is not None:
@@ -69,16 +69,18 @@ class Matcher:
     def follow(self, output: Sequence[int]) -> None:
         """Take the tokens of the answer that are new. A second call changes nothing."""
         new = list(output[self.num_taken :])
-        if new and not self._state.consume_tokens(new):
+        if new and not self.state.consume_tokens(new):
             # llguidance stays in error from here on, and so does this answer. Other answers have states of their own.
             raise PlayheadError(f"the grammar does not allow {len(new)} more tokens: {self._reason()}")
         self.num_taken += len(new)
 
-    def write_mask(self, output: Sequence[int], mask_W: Int32Array) -> bool:
-        """The bits of what may follow the answer so far. False if nothing may."""
-        self.follow(output)
-        self._state.unsafe_compute_mask_ptr(mask_W.ctypes.data, mask_W.nbytes)
-        if self._state.is_error():
+    def write_mask(self, mask_W: Int32Array) -> None:
+        """The bits of what the grammar allows after the tokens that it has taken."""
+        self.state.unsafe_compute_mask_ptr(mask_W.ctypes.data, mask_W.nbytes)
+
+    def restrict(self, output: Sequence[int], mask_W: Int32Array) -> bool:
+        """Take what the other rules forbid from a mask that was just computed. False if nothing is left of it."""
+        if self.state.is_error():
             raise PlayheadError(f"the grammar has no mask for the next token: {self._reason()}")
         if self._rules is not None:
             self._forbid(self._rules.forbidden(output), mask_W)
@@ -91,7 +93,7 @@ class Matcher:
         """
         if not self.can_force or np.count_nonzero(mask_W) > MAX_FORCED_WORDS:
             return []
-        tokens = self._state.compute_ff_tokens()
+        tokens = self.state.compute_ff_tokens()
         is_allowed = bool(tokens) and bool(mask_W[tokens[0] // BITS] & bit(tokens[0]))
         return tokens if is_allowed else []
 
@@ -102,7 +104,7 @@ class Matcher:
             mask_W[token // BITS] &= ~bit(token)
 
     def _reason(self) -> str:
-        return " ".join(self._state.get_error().partition("\n")[0].split())
+        return " ".join(self.state.get_error().partition("\n")[0].split())
 
 
 def bit(token: int) -> np.int32:

@@ -106,6 +106,8 @@ class SplitRunner(GraphRunner):
         assert isinstance(captured, SplitStep), "this runner's capture makes these"
         self._check_plan(decision.bucket, live)
         captured.body.replay()
+        self.num_replays[decision.bucket] += 1
+        self.num_raw[decision.bucket] += ctx.raw_bs
         return StepResult(output=self._live_output(decision.bucket, ctx), decision=decision)
 
     def finish(self, late: Batch) -> StepResult:

@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from playhead.engine import engine as engine_module
-from playhead.engine.structured import write_masks
+from playhead.engine.structured import MaskWriter
 from playhead.errors import PlayheadError
 from playhead.grammar.matcher import Matcher
 from playhead.graph.late import LateRegistry
@@ -109,12 +108,17 @@ def mask_off_by_one() -> Patch:
     killed_by=("answers",),
 )
 def mask_of_the_wrong_row() -> Patch:
-    def backwards(
-        planned: Sequence[Chunk], masks_NW: npt.NDArray[np.int32], force: Callable[[Chunk, Sequence[int]], bool]
-    ) -> Iterator[tuple[Chunk, PlayheadError]]:
-        return write_masks(planned[::-1], masks_NW, force)
+    write = MaskWriter.write
 
-    return swapped(engine_module, "write_masks", backwards)
+    def backwards(
+        self: MaskWriter,
+        planned: Sequence[Chunk],
+        masks_NW: npt.NDArray[np.int32],
+        force: Callable[[Chunk, Sequence[int]], bool],
+    ) -> Iterator[tuple[Chunk, PlayheadError]]:
+        return write(self, planned[::-1], masks_NW, force)
+
+    return swapped(MaskWriter, "write", backwards)
 
 
 @mutant("masks pad with zeros", source="a padded row with no token to choose", killed_by=("mask padding",))
@@ -132,7 +136,7 @@ def grammar_lost_with_memory() -> Patch:
     def forgets(self: Scheduler, victim: Request) -> None:
         preempt(self, victim)
         if victim.matcher is not None:
-            victim.matcher._state.reset()
+            victim.matcher.state.reset()
 
     return swapped(Scheduler, "_preempt", forgets)
 

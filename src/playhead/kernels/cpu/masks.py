@@ -18,7 +18,7 @@ def bind_allowed_logits(*call: Any) -> Work:
     def work() -> None:
         np.copyto(out, logits)
         for row in np.flatnonzero((allowed != -1).any(axis=1)):
-            bits = np.unpackbits(allowed[row].view(np.uint8), count=vocab_size, bitorder="little")
-            out[row, bits == 0] = -np.inf
+            forbidden = np.unpackbits((~allowed[row]).view(np.uint8), count=vocab_size, bitorder="little")
+            np.copyto(out[row], -np.inf, where=forbidden.view(np.bool_))
 
     return work

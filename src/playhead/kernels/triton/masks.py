@@ -21,10 +21,10 @@ def allowed_kernel(
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = token < VOCAB
     word = tl.load(allowed + row * allowed_stride + token // 32, mask=live, other=0)
-    logit = tl.load(logits + row * logits_stride + token, mask=live, other=0.0)
+    logit = tl.load(logits + row * logits_stride + token, mask=live, other=0.0).to(tl.float32)
     # The shift copies the sign, and the lowest bit is the wanted one all the same.
     kept = tl.where(((word >> (token % 32)) & 1) == 1, logit, float("-inf"))
-    tl.store(out + row * out_stride + token, kept, mask=live)
+    tl.store(out + row * out_stride + token, kept.to(out.dtype.element_ty), mask=live)
 
 
 def launch_allowed_logits(logits_NV: torch.Tensor, allowed_NW: torch.Tensor) -> torch.Tensor:

@@ -140,10 +140,6 @@ class Tokenizer:
         detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens, prompt_ids=prompt_ids)
         return detokenizer.feed(token_ids) + detokenizer.finish()
 
-    def token_bytes(self, token_id: int) -> bytes | None:
-        """The bytes of one token inside a text; None for an unknown id."""
-        return self._token_bytes.of(token_id)
-
     def token_text(self, token_id: int) -> str | None:
         """The text of one token inside a text, special or not; None for an unknown id.
 
