@@ -5,13 +5,22 @@ Shapes: N blocks, one after the other.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+BLOCK_SIZE = 32
 Bytes = npt.NDArray[np.uint8]
-Unpacked = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
+
+
+class Unpacked(NamedTuple):
+    """Weights as they are stored: weight = scale * code + offset. Codes are int8, 32 of them to a scale."""
+
+    codes: npt.NDArray[Any]
+    scales: npt.NDArray[Any]
+    offsets: npt.NDArray[Any]
+
 
 # By type: bits of a code, and the code of zero; None where a block has its own smallest weight instead.
 SIMPLE_TYPES: dict[str, tuple[int, int | None]] = {
@@ -32,9 +41,9 @@ def unpack_blocks(packed_N: Bytes, type_name: str) -> Unpacked:
     scales_N = floats_N[:, 0]
     offsets_N = np.zeros_like(scales_N) if zero is not None else floats_N[:, 1]
     if bits == 8:
-        return rest_N.view(np.int8), scales_N, offsets_N
+        return Unpacked(rest_N.view(np.int8), scales_N, offsets_N)
     nibbles_N = rest_N if bits == 4 else rest_N[:, 4:]  # fifth bits come first
     codes_N = np.concatenate((nibbles_N & 15, nibbles_N >> 4), axis=1)
     if bits == 5:
         codes_N |= np.unpackbits(rest_N[:, :4], axis=1, bitorder="little") << 4
-    return codes_N.view(np.int8) - np.int8(zero or 0), scales_N, offsets_N
+    return Unpacked(codes_N.view(np.int8) - np.int8(zero or 0), scales_N, offsets_N)

@@ -18,9 +18,7 @@ from typing import Any
 import numpy as np
 
 from playhead.errors import CheckpointError
-from playhead.kernels.blocks import BLOCK_SIZE
-from playhead.layers.blocks import Blocks
-from playhead.models.checkpoint.gguf_blocks import SIMPLE_TYPES, unpack_blocks
+from playhead.models.checkpoint.gguf_blocks import BLOCK_SIZE, SIMPLE_TYPES, Unpacked, unpack_blocks
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -153,20 +151,15 @@ class GgufFile:
             done += num_read
         return packed
 
-    def blocks(self, name: str) -> Blocks | None:
-        """The integers of a matrix, if it is packed in one of the simple types."""
+    def blocks(self, name: str) -> Unpacked | None:
+        """The integers of a matrix with their scales and offsets, row by row, if it has one of the simple types."""
         tensor, type_name = self.tensors[name], self.type_name(name)
         if type_name not in SIMPLE_TYPES or len(tensor.shape) != 2:
             return None
-        num_outputs, num_inputs = tensor.shape
         packed = self._bytes(name, tensor.start, tensor.num_bytes)
-        num_blocks = num_outputs * num_inputs // BLOCK_SIZE
-        codes, scales, offsets = map(torch.from_numpy, unpack_blocks(packed.reshape(num_blocks, -1), type_name))
-        return Blocks(
-            codes_OI=codes.reshape(num_outputs, num_inputs),
-            scales_OB=scales.reshape(num_outputs, -1),
-            offsets_OB=offsets.reshape(num_outputs, -1),
-        )
+        num_blocks = math.prod(tensor.shape) // BLOCK_SIZE
+        found = unpack_blocks(packed.reshape(num_blocks, -1), type_name)
+        return Unpacked(*(part.reshape(tensor.shape[0], -1) for part in found))
 
     def type_name(self, name: str) -> str:
         """How a tensor is packed, as the format calls it: F16, Q4_K."""

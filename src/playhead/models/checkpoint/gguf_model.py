@@ -146,9 +146,11 @@ class GgufWeights:
         return tensor if part is None else tensor[part.index]
 
     def blocks(self, name: str, part: Part | None = None) -> Blocks | None:
-        found, heads = self._file.blocks(self._theirs[name]), self._paired_heads.get(name.split(".")[-2])
-        if found is None or (part is not None and part.axis != 0):
+        unpacked, heads = self._file.blocks(self._theirs[name]), self._paired_heads.get(name.split(".")[-2])
+        if unpacked is None or (part is not None and part.axis != 0):
             return None
+        codes_OI, scales_OB, offsets_OB = map(torch.from_numpy, unpacked)
+        found = Blocks(codes_OI=codes_OI, scales_OB=scales_OB, offsets_OB=offsets_OB)
         if heads is not None:
             found = found.changed(lambda rows: neighbours_to_halves(rows, heads))
         return found if part is None else found.changed(lambda rows: rows[part.index])
