@@ -39,6 +39,7 @@ from playhead.serve.protocol.responses import InputItem, Part, RefusalText, Resp
 from playhead.serve.tools.definitions import ToolRequest, tool_request
 
 MAX_ID_DIGITS = 10
+JSON_FORMS = {"json", "json_object"}
 OWN_NAMES = ("max_tokens", "logit_bias", "prompt_logprobs")
 SAMPLING_NAMES = tuple(
     one.name
@@ -262,7 +263,12 @@ def structured(
             found = "structured_outputs and response_format"
             raise BodyError("response_format", found, "one of them", "Leave one out.")
         wanted = {name: value for name, value in msgspec.structs.asdict(fields).items() if value is not None}
-    return {} if wanted is None else {"structured_outputs": wanted}
+    if wanted is None:
+        return {}
+    if not JSON_FORMS.isdisjoint(wanted):
+        # A small model may write white space between two parts of JSON until its answer is cut off.
+        wanted = {"disable_any_whitespace": True, **wanted}
+    return {"structured_outputs": wanted}
 
 
 def message_tables(messages: Sequence[Message], rules: Rules) -> list[dict[str, object]]:
