@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 STRICT_LEDGER = "PLAYHEAD_STRICT_LEDGER"
@@ -38,3 +39,14 @@ def api_keys_text() -> str | None:
 def state_directory() -> Path:
     """Where a user's history is kept: $XDG_STATE_HOME/playhead, or ~/.local/state/playhead."""
     return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "playhead"
+
+
+def hides_gpus() -> bool:
+    """Whether CUDA is told to see no GPU."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+
+
+def for_engine_process(path: Sequence[str]) -> dict[str, str]:
+    """The variables of the process that runs a server's engine: this one's without API keys, and where modules are."""
+    kept = {name: value for name, value in os.environ.items() if name != API_KEYS}
+    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, path))}

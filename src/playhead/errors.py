@@ -176,6 +176,7 @@ class PagesLost(LedgerError):
             f"request {request!r}: its KV pages failed the audit ({violation}). The pages are in quarantine and other "
             "requests go on. This is a bug in Playhead; please report it with what LLM.kv_report() prints"
         )
+        self.violation = str(violation)
 
 
 class StaleTranslation(PlayheadError):

@@ -12,9 +12,9 @@ from playhead.logs import LEVELS, write_to_stderr
 from playhead.serve.assemble import make_application
 from playhead.serve.auth import check_exposure, load_keys
 from playhead.serve.backend import Backend
+from playhead.serve.choose import backend_for
 from playhead.serve.config import LogFormat, ServeConfig
 from playhead.serve.limits import ServeLimits
-from playhead.serve.local import LocalBackend
 from playhead.serve.run import Server, bind, run, url_of
 
 
@@ -56,4 +56,4 @@ def make_backend(config: ServeConfig, engine: EngineConfig) -> Backend:
         max_waiting_s=config.queue_timeout,
         max_running_s=config.request_timeout,
     )
-    return LocalBackend(config.model, engine, limits, name=config.served_model_name)
+    return backend_for(config.model, engine, limits, processes=config.processes, name=config.served_model_name)

@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from playhead.engine.config import EngineConfig
@@ -118,6 +118,11 @@ class Engine:
     def num_requests(self) -> tuple[int, int]:
         """How many requests run, and how many wait to."""
         return len(self._scheduler.running), len(self._scheduler.waiting)
+
+    @property
+    def running(self) -> Sequence[Request]:
+        """The requests that run. Each one's `output` grows with the steps."""
+        return self._scheduler.running
 
     @property
     def has_work(self) -> bool:

@@ -136,8 +136,8 @@ class GgufWeights:
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
         theirs, heads = self._theirs[name], self._paired_heads.get(name.split(".")[-2])
         if heads is None and part is not None and part.axis == 0:
-            return self._file.read(theirs, slice(part.start, part.stop))
-        tensor = self._file.read(theirs)
+            return torch.from_numpy(self._file.read(theirs, slice(part.start, part.stop)))
+        tensor = torch.from_numpy(self._file.read(theirs))
         if heads is not None:
             tensor = neighbours_to_halves(tensor, heads)
         elif self._architecture.adds_one_to_norms and name.endswith("norm.weight"):
