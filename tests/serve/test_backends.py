@@ -9,6 +9,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+import uvloop
 
 from playhead.errors import EngineStopped, QueueFull, RequestError, RequestTimedOut
 from playhead.llm import LLM
@@ -50,7 +51,8 @@ def clock():
 
 @pytest.fixture(scope="module")
 def loop():
-    with asyncio.Runner() as runner:
+    """The server's kind of event loop: its transports are none of asyncio's classes."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         yield runner
 
 
