@@ -59,7 +59,7 @@ class Running:
 def running(engine: EngineConfig = ENGINE, limits: ServeLimits | None = None, **settings: Any) -> Iterator[Running]:
     """Two servers over one engine, one without keys and one with. `settings` are those of `ServeConfig`."""
     config = ServeConfig(port=0, **settings)
-    backend = LocalBackend("embedded", engine, limits)
+    backend = LocalBackend(config.model, engine, limits, name=config.served_model_name)
     keys = KeyRing([NamedKey(name=name, key=key, where=name) for name, key in KEYS.items()])
     apps = [make_application(backend, ring, config) for ring in (KeyRing([]), keys)]
     with listening(apps) as (ports, loop):

@@ -20,6 +20,7 @@ from playhead.sampling_params import RequestOutputKind, SamplingParams
 from playhead.serve.backend import BackendState
 from playhead.serve.limits import ServeLimits
 from playhead.serve.remote import RemoteBackend
+from playhead.structured_outputs import StructuredOutputs
 from tests.serve.backends import CONFIG, ENDLESS, GREEDY, KINDS, HandClock, first_of, last, outputs_of, submitted
 
 CASES = {
@@ -38,6 +39,8 @@ CASES = {
     "bad words": replace(GREEDY, bad_words=("the", "a")),
     "no text": replace(GREEDY, detokenize=False),
     "penalties": replace(GREEDY, repetition_penalty=1.5, presence_penalty=0.5),
+    "one of two texts": replace(GREEDY, structured_outputs=StructuredOutputs(choice=["yes", "no"]), ignore_eos=False),
+    "a number": replace(GREEDY, structured_outputs=StructuredOutputs(regex="[0-9]{3}"), ignore_eos=False),
     "only the end": replace(GREEDY, output_kind=RequestOutputKind.FINAL_ONLY),
 }
 

@@ -479,5 +479,5 @@ def test_nothing_is_told_of_an_unforeseen_error():
 
 def test_an_error_about_the_prompt_names_the_field_of_its_route():
     error = RequestError("prompt", "0 tokens", "at least 1", "Send a prompt.")
-    assert detail_of(error, prompt_param="messages")[1].param == "messages"
-    assert detail_of(RequestError("chat, key 'content'", "x", "y", "z"), prompt_param="input")[1].param == "input"
+    assert detail_of(error, {"prompt": "messages"})[1].param == "messages"
+    assert detail_of(RequestError("chat, key 'content'", "x", "y", "z"), {"prompt": "input"})[1].param == "input"

@@ -16,6 +16,7 @@ from playhead.engine.snapshot import take_snapshot
 from playhead.errors import (
     CheckpointError,
     ConfigError,
+    NoTokenLeft,
     OutOfPages,
     PagesLost,
     QueueFull,
@@ -136,6 +137,7 @@ def test_bytes_of_nobody_are_refused(read):
         (RequestError("a", "b", "c", "d"), RequestError("a", "b", "c", "d")),
         (QueueFull("a", "b", "c", "d"), QueueFull("a", "b", "c", "d")),
         (PagesLost("7", "page 3 twice"), PagesLost("mine", "page 3 twice")),
+        (NoTokenLeft("7", 5), NoTokenLeft("mine", 5)),
         (StepFailed("request '7'"), StepFailed("request 'mine'")),
         (RequestFailed("7"), RequestFailed("mine")),
         (OutOfPages("full", 2, 1), RequestFailed("mine")),

@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 from playhead import __version__
-from playhead.cli.command import ENGINE_PANEL, command, engine, flags_of, of_file, sampling
+from playhead.cli.command import command, engine, flags_of, sampling
 from playhead.cli.options import (
     AuditOptions,
     BenchOptions,
@@ -24,15 +24,10 @@ from playhead.cli.options import (
     NoOptions,
     PlanOptions,
     PullOptions,
-    ServeOptions,
     WorkloadSpec,
 )
-from playhead.engine.config import ENGINE_SETTINGS, EngineConfig
-from playhead.errors import ConfigError
-from playhead.serve.config import SERVE_SETTINGS, merged
-
-SERVED_GROUPS = ("model", "source", "memory", "schedule", "graph", "cache", "overlap", "seed", "ledger")
-SERVE_PACKAGES = ("litestar", "msgspec", "uvicorn", "uvloop", "httptools", "prometheus_client", "llguidance")
+from playhead.cli.serve_command import serve
+from playhead.engine.config import EngineConfig
 
 
 @command(
@@ -60,27 +55,6 @@ def chat(options: ChatOptions, asked: Mapping[str, Any], config: EngineConfig) -
     from playhead.cli.screen import Screen
 
     run_chat(Screen(), options, asked, config)
-
-
-@command(
-    flags_of(ServeOptions),
-    of_file(SERVE_SETTINGS),
-    of_file(ENGINE_SETTINGS, *SERVED_GROUPS, panel=ENGINE_PANEL),
-)
-def serve(options: ServeOptions, asked: Mapping[str, Any], asked_of_engine: Mapping[str, Any]) -> None:
-    """Serve a model over HTTP as OpenAI's API. SIGTERM ends the server when its requests are done."""
-    config, engine_config = merged(options.config, asked, asked_of_engine)
-    try:
-        from playhead.cli.serve import run_serve
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in SERVE_PACKAGES:
-            raise
-        raise ConfigError(
-            f"playhead serve needs {error.name}, which is not installed. Install playhead[serve]."
-        ) from None
-    from playhead.cli.screen import Screen
-
-    raise typer.Exit(run_serve(Screen(), config, engine_config))
 
 
 @command(flags_of(PullOptions))

@@ -97,15 +97,6 @@ class ChatOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions:
-    """Where the other settings of a server may stand."""
-
-    config: str | None = declare(
-        None, Setting(help="read settings from this TOML file; flags win over it", metavar="FILE")
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PullOptions:
     """Which model to bring."""
 

@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -104,8 +104,8 @@ Handler = Callable[[Service, Call], Awaitable[Answer | EventStream]]
 class Route:
     """One route: what it takes, what it gives, and who may call it.
 
-    `answer` is the body of status 200; `chunk` is what an event of its stream holds. `prompt_param` is the
-    field that has the prompt, for errors about it. `path` may have one name in braces, which matches slashes too.
+    `answer` is the body of status 200; `chunk` is what an event of its stream holds. `path` may have one
+    name in braces, which matches slashes too. `names` are fields of the library that the route calls otherwise.
     """
 
     method: str
@@ -119,7 +119,7 @@ class Route:
     is_public: bool = False
     content_type: str = ""
     """What status 200 has where that is no JSON of a known kind."""
-    prompt_param: str = "prompt"
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def streams(self) -> bool:
@@ -132,7 +132,7 @@ async def respond(service: Service, route: Route, call: Call) -> Answer | EventS
     try:
         return await route.handler(service, call)
     except PlayheadError as error:
-        return failure(error, prompt_param=route.prompt_param, retry_after_s=service.backend.retry_after_s)
+        return failure(error, route.names, retry_after_s=service.backend.retry_after_s)
     except Exception as error:  # noqa: BLE001 - the request boundary
         log_unforeseen(call.request_id, error)
         return failure(error)

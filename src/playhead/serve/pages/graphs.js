@@ -172,7 +172,7 @@ function showGraph({ cells, figure, fill }, graph) {
 function showReasons({ said }, runner, graphs) {
   const captured = new Set(graphs.map((graph) => graph.bucket));
   const others = runner.buckets.filter((bucket) => !captured.has(bucket));
-  const words = Object.entries(runner.reasons).map(([reason, count]) => `${shortNumber(count)} × ${reason}`);
+  const words = Object.entries(runner.reasons).map(([reason, count]) => `${shortNumber(count)} times: ${reason}`);
   const reasons = words.length ? `Steps: ${words.join("; ")}.` : "No step yet.";
   write(said, runner.mode === "eager" ? reasons : reasons + waitingSizes(others));
 }

@@ -43,7 +43,7 @@ from playhead.serve.validate import validate_chat
 CHUNK = "chat.completion.chunk"
 
 
-async def chat(service: Service, call: Call) -> Answer | EventStream:
+async def answer_chat(service: Service, call: Call) -> Answer | EventStream:
     """The handler."""
     request = decode(call.body, ChatRequest)
     service.check_model(request.model)
