@@ -151,15 +151,18 @@ class Sent:
     num_tokens: int = 0
     num_prompt: int = 1
 
-    def new_reports(self) -> wire.Reports | None:
-        """The logprobs that the HTTP side does not have yet. None if there are none."""
-        response, params = self.response, self.response.request.params
-        if params.logprobs is None and params.prompt_logprobs is None:
-            return None
+    @property
+    def wants_reports(self) -> bool:
+        params = self.response.request.params
+        return params.logprobs is not None or params.prompt_logprobs is not None
+
+    def new_reports(self) -> wire.Reports:
+        """The logprobs that the HTTP side does not have yet."""
+        response = self.response
         tokens = tuple(wire.report_of(table) for table in response.logprobs[self.num_tokens :])
         prompt = tuple(wire.report_of(table or {}) for table in response.prompt_logprobs[self.num_prompt :])
         self.num_prompt += len(prompt)
-        return wire.Reports(self.number, tokens, prompt) if tokens or prompt else None
+        return wire.Reports(self.number, tokens, prompt)
 
 
 class EngineLoop:
@@ -292,9 +295,8 @@ class EngineLoop:
         tokens: list[int] = []
         counts: list[int] = []
         for sent, _ in rows:
-            reports = sent.new_reports()
-            if reports is not None:
-                frames.append(wire.framed(reports))
+            if sent.wants_reports:
+                frames.append(wire.framed(sent.new_reports()))
             new = sent.response.request.output[sent.num_tokens :]
             sent.num_tokens += len(new)
             counts.append(len(new))
