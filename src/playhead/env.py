@@ -1,12 +1,14 @@
-"""Environment variables: switches, all for debugging, and where files go. Read when asked for, never at import."""
+"""Environment variables: switches for debugging, secrets, where files go. Read when asked for, never at import."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 STRICT_LEDGER = "PLAYHEAD_STRICT_LEDGER"
 LOG = "PLAYHEAD_LOG"
+API_KEYS = "PLAYHEAD_API_KEYS"
 
 
 def wants_strict_ledger() -> bool:
@@ -19,6 +21,32 @@ def log_words() -> tuple[str, ...]:
     return tuple(word.strip().lower() for word in os.environ.get(LOG, "").split(",") if word.strip())
 
 
+def key_of(variable: str) -> str | None:
+    """A secret from the environment: on a command line every user of the machine could read it."""
+    return os.environ.get(variable) or None
+
+
+def environment_without_keys() -> dict[str, str]:
+    """For a server of our own on this machine alone, which needs no keys."""
+    return {name: value for name, value in os.environ.items() if name != API_KEYS}
+
+
+def api_keys_text() -> str | None:
+    """The API keys of a server, as `serve/auth.py` reads them; None if the variable is not set."""
+    return os.environ.get(API_KEYS)
+
+
 def state_directory() -> Path:
     """Where a user's history is kept: $XDG_STATE_HOME/playhead, or ~/.local/state/playhead."""
     return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "playhead"
+
+
+def hides_gpus() -> bool:
+    """Whether CUDA is told to see no GPU."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+
+
+def for_engine_process(path: Sequence[str]) -> dict[str, str]:
+    """The variables of the process that runs a server's engine: this one's without API keys, and where modules are."""
+    kept = {name: value for name, value in os.environ.items() if name != API_KEYS}
+    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, path))}

@@ -11,6 +11,7 @@ PlayheadError
 │   └── QueueFull           the same request may be served later
 ├── RequestFailed           this request's own work raised after it had begun; others go on
 ├── StepFailed              a step raised, and this request was in flight
+├── RequestTimedOut         this request waited or ran longer than it may; others go on
 ├── EngineStopped           an AsyncEngine was closed, or it is dead
 ├── MisuseError             closed, a second event loop, a forked child, or a call from within a step
 ├── OutOfPages              a KV group has no free page; the scheduler handles it
@@ -128,6 +129,14 @@ class StepFailed(PlayheadError):
         super().__init__(f"{where}: a step raised; wanted a token. Read the cause; new requests are taken.")
 
 
+class RequestTimedOut(PlayheadError):
+    """A request waited for its first token, or ran after it, longer than the server allows."""
+
+    def __init__(self, request_id: str, what: str, limit_s: float) -> None:
+        super().__init__(f"request {request_id!r}: {what} for more than {limit_s:g} s, the limit. Send it again later.")
+        self.request_id = request_id
+
+
 class EngineStopped(PlayheadError):
     """The engine was closed, or it is dead. `__cause__` is what it died of."""
 
@@ -180,6 +189,7 @@ class PagesLost(LedgerError):
             f"request {request!r}: its KV pages failed the audit ({violation}). The pages are in quarantine and other "
             "requests go on. This is a bug in Playhead; please report it with what LLM.kv_report() prints"
         )
+        self.violation = str(violation)
 
 
 class StaleTranslation(PlayheadError):

@@ -52,6 +52,12 @@ def event(logger: logging.Logger, level: int, what: str, **facts: object) -> Non
         logger.log(level, "%s: %s", what, shown, extra={"event": what, "facts": facts})
 
 
+def log_failure(logger: logging.Logger, request_id: str, error: BaseException) -> None:
+    """Write down that a request failed, by types alone: the words of an error may repeat what was sent."""
+    cause = None if error.__cause__ is None else type(error.__cause__).__name__
+    event(logger, logging.INFO, "request failed", request=request_id, error=type(error).__name__, cause=cause)
+
+
 def set_up_logging() -> None:
     """Show what PLAYHEAD_LOG asks for. Without it, or a second time, nothing changes."""
     words = log_words()
@@ -64,10 +70,18 @@ def set_up_logging() -> None:
         raise ConfigError(
             f"{LOG}: found {','.join(words)!r}; wanted one of {', '.join(LEVELS)}, with ',json' for JSON lines."
         )
+    write_to_stderr(levels[0] if levels else logging.INFO, as_json=JSON in words)
+
+
+def write_to_stderr(level: int, *, as_json: bool) -> None:
+    """Show records of this level and above, unless PLAYHEAD_LOG has set up what is shown."""
+    logger = logging.getLogger(NAME)
+    if any(isinstance(handler, StderrHandler) for handler in logger.handlers):
+        return
     handler = StderrHandler()
     handler.setFormatter(
-        JsonLines() if JSON in words else logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s")
+        JsonLines() if as_json else logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s")
     )
     logger.addHandler(handler)
-    logger.setLevel(levels[0] if levels else logging.INFO)
+    logger.setLevel(level)
     logger.propagate = False  # a program's own handlers would write every line again

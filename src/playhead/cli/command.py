@@ -149,6 +149,19 @@ def sampling(*names: str, **defaults: Any) -> Flags[dict[str, Any]]:
     )
 
 
+def of_file(settings: Sequence[Declared], *names: str, panel: str | None = None) -> Flags[dict[str, Any]]:
+    """Flags for settings that a configuration file may set too. The command gets those that were given."""
+    chosen = named(settings, names, {})
+    autos = {one.name: f"{auto['cpu'].value}, GPU {auto['cuda'].value}" for one in chosen if (auto := one.setting.auto)}
+    defaults = {one.name: str(one.default) for one in chosen if one.default is not None}
+    return Flags(
+        settings=tuple(replace(one, default=None, is_optional=True) for one in chosen),
+        make=lambda values: {name: value for name, value in values.items() if value is not None},
+        unset=defaults | autos,
+        panel=panel,
+    )
+
+
 def asked_for(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The sampling fields that were given on the command line, checked before the model is loaded."""
     given = {name: value for name, value in fields.items() if value is not None}

@@ -26,6 +26,7 @@ from playhead.cli.options import (
     PullOptions,
     WorkloadSpec,
 )
+from playhead.cli.serve_command import serve
 from playhead.engine.config import EngineConfig
 
 
@@ -151,6 +152,7 @@ def latency(options: BenchOptions, workload: WorkloadSpec, config: EngineConfig)
 COMMANDS = {
     "generate": generate,
     "chat": chat,
+    "serve": serve,
     "pull": pull,
     "list": list_models,
     "plan": plan,

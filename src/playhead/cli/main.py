@@ -13,6 +13,7 @@ from playhead import __version__
 from playhead.cli.commands import BENCHMARKS, COMMANDS
 from playhead.cli.entry import INTERRUPTED
 from playhead.cli.layout import HelpfulCommand, HelpfulGroup
+from playhead.cli.load_commands import LOAD_BENCHMARKS
 from playhead.errors import PlayheadError
 from playhead.logs import set_up_logging
 
@@ -105,13 +106,13 @@ bench = typer.Typer(cls=HelpfulGroup, rich_markup_mode=None)
 
 @bench.callback(invoke_without_command=True)
 def measure(ctx: typer.Context) -> None:
-    """Measure throughput or latency."""
+    """Measure throughput or latency, of an engine here or of a server."""
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
 
 
 for name, command in COMMANDS.items():
     app.command(name, cls=HelpfulCommand)(command)
-for name, command in BENCHMARKS.items():
+for name, command in {**BENCHMARKS, **LOAD_BENCHMARKS}.items():
     bench.command(name, cls=HelpfulCommand)(command)
 app.add_typer(bench, name="bench")

@@ -18,11 +18,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import weakref
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import replace
 from types import TracebackType
-from typing import NoReturn, TypedDict, Unpack
+from typing import NoReturn, TypedDict, TypeVar, Unpack
 
 import torch
 
@@ -30,10 +30,10 @@ from playhead.engine.build import build_engine
 from playhead.engine.config import EMBEDDED, EngineConfig
 from playhead.engine.conversations import ChatKeywords, Conversation, chat_options
 from playhead.engine.engine import Engine
-from playhead.engine.front import RequestOptions, checked_params, split_n
+from playhead.engine.front import CheckedPrompt, RequestOptions, checked_params
 from playhead.engine.keywords import EngineKeywords
 from playhead.engine.output_kind import OutputView
-from playhead.engine.serving import Errand, Serving, Ticket, WhenFull
+from playhead.engine.serving import Errand, Serving, Ticket, TicketStream, WhenFull
 from playhead.engine.timeline import EngineStats
 from playhead.engine.use import used_after_close
 from playhead.engine.user_tokenizer import UserTokenizer
@@ -42,6 +42,7 @@ from playhead.inputs import Prompt, refuse_keywords
 from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
 
+T = TypeVar("T")
 LONG_PROMPT_CHARS = 1 << 14  # encoding more takes milliseconds, and then happens beside the event loop
 
 
@@ -172,6 +173,11 @@ class AsyncEngine:
         return self._serving_or_none is not None and self._serving_or_none.is_open
 
     @property
+    def has_requests(self) -> bool:
+        """Whether any request is with the engine."""
+        return bool(self._serving.tickets)
+
+    @property
     def stats(self) -> EngineStats:
         """The engine's counters at this moment."""
         return self.engine.stats.copy()
@@ -229,22 +235,26 @@ class AsyncEngine:
         """
         refuse_keywords(others)
         wanted = self.engine.reader.default_params if sampling_params is None else checked_params(sampling_params)
-        view = OutputView(wanted.output_kind)
-        options = RequestOptions(priority=priority, salt=cache_salt or "", streams=view.shows_all)
-        serving = self._serve_here()
-        ticket = await self._checked(prompt, wanted, request_id, options)
-        serving.take(ticket)
+        options = RequestOptions(priority=priority, salt=cache_salt or "")
+        self._serve_here()
+        name = self._request_name(request_id)
+        stream = self.submit(name, await self._checked(prompt, wanted), options)
         try:
-            while True:
-                await ticket.changed.wait()
-                output = serving.newest(ticket)
-                shown = view.of(output)
-                if shown is not None:
-                    yield shown
-                if output.finished:
-                    return
+            async for output in stream:
+                yield output
         finally:
-            serving.leave(ticket)
+            stream.close()
+
+    def submit(self, request_id: str, checked: CheckedPrompt, options: RequestOptions) -> TicketStream:
+        """Queue a request whose prompt `engine.reader` has checked; gives its outputs. Whoever gets them closes them.
+
+        Called on the event loop. `QueueFull` or `EngineStopped` are raised here, before there is a stream.
+        """
+        view = OutputView(checked.params.output_kind)
+        options = replace(options, streams=options.streams and view.shows_all)
+        serving, ticket = self._serve_here(), Ticket.of(request_id, checked, options)
+        serving.take(ticket)
+        return TicketStream(serving, ticket, view)
 
     async def chat(
         self,
@@ -290,10 +300,31 @@ class AsyncEngine:
 
     async def reset_prefix_cache(self) -> bool:
         """Forget the KV of all prompts so far. Requests that run keep theirs. True, as in vLLM, when it is done."""
-        done = asyncio.get_running_loop().create_future()
-        self._serve_here().send(Errand(work=Engine.reset_prefix_cache, done=done))
-        await done
+        await self.between_steps(Engine.reset_prefix_cache)
         return True
+
+    async def between_steps(self, work: Callable[[Engine], T]) -> T:
+        """What `work` gives when the thread calls it with the engine between two steps. What it raises is raised here.
+
+        Raises `EngineStopped` if the thread ends before.
+        """
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        answers: list[T] = []
+        errors: list[BaseException] = []
+
+        def ask(engine: Engine) -> None:
+            try:
+                answers.append(work(engine))
+            except BaseException as error:  # noqa: BLE001  in the thread it would be taken for a failed step
+                errors.append(error)
+
+        self._serve_here().send(Errand(work=ask, done=done))
+        await done
+        if errors:
+            raise errors[0]
+        if not answers:
+            raise EngineStopped("engine") from self._serving.cause
+        return answers[0]
 
     async def get_default_sampling_params(self) -> SamplingParams:
         """What a request without parameters gets."""
@@ -323,22 +354,19 @@ class AsyncEngine:
             )
         return serving
 
-    async def _checked(
-        self, prompt: Prompt, wanted: SamplingParams, request_id: object, options: RequestOptions
-    ) -> Ticket:
-        """The request, checked. The thread does not know of it yet."""
-        reader = self.engine.reader
+    def _request_name(self, request_id: object) -> str:
         name = f"a{next(self._numbers)}" if request_id is None else request_id
         if not isinstance(name, str):
             raise RequestError("request_id", f"a {type(name).__name__}", "a str", "Change it or leave it out.")
+        return name
+
+    async def _checked(self, prompt: Prompt, wanted: SamplingParams) -> CheckedPrompt:
+        """The prompt, checked. The thread does not know of it yet."""
+        reader = self.engine.reader
         is_long = isinstance(prompt, str) and len(prompt) > LONG_PROMPT_CHARS
         if is_long or wanted.structured_outputs is not None:  # a grammar may have to be compiled
-            checked = await asyncio.to_thread(reader.check, prompt, wanted)
-        else:
-            checked = reader.check(prompt, wanted)
-        # The engine's names end in the sample's number, so that no request can be named like another's sample.
-        samples = {f"{name}.{i}": replace(checked, params=one) for i, one in enumerate(split_n(checked.params))}
-        return Ticket(request_id=name, options=options, samples=samples, loop=asyncio.get_running_loop())
+            return await asyncio.to_thread(reader.check, prompt, wanted)
+        return reader.check(prompt, wanted)
 
 
 def checked_queue(max_queued: object, when_full: object) -> tuple[int | None, WhenFull]:

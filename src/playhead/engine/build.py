@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from importlib.resources import files
+from pathlib import Path
 from typing import Unpack
 
 import torch
@@ -15,16 +16,13 @@ from playhead.engine.engine import Engine
 from playhead.engine.keywords import EngineKeywords
 from playhead.engine.memory import worker_config
 from playhead.engine.resolve import resolve_device, resolve_dtype
+from playhead.engine.tokenizer_files import tokenizer_at
 from playhead.errors import ConfigError
 from playhead.logs import event, set_up_logging
 from playhead.models.checkpoint.fill import OnProgress
-from playhead.models.checkpoint.gguf_file import GgufFile
 from playhead.models.checkpoint.hub import resolve_model
 from playhead.models.load import ModelDescription, describe_model, load_generation_config, load_weights
-from playhead.models.text.generation_config import read_generation_config
-from playhead.models.text.gguf_vocab import tokenizer_from_gguf
-from playhead.models.text.ids_only import IdsOnlyTokenizer
-from playhead.models.text.tokenizer import Tokenizer, tokenizer_from_directory
+from playhead.models.text.tokenizer import Tokenizer
 from playhead.sampling_params import SamplingParams
 from playhead.step.build import build_worker
 from playhead.types import LoadFormat
@@ -115,18 +113,14 @@ def resolve_model_name(model: str) -> str:
 
 
 def load_tokenizer(description: ModelDescription, config: EngineConfig | None = None) -> Tokenizer:
-    """From the files beside the weights or the GGUF file's metadata; ids only where the configuration has no text.
+    """From the files beside the weights or the GGUF file's metadata; ids only where the configuration has no text."""
+    config = config or EngineConfig()
+    path = tokenizer_path(description.path, config)
+    return tokenizer_at(path, config, description.gguf if path == description.path else None)
 
-    `EngineConfig.tokenizer` names other files.
-    """
-    config, path, gguf = config or EngineConfig(), description.path, description.gguf
-    if config.tokenizer is not None and not config.skip_tokenizer_init:
-        path = resolve_model(resolve_model_name(config.tokenizer), revision=config.tokenizer_revision)
-        gguf = GgufFile(path) if path.is_file() else None
-        return tokenizer_from_directory(path) if gguf is None else tokenizer_from_gguf(gguf.metadata)
-    if gguf is not None:
-        return IdsOnlyTokenizer() if config.skip_tokenizer_init else tokenizer_from_gguf(gguf.metadata)
-    is_bare = config.load_format is LoadFormat.DUMMY and not (path / "tokenizer.json").is_file()
-    if config.skip_tokenizer_init or is_bare:
-        return IdsOnlyTokenizer(read_generation_config(path).eos_ids)
-    return tokenizer_from_directory(path)
+
+def tokenizer_path(model_path: Path, config: EngineConfig) -> Path:
+    """Where the tokenizer's files are: with the model's, or where `EngineConfig.tokenizer` says."""
+    if config.tokenizer is None or config.skip_tokenizer_init:
+        return model_path
+    return resolve_model(resolve_model_name(config.tokenizer), revision=config.tokenizer_revision)

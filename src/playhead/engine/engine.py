@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from playhead.engine.config import EngineConfig
@@ -34,7 +34,7 @@ from playhead.graph.spec import CaptureReport
 from playhead.inputs import Prompt
 from playhead.kv.audit import report
 from playhead.kv.ledger import Findings, KVWatch
-from playhead.logs import event
+from playhead.logs import event, log_failure
 from playhead.models.text.tokenizer import Tokenizer
 from playhead.outputs import FinishReason, RequestOutput
 from playhead.sampling_params import SamplingParams
@@ -109,6 +109,11 @@ class Engine:
         return len(self._scheduler.running), len(self._scheduler.waiting)
 
     @property
+    def running(self) -> Sequence[Request]:
+        """The requests that run. Each one's `output` grows with the steps."""
+        return self._scheduler.running
+
+    @property
     def has_work(self) -> bool:
         return self._scheduler.has_work or bool(self._in_flight) or bool(self._ready)
 
@@ -179,19 +184,22 @@ class Engine:
         """Queue a request, or `RequestError` with the limit it breaks; nothing else is disturbed."""
         self.submit(request_id, self.reader.check(prompt, params), options)
 
-    def submit(self, request_id: str, checked: CheckedPrompt, options: RequestOptions | None = None) -> None:
-        """Queue a request whose prompt was checked already. If that raises, nothing of the request is left behind."""
+    def submit(self, request_id: str, checked: CheckedPrompt, options: RequestOptions | None = None) -> ResponseBuilder:
+        """Queue a request whose prompt was checked already; gives its response, which grows with the steps.
+
+        If that raises, nothing of the request is left behind.
+        """
         with self.entered():
             if request_id in self._responses or any(output.request_id == request_id for output in self._ready):
                 raise RequestError(f"request {request_id!r}", "an id in use", "a new id", "Wait for the other to end.")
             try:
-                self._queue(self._response(request_id, checked, options or RequestOptions()))
+                return self._queue(self._response(request_id, checked, options or RequestOptions()))
             except PlayheadError:
                 raise
             except Exception as error:
                 raise RequestFailed(request_id) from error
 
-    def _queue(self, response: ResponseBuilder) -> None:
+    def _queue(self, response: ResponseBuilder) -> ResponseBuilder:
         try:
             self._scheduler.add(response.request)
             self._responses[response.request.id] = response
@@ -199,13 +207,14 @@ class Engine:
             self._responses.pop(response.request.id, None)
             self._scheduler.finish(response.request, FinishReason.ABORT)
             raise
+        return response
 
     def _response(self, request_id: str, checked: CheckedPrompt, options: RequestOptions) -> ResponseBuilder:
         """The request and the builder of its response, with room in the sampler."""
         params, arrival = checked.params, self._arrivals + 1
         if params.seed is None:
             params = replace(params, seed=seed_of(self.config.seed, arrival))
-        ending_ids = self._ending_ids(params)
+        ending_ids = self.reader.ending_ids(params)
         request = Request(
             id=request_id,
             prompt=checked.ids,
@@ -440,10 +449,6 @@ class Engine:
                 self._commit(replace(chunk, num_generated=chunk.num_generated + i), token, sampled, row)
         request.forced = ()
 
-    def _ending_ids(self, params: SamplingParams) -> frozenset[int]:
-        eos: frozenset[int] = frozenset() if params.ignore_eos else self.tokenizer.special.eos_ids
-        return eos | frozenset(params.stop_token_ids or ())
-
     def _fail(self, response: ResponseBuilder, error: BaseException) -> RequestOutput:
         """End a request with the error that its own work raised."""
         return self._end(response, FinishReason.ERROR, caused(RequestFailed(response.request.id), error))
@@ -472,7 +477,7 @@ class Engine:
             output = response.bare_output()
         if response.error is not None:
             self.stats.num_failed_requests += 1
-            log_failure(response.request.id, response.error)
+            log_failure(LOG, response.request.id, response.error)
         return output
 
     def _record(self, step: LaunchedStep, device_us: float, read: tuple[float, float, float]) -> None:
@@ -483,9 +488,3 @@ class Engine:
         self.stats.num_preemptions = self._scheduler.num_preemptions
         self.stats.modes[mode] = self.stats.modes.get(mode, 0) + 1
         self.timeline.add(step.record(self.stats.num_steps, device_us, read, self.worker.kv))
-
-
-def log_failure(request_id: str, error: PlayheadError) -> None:
-    """Write down that a request failed, by types alone: the words of an error may repeat what was sent."""
-    cause = None if error.__cause__ is None else type(error.__cause__).__name__
-    event(LOG, logging.INFO, "request failed", request=request_id, error=type(error).__name__, cause=cause)

@@ -109,6 +109,11 @@ class PromptReader:
             grammar=None if form is None else self.grammars.compile(form),
         )
 
+    def ending_ids(self, params: SamplingParams) -> frozenset[int]:
+        """The token ids that end a request with these parameters."""
+        eos: frozenset[int] = frozenset() if params.ignore_eos else self.tokenizer.special.eos_ids
+        return eos | frozenset(params.stop_token_ids or ())
+
     def chat_prompt(self, messages: Conversation, options: ChatOptions | None = None) -> list[int]:
         """A conversation as the model reads it, up to where its answer begins."""
         options = options or ChatOptions()

@@ -24,7 +24,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from playhead.engine.engine import Engine
-from playhead.engine.front import CheckedPrompt, RequestOptions, joined, never_queued
+from playhead.engine.front import CheckedPrompt, RequestOptions, joined, never_queued, split_n
+from playhead.engine.output_kind import OutputView
+from playhead.engine.response import ResponseBuilder
 from playhead.errors import EngineStopped, PlayheadError, QueueFull, RequestError, StepFailed, caused
 from playhead.logs import event
 from playhead.outputs import FinishReason, RequestOutput
@@ -46,16 +48,30 @@ class WhenFull(StrEnum):
 class Ticket:
     """One request between its consumer and the thread. `samples` are the engine's requests, one per sample.
 
-    `latest` and `error` are written by the thread, under the lock; `changed` belongs to the event loop.
+    `responses`, `latest` and `error` are written by the thread, the latter two under the lock; `changed` belongs to the
+    event loop, and so does `given_up`, an error for the consumer that does not wait for the thread.
     """
 
     request_id: str
     options: RequestOptions
     samples: dict[str, CheckedPrompt]
     loop: asyncio.AbstractEventLoop
+    responses: list[ResponseBuilder] = field(default_factory=list)
     latest: dict[str, RequestOutput] = field(default_factory=dict)
     error: PlayheadError | None = None
+    given_up: PlayheadError | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @classmethod
+    def of(cls, request_id: str, checked: CheckedPrompt, options: RequestOptions) -> Ticket:
+        """A request of this event loop. The engine's names end in the sample's number: none can be another's sample."""
+        samples = {f"{request_id}.{i}": replace(checked, params=one) for i, one in enumerate(split_n(checked.params))}
+        return cls(request_id=request_id, options=options, samples=samples, loop=asyncio.get_running_loop())
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a sample has its first token. Any thread may ask."""
+        return any(response.first_token_s is not None for response in tuple(self.responses))
 
     @property
     def is_done(self) -> bool:
@@ -175,8 +191,9 @@ class Serving:
             ticket.changed.clear()
             self._fresh.discard(ticket)
             samples = [ticket.latest.get(name) for name in ticket.samples]
-            if ticket.error is not None:
-                raise ticket.error
+            error = ticket.given_up or ticket.error
+            if error is not None:
+                raise error
         return joined(ticket.request_id, samples)
 
     def abort(self, ticket: Ticket, done: asyncio.Future[None] | None = None) -> None:
@@ -192,6 +209,12 @@ class Serving:
                 return
         if done is not None:
             settle(done)
+
+    def give_up(self, ticket: Ticket, error: PlayheadError) -> None:
+        """End a request with an error of the event loop's, which its consumer gets even if the thread is stuck."""
+        ticket.given_up = error
+        self.abort(ticket)
+        ticket.changed.set()
 
     def send(self, errand: Errand) -> None:
         """Have the thread do something between two steps."""
@@ -292,7 +315,7 @@ class Serving:
         """Queue a request's samples. If the engine refuses one of them, this request alone ends with the error."""
         try:
             for name, checked in ticket.samples.items():
-                self.engine.submit(name, checked, ticket.options)
+                ticket.responses.append(self.engine.submit(name, checked, ticket.options))
         except PlayheadError as error:
             refusal = error
         else:
@@ -373,6 +396,39 @@ class Serving:
         assert self.loop is not None, "the thread was started on a loop"
         with suppress(RuntimeError):  # a loop that is closed has no consumers
             self.loop.call_soon_threadsafe(call, *args)
+
+
+class TicketStream:
+    """The outputs of a request that the thread has, as its `output_kind` says. A failed request raises its error."""
+
+    def __init__(self, serving: Serving, ticket: Ticket, view: OutputView) -> None:
+        self._serving, self.ticket, self._view, self.is_over = serving, ticket, view, False
+
+    def __aiter__(self) -> TicketStream:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        while not self.is_over:
+            await self.ticket.changed.wait()
+            try:
+                output = self._serving.newest(self.ticket)
+            except PlayheadError:
+                self.is_over = True
+                raise
+            self.is_over = output.finished
+            shown = self._view.of(output)
+            if shown is not None:
+                return shown
+        raise StopAsyncIteration
+
+    def give_up(self, error: PlayheadError) -> None:
+        """Abort the request; its consumer gets this error."""
+        self._serving.give_up(self.ticket, error)
+
+    def close(self) -> None:
+        """Abort the request unless it has ended. A second call does nothing."""
+        self.is_over = True
+        self._serving.leave(self.ticket)
 
 
 def settle(done: asyncio.Future[None]) -> None:

@@ -62,6 +62,7 @@ class GraphRunner:
         self.step, self.registry, self.capture, self.backend = step, registry, capture, backend
         self.dispatcher = dispatcher
         self._captured: dict[int, CapturedStep] = {}
+        self.is_capturing = False  # another thread may ask: a capture takes longer than a step that is well
         self.reports: dict[int, CaptureReport] = {}
         self.num_replays, self.num_raw = Counter[int](), Counter[int]()  # by bucket; raw rows are not padding
         self._views: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
@@ -130,8 +131,12 @@ class GraphRunner:
         live = self.prepare(self.step.placeholder(ctx), ctx)
         self._refuse_live_rows(ctx)
         self._last = None  # the placeholder is in the slots now
-        with quiet_gc():
-            captured = self.capture.capture(self.backend, self.step.fn, self.graph_inputs(ctx), live)
+        self.is_capturing = True
+        try:
+            with quiet_gc():
+                captured = self.capture.capture(self.backend, self.step.fn, self.graph_inputs(ctx), live)
+        finally:
+            self.is_capturing = False
         tensors_of(captured.output)  # refuses outputs that cannot be replayed, before the first use
         self._captured[bucket], self._plan_keys[bucket] = captured, plan_key(live)
         self._live_outputs = {key: output for key, output in self._live_outputs.items() if key[0] != bucket}

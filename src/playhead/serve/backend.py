@@ -84,8 +84,15 @@ class Backend(Protocol):
         Raises `QueueFull` if the queue has no room for it, `EngineStopped` if there is no engine.
         """
 
+    @property
+    def retry_after_s(self) -> int:
+        """In how many seconds a request that was refused may find a place: what `Retry-After` says."""
+
     async def snapshot(self, *, after_step: int = 0) -> EngineSnapshot:
-        """What the engine has done and holds now, with the records of the steps after `after_step`."""
+        """What the engine has done and holds now, with the records of the steps after `after_step`.
+
+        An engine that does not answer is shown as it was when it last did.
+        """
 
     async def close(self) -> None:
         """Stop at once. Streams that are open raise `EngineStopped`."""

@@ -5,7 +5,7 @@
 | 400 | `RequestError`, `BodyError`, `ChatTemplateError`: the request cannot be served as it is |
 | 404 | `UnknownModel`: another model was asked for |
 | 429 | `QueueFull`: the same request may be served later, when `Retry-After` says |
-| 503 | `EngineStopped`: there is no engine now |
+| 503 | `EngineStopped`: there is no engine now; `RequestTimedOut`: the request waited or ran too long |
 | 500 | `StepFailed`, `RequestFailed`, and everything unforeseen, of which nothing is told |
 
 A message repeats at most a few characters of what its own sender sent. It shows no path, no trace and no key.
@@ -14,6 +14,8 @@ A message repeats at most a few characters of what its own sender sent. It shows
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import msgspec
 
@@ -23,6 +25,7 @@ from playhead.errors import (
     QueueFull,
     RequestError,
     RequestFailed,
+    RequestTimedOut,
     StepFailed,
     shown,
 )
@@ -33,10 +36,12 @@ from playhead.serve.protocol.errors import ErrorBody, ErrorDetail
 INVALID = "invalid_request_error"
 OVERLOADED = "rate_limit_error"
 SERVER = "server_error"
-RETRY_STATUSES = (429, 503)
+RETRIED = (429, 503)
+"""Statuses whose answer says when to try again."""
 
 FIELD = re.compile(r"(?P<owner>sampling|structured_outputs) field '(?P<name>\w+)'")
 ENCODER = msgspec.json.Encoder()
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
 class UnknownModel(RequestError):
@@ -48,20 +53,25 @@ class UnknownModel(RequestError):
         )
 
 
-def detail_of(error: BaseException, *, prompt_param: str = "prompt") -> tuple[int, ErrorDetail]:
-    """The status and the error as the client gets them. `prompt_param` is where this route has its prompt."""
+def detail_of(error: BaseException, names: Mapping[str, str] = NO_NAMES) -> tuple[int, ErrorDetail]:
+    """The status and the error as the client gets them. `names` are fields that the route calls otherwise."""
     match error:
         case UnknownModel():
             return 404, ErrorDetail(message=str(error), type=INVALID, param="model", code="model_not_found")
         case QueueFull():
             return 429, ErrorDetail(message=str(error), type=OVERLOADED, code="queue_full")
         case RequestError():
-            param, code = named(error, prompt_param)
+            param, code = named(error, names)
             return 400, ErrorDetail(message=str(error), type=INVALID, param=param, code=code)
         case ChatTemplateError():
-            return 400, ErrorDetail(message=str(error), type=INVALID, param=prompt_param, code="chat_template_error")
+            return 400, ErrorDetail(
+                message=str(error), type=INVALID, param=names.get("prompt", "prompt"), code="chat_template_error"
+            )
         case EngineStopped():
             return 503, ErrorDetail(message="There is no engine now. Try again.", type=SERVER, code="engine_stopped")
+        case RequestTimedOut():
+            message = "The request waited or ran longer than it may. Send it again later, or ask for less."
+            return 503, ErrorDetail(message=message, type=SERVER, code="request_timed_out")
         case StepFailed():
             message = "A step failed, and this request was in it. New requests are taken."
             return 500, ErrorDetail(message=message, type=SERVER, code="step_failed")
@@ -72,7 +82,7 @@ def detail_of(error: BaseException, *, prompt_param: str = "prompt") -> tuple[in
     return 500, ErrorDetail(message=message, type=SERVER, code="internal_error")
 
 
-def named(error: RequestError, prompt_param: str) -> tuple[str | None, str | None]:
+def named(error: RequestError, names: Mapping[str, str]) -> tuple[str | None, str | None]:
     """The field that is wrong, as the client calls it, and a code for what is wrong with it."""
     if isinstance(error, BodyError):
         return error.param, error.code
@@ -80,14 +90,14 @@ def named(error: RequestError, prompt_param: str) -> tuple[str | None, str | Non
     if field is not None:
         param = field["name"] if field["owner"] == "sampling" else f"structured_outputs.{field['name']}"
     else:
-        param = prompt_param if error.where.startswith(("prompt", "chat")) else error.where
-    return param, "context_length_exceeded" if "the context of" in error.wanted else "invalid_value"
+        param = "prompt" if error.where.startswith(("prompt", "chat")) else error.where
+    return names.get(param, param), "context_length_exceeded" if "the context of" in error.wanted else "invalid_value"
 
 
-def failure(error: BaseException, *, prompt_param: str = "prompt", retry_after_s: int = 1) -> Answer:
+def failure(error: BaseException, names: Mapping[str, str] = NO_NAMES, *, retry_after_s: int = 1) -> Answer:
     """The answer to a call that failed."""
-    status, detail = detail_of(error, prompt_param=prompt_param)
-    headers = {"Retry-After": str(retry_after_s)} if status in RETRY_STATUSES else {}
+    status, detail = detail_of(error, names)
+    headers = {"Retry-After": str(retry_after_s)} if status in RETRIED else {}
     return Answer(status=status, body=ENCODER.encode(ErrorBody(error=detail)), headers=headers)
 
 

@@ -71,9 +71,7 @@ REQUEST_GENERATED = histogram("vllm:request_generation_tokens", "Generated token
 
 RUNNING = gauge("vllm:num_requests_running", "Sequences that run.")
 WAITING = gauge("vllm:num_requests_waiting", "Sequences that wait in the queue.")
-KV_USAGE = gauge(
-    "vllm:kv_cache_usage_perc", "Share of KV pages that running requests hold, of the fullest group: 0 to 1."
-)
+KV_USAGE = gauge("vllm:kv_cache_usage_perc", "Share of KV memory that requests cannot take: 0 to 1. Cached is free.")
 KV_USAGE_OLD = gauge("vllm:gpu_cache_usage_perc", "The older name of vllm:kv_cache_usage_perc.")
 PREEMPTIONS = counter("vllm:num_preemptions", "Requests that lost their KV pages to others and were queued again.")
 
@@ -92,12 +90,18 @@ STEP_GENERATED_TOKENS = counter("playhead_step_generation_tokens", "Tokens that 
 WASTED_ROWS = counter("playhead_wasted_rows", "Rows that were computed for requests that turned out to have ended.")
 FAILED = counter("playhead_requests_failed", "Requests that ended with an error of their own.")
 VIOLATIONS = counter("playhead_ledger_violations", "Faults in the account of KV pages. Each is a bug.")
+PREFIX_LOOKUPS = counter("playhead_prefix_lookups", "Prompts that were looked up in the prefix cache.")
+PREFIX_ASKED = counter("playhead_prefix_asked_pages", "Whole pages of those prompts.")
+PREFIX_FOUND = counter("playhead_prefix_hit_pages", "Pages of those that were found.")
 PREFIX_REFUSALS = counter("playhead_prefix_refusals", "Prefix hits that had to be shortened, by reason.", "reason")
 
-KV_PAGES = gauge("playhead_kv_pages", "KV pages of a group, by state: free, held, cached, other.", "group", "state")
+KV_PAGES = gauge(
+    "playhead_kv_pages", "KV pages of a group, by state: free, held, cached, in_flight, quarantined.", "group", "state"
+)
 KV_BYTES = gauge("playhead_kv_bytes", "Bytes of a group's KV pages, by state.", "group", "state")
-KV_GROUP_USAGE = gauge("playhead_kv_group_usage", "Share of a group's KV pages that running requests hold.", "group")
+KV_GROUP_USAGE = gauge("playhead_kv_group_usage", "Share of KV memory that running requests hold in a group.", "group")
 KV_WINDOW = gauge("playhead_kv_window_tokens", "Tokens of a group's window; 0 for full attention.", "group")
+KV_MEMORY = gauge("playhead_kv_memory_bytes", "KV memory: slabs in use, which groups share, and free ones.", "state")
 
 GRAPH_REPLAYS = counter("playhead_graph_replays", "Replays of each captured graph.", "runner", "bucket")
 GRAPH_RAW = counter("playhead_graph_raw_rows", "Rows that replays had work for.", "runner", "bucket")
@@ -117,8 +121,9 @@ RECORDED = (
 
 OF_ENGINE = (
     *(RUNNING, WAITING, MAX_RUNNING, KV_USAGE, KV_USAGE_OLD, PREEMPTIONS),
-    *(STEPS, EAGER_STEPS, STEP_PROMPT_TOKENS, STEP_GENERATED_TOKENS, WASTED_ROWS, FAILED, VIOLATIONS, PREFIX_REFUSALS),
-    *(KV_PAGES, KV_BYTES, KV_GROUP_USAGE, KV_WINDOW),
+    *(STEPS, EAGER_STEPS, STEP_PROMPT_TOKENS, STEP_GENERATED_TOKENS, WASTED_ROWS, FAILED, VIOLATIONS),
+    *(PREFIX_LOOKUPS, PREFIX_ASKED, PREFIX_FOUND, PREFIX_REFUSALS),
+    *(KV_PAGES, KV_BYTES, KV_GROUP_USAGE, KV_WINDOW, KV_MEMORY),
     *(GRAPH_REPLAYS, GRAPH_RAW, GRAPH_PADDED, PADDING_WASTE, GRAPH_BYTES, GRAPH_CAPTURE),
 )
 """What a snapshot of the engine says at the time of a scrape."""

@@ -71,7 +71,7 @@ class Scrape(Collector):
             yield self._histogram(family, tally)
         known = [*recorded(self._recorder), *engine_state(self._state, answered=self._snapshot is not None)]
         if self._snapshot is not None:
-            known += [*steps(self._snapshot), *kv(self._snapshot.groups), *graphs(self._snapshot.graphs)]
+            known += [*steps(self._snapshot), *kv(self._snapshot), *graphs(self._snapshot.graphs)]
         for family, values in known:
             yield self._values(family, values)
 
@@ -136,26 +136,37 @@ def steps(snapshot: EngineSnapshot) -> Known:
     yield f.WASTED_ROWS, one(stats.num_wasted_rows)
     yield f.FAILED, one(stats.num_failed_requests)
     yield f.VIOLATIONS, one(stats.num_violations)
+    yield f.PREFIX_LOOKUPS, one(snapshot.num_prefix_lookups)
+    yield f.PREFIX_ASKED, one(snapshot.num_asked_pages)
+    yield f.PREFIX_FOUND, one(snapshot.num_hit_pages)
     yield f.PREFIX_REFUSALS, by_word(snapshot.prefix_refusals.items())
 
 
-def kv(groups: tuple[GroupUse, ...]) -> Known:
-    """KV memory. A request needs pages of every group, so the fullest group says how full the memory is."""
-    usage = {group.name: group.num_held / max(1, group.num_pages) for group in groups}
-    fullest = max(usage.values(), default=0.0)
-    yield f.KV_USAGE, one(fullest)
-    yield f.KV_USAGE_OLD, one(fullest)
-    yield f.KV_GROUP_USAGE, by_word(usage.items())
+def kv(snapshot: EngineSnapshot) -> Known:
+    """KV memory. Groups share slabs, so shares are of all bytes, and not of the pages that a group has now."""
+    groups = snapshot.groups
+    total, free = (count * snapshot.slab_bytes for count in (snapshot.num_slabs, snapshot.num_free_slabs))
+    can_take = free + sum((group.num_free + group.num_cached) * group.bytes_per_page for group in groups)
+    usage = max(0.0, 1 - can_take / total) if total else 0.0
+    yield f.KV_USAGE, one(usage)
+    yield f.KV_USAGE_OLD, one(usage)
+    held = [(group.name, group.num_held * group.bytes_per_page / max(1, total)) for group in groups]
+    yield f.KV_GROUP_USAGE, by_word(held)
     yield f.KV_WINDOW, [((group.name,), group.window or 0) for group in groups]
+    yield f.KV_MEMORY, by_word([("used", total - free), ("free", free)])
     pages = [(group, state, count) for group in groups for state, count in page_counts(group).items()]
     yield f.KV_PAGES, [((group.name, state), count) for group, state, count in pages]
     yield f.KV_BYTES, [((group.name, state), count * group.bytes_per_page) for group, state, count in pages]
 
 
 def page_counts(group: GroupUse) -> dict[str, int]:
-    """Pages by state. Those in flight, those in quarantine and the sink are `other`."""
-    known = {"free": group.num_free, "held": group.num_held, "cached": group.num_cached}
-    return known | {OTHER: group.num_pages - sum(known.values())}
+    return {
+        "free": group.num_free,
+        "held": group.num_held,
+        "cached": group.num_cached,
+        "in_flight": group.num_in_flight,
+        "quarantined": group.num_quarantined,
+    }
 
 
 def graphs(used: tuple[GraphUse, ...]) -> Known:

@@ -221,6 +221,10 @@ class MeasuredBackend:
     def reader(self) -> PromptReader:
         return self._backend.reader
 
+    @property
+    def retry_after_s(self) -> int:
+        return self._backend.retry_after_s
+
     async def start(self) -> None:
         await self._backend.start()
 

@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,11 +27,23 @@ from playhead.sampling_params import SamplingParams
 from playhead.serve.backend import Backend
 from playhead.serve.call import Answer, Call, EventStream
 from playhead.serve.failures import UnknownModel, failure, failure_event
+from playhead.serve.tools.constraint import TokenNames
+from playhead.serve.tools.formats import ToolFormat, format_for
 from playhead.serve.validate import Rules
 
 LOG = logging.getLogger(__name__)
 LONG_PROMPT_CHARS = 1 << 14  # encoding more takes milliseconds, and then happens beside the event loop
 ENCODER = msgspec.json.Encoder()
+
+
+def new_id(kind: str, separator: str = "-") -> str:
+    """An id that nobody can guess: "chatcmpl-" and 96 random bits."""
+    return f"{kind}{separator}{secrets.token_hex(12)}"
+
+
+def now_s() -> int:
+    """Seconds since 1970, as answers have them."""
+    return int(time.time())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,7 +52,19 @@ class Service:
 
     backend: Backend
     limits: RequestLimits = field(default_factory=RequestLimits)
-    created_s: int = field(default_factory=lambda: int(time.time()))
+    created_s: int = field(default_factory=now_s)
+    tool_format: str = "auto"
+
+    @property
+    def format(self) -> ToolFormat:
+        """How the model writes tool calls and reasoning."""
+        return format_for(self.backend.reader.tokenizer.chat_template, name=self.tool_format)
+
+    @property
+    def token_names(self) -> TokenNames:
+        """Which texts are special tokens of the model."""
+        tokenizer = self.backend.reader.tokenizer
+        return TokenNames(token_id=tokenizer.token_id, special_ids=tokenizer.special.special_ids)
 
     def rules(self, call: Call) -> Rules:
         """What holds for the requests of this caller."""
@@ -61,16 +85,17 @@ class Service:
         """The prompt as the engine takes it, or `RequestError`."""
         check = partial(self.backend.reader.check, prompt, params)
         is_long = isinstance(prompt, str) and len(prompt) > LONG_PROMPT_CHARS
-        return await asyncio.to_thread(check) if is_long else check()
+        has_grammar = params.structured_outputs is not None  # which may have to be compiled
+        return await asyncio.to_thread(check) if is_long or has_grammar else check()
 
     async def read_chat(self, messages: Conversation, options: ChatOptions) -> list[int]:
         """A conversation as the model reads it. The chat template runs in a process of its own."""
         return await asyncio.to_thread(self.backend.reader.chat_prompt, messages, options)
 
 
-READS = (200, 400, 401, 408, 413, 429, 431, 500, 503)
+READS = (200, 400, 401, 405, 408, 413, 421, 429, 431, 500, 503)
 """Statuses of a route that takes no body. The server refuses a call before a route sees it with most of these."""
-GENERATES = (200, 400, 401, 404, 408, 413, 415, 429, 431, 500, 503)
+GENERATES = (200, 400, 401, 404, 405, 408, 413, 415, 421, 429, 431, 500, 503)
 """Statuses of a route that takes a body."""
 
 Handler = Callable[[Service, Call], Awaitable[Answer | EventStream]]
@@ -80,8 +105,8 @@ Handler = Callable[[Service, Call], Awaitable[Answer | EventStream]]
 class Route:
     """One route: what it takes, what it gives, and who may call it.
 
-    `answer` is the body of status 200; `chunk` is what an event of its stream holds. `prompt_param` is the
-    field that has the prompt, for errors about it. `path` may have one name in braces, which matches slashes too.
+    `answer` is the body of status 200; `chunk` is what an event of its stream holds. `path` may have one
+    name in braces, which matches slashes too. `names` are fields of the library that the route calls otherwise.
     """
 
     method: str
@@ -93,7 +118,9 @@ class Route:
     chunk: type[msgspec.Struct] | None = None
     statuses: tuple[int, ...] = READS
     is_public: bool = False
-    prompt_param: str = "prompt"
+    content_type: str = ""
+    """What status 200 has where that is no JSON of a known kind."""
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def streams(self) -> bool:
@@ -106,7 +133,7 @@ async def respond(service: Service, route: Route, call: Call) -> Answer | EventS
     try:
         return await route.handler(service, call)
     except PlayheadError as error:
-        return failure(error, prompt_param=route.prompt_param)
+        return failure(error, route.names, retry_after_s=service.backend.retry_after_s)
     except Exception as error:  # noqa: BLE001 - the request boundary
         log_unforeseen(call.request_id, error)
         return failure(error)
@@ -134,8 +161,3 @@ def log_unforeseen(request_id: str, error: Exception) -> None:
 def answer(body: msgspec.Struct) -> Answer:
     """A whole answer with this body."""
     return Answer(body=ENCODER.encode(body))
-
-
-def new_id(kind: str) -> str:
-    """An id that nobody can guess: "chatcmpl-" and 96 random bits."""
-    return f"{kind}-{secrets.token_hex(12)}"

@@ -22,8 +22,8 @@ from playhead.errors import shown
 from playhead.inputs import Prompt, Prompts, as_prompts
 from playhead.request_limits import RequestLimits
 from playhead.sampling_params import RequestOutputKind, SamplingParams
-from playhead.serve.decode import BodyError, parse
-from playhead.serve.protocol.chat import ChatRequest, Message, NamedChoice, RefusalPart, Tool, ToolCall, ToolChoice
+from playhead.serve.decode import BodyError
+from playhead.serve.protocol.chat import ChatRequest, Message, RefusalPart
 from playhead.serve.protocol.completions import CompletionRequest
 from playhead.serve.protocol.fields import (
     JsonObjectFormat,
@@ -35,8 +35,11 @@ from playhead.serve.protocol.fields import (
     StructuredFields,
 )
 from playhead.serve.protocol.notes import check_refused, notes_of
+from playhead.serve.protocol.responses import InputItem, Part, RefusalText, ResponsesRequest, SchemaFormat
+from playhead.serve.tools.definitions import ToolRequest, tool_request
 
 MAX_ID_DIGITS = 10
+TEMPLATE_NAMES = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
 OWN_NAMES = ("max_tokens", "logit_bias", "prompt_logprobs")
 SAMPLING_NAMES = tuple(
     one.name
@@ -66,12 +69,11 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatWanted(Wanted):
-    """A conversation that can be written out. `tools` are those that the model may call."""
+    """A conversation that can be written out, and the tools that the model may or must call."""
 
     messages: list[dict[str, object]]
     chat: ChatOptions
-    tools: tuple[Tool, ...] = ()
-    tool_choice: ToolChoice = "auto"
+    tools: ToolRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,31 +93,59 @@ def validate_chat(request: ChatRequest, rules: Rules) -> ChatWanted:
     """A chat as the library takes it, or `RequestError`."""
     check_refused(request)
     check_stream_options(request.stream, request.stream_options)
-    messages = [message_table(one, f"messages[{i}]", rules) for i, one in enumerate(request.messages)]
-    tools = () if request.tool_choice == "none" else tuple(request.tools or ())
-    check_tool_choice(request.tool_choice, request.tools or ())
     given = {
         **shared_params(request),
         "max_tokens": most_tokens(request),
         "logprobs": chat_logprobs(request.logprobs, request.top_logprobs),
         **structured(request.structured_outputs, request.response_format),
     }
-    variables = dict(request.chat_template_kwargs or {})
-    if request.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", request.reasoning_effort)
     return ChatWanted(
         params=checked_sampling(given, request, rules),
         options=request_options(request, rules),
-        messages=messages,
+        messages=message_tables(request.messages, rules),
         chat=ChatOptions(
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
-            tools=[tool_table(tool) for tool in tools] or None,
-            chat_template_kwargs=variables,
+            chat_template_kwargs=template_variables(request.chat_template_kwargs, request.reasoning_effort),
         ),
-        tools=tools,
-        tool_choice=request.tool_choice or "auto",
+        tools=tools_of(request),
     )
+
+
+def validate_responses(request: ResponsesRequest, rules: Rules) -> ChatWanted:
+    """A response's conversation as the library takes it, or `RequestError`."""
+    check_refused(request)
+    wants_logprobs = "message.output_text.logprobs" in (request.include or ())
+    given = {
+        **shared_params(request),
+        "max_tokens": request.max_output_tokens,
+        "logprobs": chat_logprobs(wants_logprobs, request.top_logprobs, "include to have message.output_text.logprobs"),
+        **structured(request.structured_outputs, None if request.text is None else request.text.format),
+    }
+    effort = None if request.reasoning is None else request.reasoning.effort
+    return ChatWanted(
+        params=checked_sampling(given, request, rules),
+        options=request_options(request, rules),
+        messages=item_tables(request, rules),
+        chat=ChatOptions(chat_template_kwargs=template_variables(request.chat_template_kwargs, effort)),
+        tools=tools_of(request),
+    )
+
+
+def tools_of(request: ChatRequest | ResponsesRequest) -> ToolRequest:
+    """The tools that the model is shown, and those that it must call."""
+    return tool_request(
+        msgspec.to_builtins(request.tools),
+        msgspec.to_builtins(request.tool_choice),
+        is_parallel=request.parallel_tool_calls is not False,
+    )
+
+
+def template_variables(given: Mapping[str, object] | None, effort: str | None) -> dict[str, object]:
+    """The variables of the chat template that a request sets."""
+    for name in TEMPLATE_NAMES & set(given or ()):
+        raise BodyError("chat_template_kwargs", f"the key {name!r}", "switches of the template", "Use its own field.")
+    return ({} if effort is None else {"reasoning_effort": effort}) | dict(given or {})
 
 
 def validate_completion(request: CompletionRequest, rules: Rules) -> CompletionWanted:
@@ -180,10 +210,10 @@ def most_tokens(request: ChatRequest) -> int | None:
     return old if new is None else new
 
 
-def chat_logprobs(logprobs: bool | None, top: int | None) -> int | None:
+def chat_logprobs(logprobs: bool | None, top: int | None, wanted: str = "logprobs to be true") -> int | None:
     """How many of the best tokens are reported beside the chosen one; None for no report."""
     if not logprobs and top:
-        raise BodyError("top_logprobs", shown(top), "logprobs to be true", "Say logprobs: true.")
+        raise BodyError("top_logprobs", shown(top), wanted, "Change one of them.")
     return (top or 0) if logprobs else None
 
 
@@ -216,7 +246,9 @@ def check_stream_options(stream: bool | None, options: StreamOptions | None) -> 
         raise BodyError("stream_options", "no stream", "stream to be true", "Leave it out or say stream: true.")
 
 
-def structured(fields: StructuredFields | None, response_format: ResponseFormat | None) -> dict[str, Any]:
+def structured(
+    fields: StructuredFields | None, response_format: ResponseFormat | SchemaFormat | None
+) -> dict[str, Any]:
     """What an answer must look like, as `SamplingParams` has it."""
     wanted: dict[str, object] | None = None
     match response_format:
@@ -226,6 +258,8 @@ def structured(fields: StructuredFields | None, response_format: ResponseFormat 
             if named.schema is None:
                 raise BodyError("response_format.json_schema.schema", "missing", "a JSON schema", "Add it.")
             wanted = {"json": named.schema}
+        case SchemaFormat():
+            wanted = {"json": response_format.schema}
     if fields is not None:
         if wanted is not None:
             found = "structured_outputs and response_format"
@@ -234,45 +268,29 @@ def structured(fields: StructuredFields | None, response_format: ResponseFormat 
     return {} if wanted is None else {"structured_outputs": wanted}
 
 
-def check_tool_choice(choice: ToolChoice | None, tools: Sequence[Tool]) -> None:
-    """Refuse a choice among tools that there are not."""
-    names = [tool.function.name for tool in tools]
-    if len(set(names)) < len(names):
-        raise BodyError("tools", "two functions of one name", "a name for each", "Rename one.")
-    if choice in (None, "none", "auto"):
-        return
-    if not tools:
-        raise BodyError("tool_choice", shown(choice if isinstance(choice, str) else "a function"), "tools", "Add them.")
-    if isinstance(choice, NamedChoice) and choice.function.name not in names:
-        raise BodyError("tool_choice", shown(choice.function.name), f"one of {shown(names)}", "Change it.")
-
-
-def tool_table(tool: Tool) -> dict[str, object]:
-    """A tool as chat templates read it."""
-    parameters = tool.function.parameters or {"type": "object", "properties": {}}
-    function = {
-        "name": tool.function.name,
-        "description": tool.function.description or "",
-        "parameters": parameters,
-    }
-    return {"type": "function", "function": function}
+def message_tables(messages: Sequence[Message], rules: Rules) -> list[dict[str, object]]:
+    """Messages as the library takes them. Their content is text."""
+    return [message_table(one, f"messages[{i}]", rules) for i, one in enumerate(messages)]
 
 
 def message_table(message: Message, path: str, rules: Rules) -> dict[str, object]:
-    """A message as chat templates read it: content is text, and the arguments of calls are tables."""
     if message.content is None and message.role != "assistant":
         raise BodyError(f"{path}.content", "missing", "text", "Add it.", code="missing_required_parameter")
-    # A template that does not know the newer name would leave the message out, or refuse it.
-    is_unknown = message.role == "developer" and "developer" not in (rules.chat_template or "")
-    table: dict[str, object] = {"role": "system" if is_unknown else message.role, "content": text_of(message)}
-    if message.tool_calls:
-        table["tool_calls"] = [called_table(one, f"{path}.tool_calls[{i}]") for i, one in enumerate(message.tool_calls)]
+    table: dict[str, object] = {"role": known_role(message.role, rules), "content": text_of(message)}
     optional = {
+        "tool_calls": [called_table(one.id, one.function.name, one.function.arguments) for one in message.tool_calls]
+        if message.tool_calls
+        else None,
         "name": message.name,
         "tool_call_id": message.tool_call_id,
         "reasoning_content": message.reasoning_content or message.reasoning,
     }
     return table | {key: value for key, value in optional.items() if value is not None}
+
+
+def known_role(role: str, rules: Rules) -> str:
+    """A template that does not know the newer name of "system" would leave the message out, or refuse it."""
+    return "system" if role == "developer" and "developer" not in (rules.chat_template or "") else role
 
 
 def text_of(message: Message) -> str | None:
@@ -282,16 +300,71 @@ def text_of(message: Message) -> str | None:
     return "\n".join(part.refusal if isinstance(part, RefusalPart) else part.text for part in message.content)
 
 
-def called_table(call: ToolCall, path: str) -> dict[str, object]:
-    """A call of an earlier answer. Templates write its arguments anew, so they must be JSON."""
-    text = call.function.arguments
-    try:
-        arguments = parse(text.encode()) if text.strip() else {}
-    except BodyError as error:
-        raise BodyError(f"{path}.function.arguments", error.found, "a JSON object as text", "Correct it.") from None
-    if not isinstance(arguments, dict):
-        raise BodyError(f"{path}.function.arguments", "JSON", "a JSON object as text", "Correct it.")
-    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+def called_table(call_id: str, name: str, arguments: str) -> dict[str, object]:
+    """A call of an earlier answer."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def item_tables(request: ResponsesRequest, rules: Rules) -> list[dict[str, object]]:
+    """The instructions and the items of a response's input as messages.
+
+    Calls that follow each other are one message of the assistant. Reasoning belongs to the message after it.
+    """
+    tables: list[dict[str, object]] = []
+    if request.instructions is not None:
+        tables.append({"role": "system", "content": request.instructions})
+    if isinstance(request.input, str):
+        return [*tables, {"role": "user", "content": request.input}]
+    reasoning: str | None = None
+    calls: list[dict[str, object]] | None = None
+    for i, item in enumerate(request.input):
+        if item.type == "function_call" and calls is not None:
+            calls.append(item_call(item, f"input[{i}]"))
+            continue
+        calls = None
+        if item.type == "reasoning":
+            reasoning = parts_text(item.content)
+            continue
+        table = item_table(item, f"input[{i}]", rules)
+        if item.type == "function_call":
+            calls = [item_call(item, f"input[{i}]")]
+            table["tool_calls"] = calls
+        if table["role"] == "assistant" and reasoning:
+            table["reasoning_content"] = reasoning
+        reasoning = None
+        tables.append(table)
+    return tables
+
+
+def item_table(item: InputItem, path: str, rules: Rules) -> dict[str, object]:
+    """A message, a call that still lacks its function, or a result."""
+    if item.type == "function_call":
+        return {"role": "assistant", "content": None}
+    if item.type == "function_call_output":
+        wanted = {"call_id": item.call_id, "output": item.output}
+        check_given(path, wanted)
+        return {"role": "tool", "tool_call_id": item.call_id, "content": parts_text(item.output)}
+    check_given(path, {"role": item.role, "content": item.content})
+    return {"role": known_role(item.role or "user", rules), "content": parts_text(item.content)}
+
+
+def item_call(item: InputItem, path: str) -> dict[str, object]:
+    check_given(path, {"call_id": item.call_id, "name": item.name, "arguments": item.arguments})
+    return called_table(item.call_id or "", item.name or "", item.arguments or "")
+
+
+def check_given(path: str, fields: Mapping[str, object]) -> None:
+    """Refuse an item that lacks a field which its type must have."""
+    for name, value in fields.items():
+        if value is None:
+            raise BodyError(f"{path}.{name}", "missing", "", "Add it.", code="missing_required_parameter")
+
+
+def parts_text(content: str | Sequence[Part] | None) -> str:
+    """The text of an item. Its parts are joined by line ends, as those of messages are."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(part.refusal if isinstance(part, RefusalText) else part.text for part in content)
 
 
 def ignored_fields(kind: type[msgspec.Struct]) -> dict[str, str]:

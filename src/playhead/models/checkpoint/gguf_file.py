@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from playhead.errors import CheckpointError
+from playhead.models.checkpoint.gguf_blocks import BLOCK_SIZE, SIMPLE_TYPES, Unpacked, unpack_blocks
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -122,20 +122,20 @@ class GgufFile:
             tensors[name] = GgufTensor(shape=entry.shape, type_id=entry.type_id, start=start, num_bytes=entry.num_bytes)
         return tensors
 
-    def read(self, name: str, rows: slice | None = None) -> torch.Tensor:
+    def read(self, name: str, rows: slice | None = None) -> np.ndarray[Any, Any]:
         """The tensor, or some of its rows, as float32 numbers. A piece at a time: unpacking takes several copies."""
         tensor = self.tensors[name]
         # One row of a vector is no whole block.
         num_rows, row_shape = (1, tensor.shape) if len(tensor.shape) == 1 else (tensor.shape[0], tensor.shape[1:])
         first, stop, _ = (slice(None) if rows is None or num_rows == 1 else rows).indices(num_rows)
-        values = torch.empty((stop - first, *row_shape), dtype=torch.float32)
+        values = np.empty((stop - first, *row_shape), dtype=np.float32)
         row_bytes = tensor.num_bytes // num_rows
         rows_per_piece = max(1, PIECE_BYTES // row_bytes)
         for start in range(first, stop, rows_per_piece):
             count = min(rows_per_piece, stop - start)
             packed = self._bytes(name, tensor.start + start * row_bytes, count * row_bytes)
             unpacked = self._quants.dequantise(packed.reshape(count, *row_shape[:-1], -1), tensor.type_id)
-            values[start - first : start - first + count].copy_(torch.from_numpy(unpacked).view(count, *row_shape))
+            values[start - first : start - first + count] = unpacked.reshape(count, *row_shape)
         if len(tensor.shape) > 1:
             return values
         return values[0] if rows is None else values[0, rows]
@@ -150,6 +150,16 @@ class GgufFile:
                 raise _damaged(self._path, f"the file ends inside tensor {name!r}", "the file as it was opened")
             done += num_read
         return packed
+
+    def blocks(self, name: str) -> Unpacked | None:
+        """The integers of a matrix with their scales and offsets, row by row, if it has one of the simple types."""
+        tensor, type_name = self.tensors[name], self.type_name(name)
+        if type_name not in SIMPLE_TYPES or len(tensor.shape) != 2:
+            return None
+        packed = self._bytes(name, tensor.start, tensor.num_bytes)
+        num_blocks = math.prod(tensor.shape) // BLOCK_SIZE
+        found = unpack_blocks(packed.reshape(num_blocks, -1), type_name)
+        return Unpacked(*(part.reshape(tensor.shape[0], -1) for part in found))
 
     def type_name(self, name: str) -> str:
         """How a tensor is packed, as the format calls it: F16, Q4_K."""

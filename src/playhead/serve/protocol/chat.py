@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -61,7 +61,7 @@ class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reasoning: str | None = None
     """Another name of `reasoning_content`."""
     refusal: Annotated[str | None, ignored(SENT_BACK)] = None
-    annotations: Annotated[list[object] | None, ignored(SENT_BACK)] = None
+    annotations: Annotated[list[Any] | None, ignored(SENT_BACK)] = None
     audio: Annotated[None, ignored(SENT_BACK)] = None
     function_call: Annotated[None, ignored(SENT_BACK)] = None
 
@@ -105,18 +105,19 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fiel
     include_reasoning: bool = True
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    chat_template_kwargs: dict[str, object] | None = None
-    parallel_tool_calls: Annotated[bool | None, ignored("the model decides how many calls it makes")] = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    """False: a forced tool_choice makes one call. What the model does by itself is not changed."""
     verbosity: Annotated[Literal["low", "medium", "high"] | None, ignored("templates here do not know it")] = None
-    prediction: Annotated[dict[str, object] | None, ignored("it would change the speed, never the answer")] = None
+    prediction: Annotated[dict[str, Any] | None, ignored("it would change the speed, never the answer")] = None
     modalities: Annotated[list[str] | None, refused(TEXT_ALONE, ["text"])] = None
-    audio: Annotated[object, refused(TEXT_ALONE)] = None
-    functions: Annotated[object, refused("Use tools.", [])] = None
-    function_call: Annotated[object, refused("Use tool_choice.")] = None
-    web_search_options: Annotated[object, refused("Leave it out: the server opens no connection.")] = None
-    moderation: Annotated[object, refused("Leave it out: there is no moderation.")] = None
+    audio: Annotated[Any, refused(TEXT_ALONE)] = None
+    functions: Annotated[Any, refused("Use tools.", [])] = None
+    function_call: Annotated[Any, refused("Use tool_choice.")] = None
+    web_search_options: Annotated[Any, refused("Leave it out: the server opens no connection.")] = None
+    moderation: Annotated[Any, refused("Leave it out: there is no moderation.")] = None
     chat_template: Annotated[str | None, refused("Leave it out: the model's own template is used.")] = None
-    documents: Annotated[list[object] | None, refused("Put documents into the messages.", [])] = None
+    documents: Annotated[list[Any] | None, refused("Put documents into the messages.", [])] = None
     echo: Annotated[bool | None, refused("Use /v1/completions.", False)] = None
 
 

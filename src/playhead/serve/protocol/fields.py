@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -25,7 +25,7 @@ class JsonSchema(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A named JSON schema. The answer always fits it, whether `strict` is said or not."""
 
     name: Annotated[str, Meta(min_length=1, max_length=64)]
-    schema: dict[str, object] | None = None
+    schema: dict[str, Any] | None = None
     description: str | None = None
     strict: bool | None = None
 
@@ -54,7 +54,7 @@ ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 class StructuredFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an answer may look like, said in exactly one way. Names are vLLM's."""
 
-    json: str | dict[str, object] | None = None
+    json: str | dict[str, Any] | None = None
     regex: str | None = None
     choice: Annotated[list[str], Meta(min_length=1)] | None = None
     grammar: str | None = None
@@ -78,10 +78,10 @@ class ServedFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     prompt_cache_key: Annotated[str | None, ignored(CACHED)] = None
     prompt_cache_retention: Annotated[str | None, ignored(CACHED)] = None
     prompt_cache_options: Annotated[dict[str, Scalar] | None, ignored(CACHED)] = None
-    guided_json: Annotated[object, refused("Use structured_outputs.json.")] = None
-    guided_regex: Annotated[object, refused("Use structured_outputs.regex.")] = None
-    guided_choice: Annotated[object, refused("Use structured_outputs.choice.")] = None
-    guided_grammar: Annotated[object, refused("Use structured_outputs.grammar.")] = None
+    guided_json: Annotated[Any, refused("Use structured_outputs.json.")] = None
+    guided_regex: Annotated[Any, refused("Use structured_outputs.regex.")] = None
+    guided_choice: Annotated[Any, refused("Use structured_outputs.choice.")] = None
+    guided_grammar: Annotated[Any, refused("Use structured_outputs.grammar.")] = None
     use_beam_search: Annotated[bool | None, refused("Ask for n samples with logprobs and compare them.", False)] = None
 
 
@@ -115,9 +115,9 @@ class SamplingFields(ServedFields, frozen=True, kw_only=True, forbid_unknown_fie
 class Function(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A function that the model may call. `parameters` is a JSON schema."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.\-]+$")]
+    name: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.\-]+$")]
     description: str | None = None
-    parameters: dict[str, object] | None = None
+    parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
@@ -21,7 +21,7 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     tools: list[Tool] | None = None
-    chat_template_kwargs: dict[str, object] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class TokenizeAnswer(Struct, frozen=True, kw_only=True):

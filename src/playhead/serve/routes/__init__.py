@@ -2,37 +2,61 @@
 
 from __future__ import annotations
 
+from playhead import __version__
+from playhead.serve.call import Answer, Call
+from playhead.serve.openapi import document
 from playhead.serve.protocol.chat import ChatAnswer, ChatChunk, ChatRequest
 from playhead.serve.protocol.completions import CompletionAnswer, CompletionRequest
 from playhead.serve.protocol.models import ModelCard, ModelList
+from playhead.serve.protocol.responses import ResponsesAnswer, ResponsesRequest, StreamEvent
 from playhead.serve.protocol.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
-from playhead.serve.routes.chat import chat
-from playhead.serve.routes.completions import completions
+from playhead.serve.routes.chat import answer_chat
+from playhead.serve.routes.completions import complete
 from playhead.serve.routes.models import list_models, one_model
+from playhead.serve.routes.responses import create_response
 from playhead.serve.routes.tokens import detokenize, tokenize
-from playhead.serve.service import GENERATES, READS, Route
+from playhead.serve.service import ENCODER, GENERATES, READS, Route, Service
 
-ROUTES = (
+
+async def openapi(service: Service, call: Call) -> Answer:
+    """The handler of /openapi.json."""
+    vocab_size = service.backend.facts.vocab_size
+    made = document(ROUTES, version=__version__, limits=service.limits, vocab_size=vocab_size)
+    return Answer(body=ENCODER.encode(made))
+
+
+ROUTES: tuple[Route, ...] = (
     Route(
         method="POST",
         path="/v1/chat/completions",
-        handler=chat,
+        handler=answer_chat,
         summary="Answer a conversation",
         request=ChatRequest,
         answer=ChatAnswer,
         chunk=ChatChunk,
         statuses=GENERATES,
-        prompt_param="messages",
+        names={"prompt": "messages"},
     ),
     Route(
         method="POST",
         path="/v1/completions",
-        handler=completions,
+        handler=complete,
         summary="Go on with prompts",
         request=CompletionRequest,
         answer=CompletionAnswer,
         chunk=CompletionAnswer,
         statuses=GENERATES,
+    ),
+    Route(
+        method="POST",
+        path="/v1/responses",
+        handler=create_response,
+        summary="Answer a text or a conversation",
+        request=ResponsesRequest,
+        answer=ResponsesAnswer,
+        chunk=StreamEvent,
+        statuses=GENERATES,
+        names={"prompt": "input", "max_tokens": "max_output_tokens"},
     ),
     Route(
         method="GET",
@@ -67,7 +91,15 @@ ROUTES = (
         request=DetokenizeRequest,
         answer=DetokenizeAnswer,
         statuses=GENERATES,
-        prompt_param="tokens",
+        names={"prompt": "tokens"},
+    ),
+    Route(
+        method="GET",
+        path="/openapi.json",
+        handler=openapi,
+        summary="This document",
+        statuses=READS,
+        content_type="application/json",
     ),
 )
 """Every route of the API. Pages, health and metrics are added by the server."""

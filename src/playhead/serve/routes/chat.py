@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from msgspec import UNSET
@@ -10,15 +10,20 @@ from msgspec import UNSET
 from playhead.outputs import CompletionOutput, RequestOutput
 from playhead.serve.backend import Stream
 from playhead.serve.call import Answer, Call, EventStream
-from playhead.serve.decode import BodyError, decode
+from playhead.serve.decode import decode
 from playhead.serve.protocol.chat import (
     AssistantMessage,
+    CalledDelta,
+    CalledFunction,
     ChatAnswer,
     ChatChoice,
     ChatRequest,
     ChoiceLogprobs,
     ChunkChoice,
     Delta,
+    FinishedBy,
+    ToolCall,
+    ToolCallDelta,
 )
 from playhead.serve.routes.generation import (
     DONE,
@@ -30,32 +35,27 @@ from playhead.serve.routes.generation import (
     submit_all,
     whole_outputs,
 )
+from playhead.serve.routes.turn import Turn, check_template, read_turn
 from playhead.serve.service import ENCODER, Service, answer, guarded
-from playhead.serve.validate import ChatWanted, validate_chat
+from playhead.serve.tools.events import Content, Event, Parser, Reasoning, ToolCallArguments, ToolCallStart, gathered
+from playhead.serve.validate import validate_chat
 
 CHUNK = "chat.completion.chunk"
 
 
-async def chat(service: Service, call: Call) -> Answer | EventStream:
+async def answer_chat(service: Service, call: Call) -> Answer | EventStream:
     """The handler."""
     request = decode(call.body, ChatRequest)
     service.check_model(request.model)
     check_template(service, "messages")
     wanted = validate_chat(request, service.rules(call))
-    prompt = await service.read_prompt(await service.read_chat(wanted.messages, wanted.chat), wanted.params)
-    head, count = Head.of(service, "chatcmpl"), Count.begin(call.spent, [prompt])
-    streams = submit_all(service.backend, head.id, [prompt], wanted.options)
-    accepted = Chat(service=service, request=request, wanted=wanted, head=head, count=count)
+    turn = await read_turn(service, wanted)
+    head, count = Head.of(service, "chatcmpl"), Count.begin(call.spent, [turn.prompt])
+    streams = submit_all(service.backend, head.id, [turn.prompt], wanted.options)
+    accepted = Chat(service=service, request=request, turn=turn, head=head, count=count)
     if request.stream:
         return EventStream(events=guarded(call.request_id, ChatEvents(accepted).of(streams[0])), close=streams[0].close)
     return answer(accepted.whole(*await whole_outputs(streams)))
-
-
-def check_template(service: Service, param: str) -> None:
-    """Refuse a conversation with a model that has no chat template."""
-    if not service.backend.facts.has_chat_template:
-        found = "a model without a chat template"
-        raise BodyError(param, found, "a model with one", "Use /v1/completions.", code="no_chat_template")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -64,7 +64,7 @@ class Chat:
 
     service: Service
     request: ChatRequest
-    wanted: ChatWanted
+    turn: Turn
     head: Head
     count: Count
 
@@ -83,12 +83,31 @@ class Chat:
         )
 
     def choice(self, completion: CompletionOutput) -> ChatChoice:
+        finish: FinishedBy = ended_by(completion.finish_reason)
+        message = self.message(completion)
         return ChatChoice(
             index=completion.index,
-            message=AssistantMessage(content=completion.text),
-            finish_reason=ended_by(completion.finish_reason),
+            message=message,
+            finish_reason="tool_calls" if message.tool_calls and finish == "stop" else finish,
             logprobs=self.logprobs(completion),
             stop_reason=completion.stop_reason,
+        )
+
+    def message(self, completion: CompletionOutput) -> AssistantMessage:
+        """One sample's answer, with its reasoning and its calls apart from its text."""
+        if self.turn.new_parser is None:
+            return AssistantMessage(content=completion.text)
+        parser = self.turn.new_parser()
+        parsed = gathered([*parser.feed(completion.text), *parser.finish()])
+        if parsed.reasoning:
+            self.count.add_reasoning(self.service, parsed.reasoning)
+        calls = [
+            ToolCall(id=one.id, function=CalledFunction(name=one.name, arguments=one.arguments)) for one in parsed.calls
+        ]
+        return AssistantMessage(
+            content=parsed.content if calls else parsed.content or "",
+            reasoning_content=parsed.reasoning if parsed.reasoning and self.request.include_reasoning else UNSET,
+            tool_calls=calls or UNSET,
         )
 
     def logprobs(self, completion: CompletionOutput) -> ChoiceLogprobs | None:
@@ -114,6 +133,8 @@ class ChatEvents:
         self._text_end = b'},"logprobs":null,"finish_reason":null}' + self._end
         self._text_starts: dict[int, bytes] = {}
         self._ended: set[int] = set()
+        self._parsers: dict[int, Parser] = {}
+        self._calling: set[int] = set()
 
     async def of(self, stream: Stream) -> AsyncIterator[bytes]:
         """The events, from the first token to [DONE]."""
@@ -137,17 +158,77 @@ class ChatEvents:
         if start is None:
             start = self._text_starts[index] = self._start + b'{"index":%d,"delta":{"content":' % index
             events = self._event(ChunkChoice(index=index, delta=Delta(role="assistant", content="")))
-        if completion.logprobs:
+        if self._chat.turn.new_parser is not None:
+            events += self._parsed(completion)
+        elif completion.logprobs:
             delta = Delta(content=completion.text)
             events += self._event(ChunkChoice(index=index, delta=delta, logprobs=self._chat.logprobs(completion)))
         elif completion.text:
             events += start + ENCODER.encode(completion.text) + self._text_end
         if completion.finish_reason is not None:
             self._ended.add(index)
-            finish = ended_by(completion.finish_reason)
+            finish: FinishedBy = ended_by(completion.finish_reason)
+            if index in self._calling and finish == "stop":
+                finish = "tool_calls"
             last = ChunkChoice(index=index, delta=Delta(), finish_reason=finish, stop_reason=completion.stop_reason)
             events += self._event(last)
         return events
 
+    def _parsed(self, completion: CompletionOutput) -> bytes:
+        """The events of text that may be reasoning or calls. The report of its tokens goes with the first of them."""
+        index, new_parser = completion.index, self._chat.turn.new_parser
+        assert new_parser is not None, "text is parsed because there is a parser"
+        parser = self._parsers.get(index) or self._parsers.setdefault(index, new_parser())
+        found = parser.feed(completion.text) if completion.text else []
+        if completion.finish_reason is not None:
+            found += parser.finish()
+        kinds = {type(one) for one in found}
+        if kinds == {Reasoning}:
+            self._chat.count.num_reasoning += len(completion.token_ids)
+        if ToolCallStart in kinds:
+            self._calling.add(index)
+        if completion.logprobs:
+            return self._reported(completion, found)
+        start = self._text_starts[index]
+        return b"".join(
+            [
+                start + ENCODER.encode(one.text) + self._text_end
+                if isinstance(one, Content)
+                else self._event(ChunkChoice(index=index, delta=delta_of(one)))
+                for one in self._shown(found)
+            ]
+        )
+
+    def _reported(self, completion: CompletionOutput, found: Sequence[Event]) -> bytes:
+        """The same, with the report of the tokens. A report without text goes with an empty text."""
+        deltas = [delta_of(one) for one in self._shown(found)] or [Delta(content="")]
+        reports = [self._chat.logprobs(completion), *[None] * (len(deltas) - 1)]
+        choices = [
+            ChunkChoice(index=completion.index, delta=delta, logprobs=report)
+            for delta, report in zip(deltas, reports, strict=True)
+        ]
+        return b"".join([self._event(choice) for choice in choices])
+
+    def _shown(self, found: Sequence[Event]) -> Sequence[Event]:
+        """What the client wants to see."""
+        if self._chat.request.include_reasoning:
+            return found
+        return [one for one in found if not isinstance(one, Reasoning)]
+
     def _event(self, choice: ChunkChoice) -> bytes:
         return self._start + ENCODER.encode(choice) + self._end
+
+
+def delta_of(event: Event) -> Delta:
+    """A piece of an answer as a chunk has it."""
+    match event:
+        case Content():
+            return Delta(content=event.text)
+        case Reasoning():
+            return Delta(reasoning_content=event.text)
+        case ToolCallStart():
+            called = CalledDelta(name=event.name, arguments="")
+            return Delta(tool_calls=[ToolCallDelta(index=event.index, id=event.id, type="function", function=called)])
+        case ToolCallArguments():
+            more = CalledDelta(arguments=event.text)
+            return Delta(tool_calls=[ToolCallDelta(index=event.index, function=more)])

@@ -38,7 +38,7 @@ from playhead.serve.validate import CompletionWanted, validate_completion
 CHUNK = "text_completion"
 
 
-async def completions(service: Service, call: Call) -> Answer | EventStream:
+async def complete(service: Service, call: Call) -> Answer | EventStream:
     """The handler."""
     request = decode(call.body, CompletionRequest)
     service.check_model(request.model)
@@ -116,11 +116,12 @@ class Completions:
     ) -> CompletionLogprobs:
         """Tokens that begin at `offset` of a choice's text. The first token of a prompt has no log-probability."""
         tokenizer, num_top = self.service.backend.reader.tokenizer, self.request.logprobs or 0
+        skipped = tokenizer.special.special_ids if self.wanted.params.skip_special_tokens else ()
         texts = [tokenizer.token_text(token_id) or "" for token_id in token_ids]
         offsets = []
-        for text in texts:
+        for token_id, text in zip(token_ids, texts, strict=True):
             offsets.append(offset)
-            offset += len(text)
+            offset += 0 if token_id in skipped else len(text)
         return CompletionLogprobs(
             tokens=texts,
             token_logprobs=[
@@ -137,6 +138,12 @@ class Completions:
             else None,
             text_offset=offsets,
         )
+
+    def end_of(self, report: CompletionLogprobs, token_ids: Sequence[int]) -> int:
+        """Where the text of the last token ends."""
+        special = self.service.backend.reader.tokenizer.special.special_ids
+        is_skipped = self.wanted.params.skip_special_tokens and token_ids[-1] in special
+        return report.text_offset[-1] + (0 if is_skipped else len(report.tokens[-1]))
 
 
 class CompletionEvents:
@@ -183,7 +190,7 @@ class CompletionEvents:
                 report = self._accepted.report(
                     completion.token_ids, completion.logprobs, offset=self._offsets.get(index, 0)
                 )
-                self._offsets[index] = report.text_offset[-1] + len(report.tokens[-1])
+                self._offsets[index] = self._accepted.end_of(report, completion.token_ids)
                 events += self._event(CompletionChoice(index=index, text=completion.text, logprobs=report))
             elif completion.text:
                 events += start + ENCODER.encode(completion.text) + self._text_end
@@ -203,7 +210,7 @@ class CompletionEvents:
         text, report = accepted.echoed(number), None
         if output.prompt_logprobs is not None and accepted.request.logprobs is not None:
             report = accepted.report(accepted.prompts[number].ids, output.prompt_logprobs, offset=0)
-            self._offsets[index] = report.text_offset[-1] + len(report.tokens[-1])
+            self._offsets[index] = accepted.end_of(report, accepted.prompts[number].ids)
         return self._event(CompletionChoice(index=index, text=text, logprobs=report))
 
     def _event(self, choice: CompletionChoice) -> bytes:

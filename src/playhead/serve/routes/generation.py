@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -17,7 +16,7 @@ from playhead.serve.backend import Backend, Stream
 from playhead.serve.call import Spent
 from playhead.serve.protocol.chat import PromptLogprobs, TokenLogprob, TopLogprob
 from playhead.serve.protocol.usage import Usage, usage
-from playhead.serve.service import ENCODER, Service, new_id
+from playhead.serve.service import ENCODER, Service, new_id, now_s
 
 DONE = b"data: [DONE]\n\n"
 LEAST_LOGPROB = -9999.0
@@ -37,7 +36,7 @@ class Head:
     def of(cls, service: Service, kind: str) -> Head:
         """A new answer's."""
         facts = service.backend.facts
-        return cls(id=new_id(kind), created=int(time.time()), model=facts.name, system_fingerprint=facts.fingerprint)
+        return cls(id=new_id(kind), created=now_s(), model=facts.name, system_fingerprint=facts.fingerprint)
 
     def event_start(self, kind: str) -> bytes:
         """The bytes of an event up to its first choice. They are the same for every chunk of an answer."""
@@ -74,10 +73,16 @@ class Count:
         self.spent.num_output_tokens = self.num_output
         self._cached[prompt] = output.num_cached_tokens
 
+    def add_reasoning(self, service: Service, text: str) -> None:
+        """Count the tokens of reasoning that is known as text alone."""
+        self.num_reasoning += len(service.backend.reader.tokenizer.encode(text, add_special_tokens=False))
+
     @property
     def usage(self) -> Usage:
         cached = sum(self._cached.values())
-        return usage(self.num_prompt, self.num_output, num_cached=cached, num_reasoning=self.num_reasoning)
+        return usage(
+            self.num_prompt, self.num_output, num_cached=cached, num_reasoning=min(self.num_reasoning, self.num_output)
+        )
 
 
 def submit_all(

@@ -39,6 +39,10 @@ class CallLog:
     num_calls: int = 0
     events: list[Event] = field(default_factory=list)
 
+    def knows(self, name: str | None) -> bool:
+        """Whether a call of this function is a call. Clients run what they are told to."""
+        return name in self.names
+
     def start(self, name: str) -> int:
         """A call of this function begins. Returns its index."""
         index, self.num_calls = self.num_calls, self.num_calls + 1
@@ -168,9 +172,8 @@ class CallReader:
         text, self._token, self._place = "".join(self._token), [], Place.KEY
         if self._key == "name":
             self._name = json.loads(text) if text.startswith('"') else None
-            if self._name not in self._log.names:
-                self._is_refused = True
-            elif self._arguments is not None:
+            self._is_refused = not self._log.knows(self._name)
+            if self._name is not None and self._arguments is not None and not self._is_refused:
                 self._start(self._name)
         elif text:
             self._take_quoted_arguments(text)

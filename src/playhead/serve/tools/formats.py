@@ -6,14 +6,22 @@ bring templates of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import re
+import secrets
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 from playhead.errors import ConfigError, did_you_mean
 from playhead.serve.tools.calls import CallLog, new_call_id
+from playhead.serve.tools.constraint import CallGrammar, CallText, TokenNames
+from playhead.serve.tools.definitions import ToolRequest
 from playhead.serve.tools.events import Content, Event, Parser
+from playhead.serve.tools.gemma4 import Gemma4Arguments
+from playhead.serve.tools.harmony import CHANNEL, HARMONY_TEXT, MARKERS, MESSAGE, HarmonyMessages
 from playhead.serve.tools.json_calls import JsonCalls, JsonCallSyntax
+from playhead.serve.tools.messages import as_text, for_template
 from playhead.serve.tools.reasoning import ReasoningMarks, ReasoningSplitter
 
 
@@ -74,16 +82,19 @@ class ToolFormat:
     """One way of writing calls, with the reasoning of the model's template.
 
     `markers` are texts that must be seen in an answer. `stop_tokens` end an answer besides the model's own ends.
-    `has_tools`: the template shows tools to the model. Without, a call comes only where `tool_choice` forces one.
-    `wants_tables`: templates of this format read the arguments of earlier calls as tables, and not as JSON text.
+    `has_channels`: `calls` reads the reasoning too, whether there are tools or not.
+    `template_knows`: the chat template writes tools, calls and results. Where it does not, messages have them as text.
+    `can_choose`: the model knows how to write a call. Where it does not, only a forced `tool_choice` makes calls.
     """
 
     name: str
     markers: tuple[str, ...] = ()
     stop_tokens: tuple[str, ...] = ()
     calls: Callable[[CallLog], CallStage]
-    has_tools: bool = True
-    wants_tables: bool = True
+    text: CallText
+    has_channels: bool = False
+    template_knows: bool = True
+    can_choose: bool = True
     reasoning: ReasoningMarks | None = None
     new_id: Callable[[], str] = new_call_id
 
@@ -105,36 +116,102 @@ class ToolFormat:
         if self.reasoning is not None:
             is_open = self.reasoning.is_open_after(prompt_end)
             splitter = ReasoningSplitter(self.reasoning, log.events, is_open=is_open)
-        finds_calls = bool(names) and (self.has_tools or is_forced)
+        finds_calls = self.has_channels or (bool(names) and (self.can_choose or is_forced))
         return ChatParser(splitter, self.calls(log) if finds_calls else PlainText(log), log.events)
 
-    def output_settings(self, token_id: Callable[[str], int | None], special_ids: Collection[int]) -> OutputSettings:
-        """Special tokens are shown if one of them is a marker, and the stop tokens that the model has end an answer."""
+    def messages(self, messages: Sequence[Mapping[str, Any]], request: ToolRequest) -> list[dict[str, Any]]:
+        """The messages as the chat template takes them."""
+        if self.template_knows:
+            return for_template(messages)
+        return as_text(messages, request if self.can_choose else ToolRequest())
+
+    def template_tools(self, request: ToolRequest) -> list[dict[str, object]] | None:
+        """The tools as the chat template takes them; None where there are none to show."""
+        return request.for_template() if self.template_knows else None
+
+    def structured_outputs(
+        self, request: ToolRequest, tokens: TokenNames, *, prompt_end: str = ""
+    ) -> dict[str, str] | None:
+        """Fields of `StructuredOutputs` that make an answer the call that is forced; None if none is forced."""
+        if not request.is_forced:
+            return None
+        marks = self.text.reasoning or self.reasoning
+        grammar = CallGrammar(text=self.text, markers=self.all_markers, reasoning=marks)
+        return {"grammar": grammar.grammar(request, tokens, prompt_end=prompt_end)}
+
+    @property
+    def all_markers(self) -> tuple[str, ...]:
         marks = () if self.reasoning is None else (self.reasoning.open.strip(), self.reasoning.close)
-        shown = any(token_id(marker) in special_ids for marker in (*self.markers, *marks))
-        stops = (token_id(token) for token in self.stop_tokens)
+        return (*self.markers, *marks)
+
+    def output_settings(self, tokens: TokenNames) -> OutputSettings:
+        """Special tokens are shown if one of them is a marker, and the stop tokens that the model has end an answer."""
+        stops = (tokens.token_id(token) for token in self.stop_tokens)
         return OutputSettings(
-            skip_special_tokens=not shown, stop_token_ids=tuple(one for one in stops if one is not None)
+            skip_special_tokens=not any(tokens.is_special(marker) for marker in self.all_markers),
+            stop_token_ids=tuple(one for one in stops if one is not None),
         )
 
 
+def mistral_id() -> str:
+    """The templates of Mistral refuse ids that are not nine letters and digits."""
+    return secrets.token_hex(5)[:9]
+
+
 HERMES = JsonCallSyntax(opens=("<tool_call>",), close="</tool_call>")
+HERMES_TEXT = CallText(before='<tool_call>\n{"name": "NAME", "arguments": ', after="}\n</tool_call>", between="\n")
 LLAMA = JsonCallSyntax(opens=("<|python_tag|>",), is_bare=True, separators=";,")
+LLAMA_TEXT = CallText(before='{"name": "NAME", "parameters": ', after="}", between="; ")
+MISTRAL_HEAD = re.compile(r"(?P<name>[A-Za-z0-9_.-]{1,64})(?:\[CALL_ID\][A-Za-z0-9_-]{1,64})?(?:\[ARGS\])?\s{0,16}")
+MISTRAL = JsonCallSyntax(opens=("[TOOL_CALLS]",), head=MISTRAL_HEAD)
+MISTRAL_TEXT = CallText(
+    begin="[TOOL_CALLS][", before='{"name": "NAME", "arguments": ', after="}", between=", ", end="]"
+)
+MISTRAL_ARGS_TEXT = CallText(before="[TOOL_CALLS]NAME[ARGS]", between="")
+GEMMA = JsonCallSyntax(opens=("```json", "```tool_code", "```tool_call"), close="```", is_bare=True, separators=",;")
+GEMMA_4 = JsonCallSyntax(
+    opens=("<|tool_call>",),
+    close="<tool_call|>",
+    head=re.compile(r"call:(?P<name>[A-Za-z0-9_.-]{1,64})\s{0,16}"),
+    arguments=Gemma4Arguments,
+)
+GEMMA_4_TEXT = CallText(before="<|tool_call>call:NAME", after="<tool_call|>", between="")
 PLAIN_JSON = JsonCallSyntax(is_bare=True, separators=";,")
 
 
 def json_format(name: str, syntax: JsonCallSyntax, **facts: Any) -> ToolFormat:
     """A format whose calls are JSON objects."""
     markers = (*syntax.opens, *([syntax.close] if syntax.close else []))
-    return ToolFormat(name=name, markers=markers, calls=lambda log: JsonCalls(syntax, log), **facts)
+    given: dict[str, Any] = {"markers": markers, "calls": partial(JsonCalls, syntax), **facts}
+    return ToolFormat(name=name, **given)
 
 
+MISTRAL_FACTS: dict[str, Any] = {"markers": ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"), "new_id": mistral_id}
 FORMATS = {
     one.name: one
     for one in (
-        json_format("hermes", HERMES, stop_tokens=("<|im_end|>",)),
-        json_format("llama3", LLAMA, stop_tokens=("<|eot_id|>", "<|eom_id|>")),
-        json_format("none", PLAIN_JSON, has_tools=False),
+        json_format("hermes", HERMES, text=HERMES_TEXT, stop_tokens=("<|im_end|>",)),
+        json_format("llama3", LLAMA, text=LLAMA_TEXT, stop_tokens=("<|eot_id|>", "<|eom_id|>")),
+        json_format("mistral", MISTRAL, text=MISTRAL_TEXT, **MISTRAL_FACTS),
+        json_format("mistral-args", MISTRAL, text=MISTRAL_ARGS_TEXT, **MISTRAL_FACTS),
+        ToolFormat(
+            name="harmony",
+            markers=MARKERS,
+            stop_tokens=("<|return|>", "<|call|>"),
+            calls=HarmonyMessages,
+            text=HARMONY_TEXT,
+            has_channels=True,
+        ),
+        json_format(
+            "gemma4",
+            GEMMA_4,
+            text=GEMMA_4_TEXT,
+            markers=("<|tool_call>", "<tool_call|>", '<|"|>'),
+            stop_tokens=("<turn|>", "<|tool_response>"),
+            reasoning=ReasoningMarks(open="<|channel>thought\n", close="<channel|>"),
+        ),
+        json_format("gemma", GEMMA, text=LLAMA_TEXT, template_knows=False, stop_tokens=("<end_of_turn>",)),
+        json_format("none", PLAIN_JSON, text=LLAMA_TEXT, template_knows=False, can_choose=False),
     )
 }
 """All formats by name, as `--tool-format` takes them."""
@@ -142,6 +219,7 @@ FORMATS = {
 REASONING = (ReasoningMarks(), ReasoningMarks(open="[THINK]", close="[/THINK]"))
 
 
+@lru_cache(maxsize=16)
 def format_for(chat_template: str | None, model_type: str | None = None, *, name: str = "auto") -> ToolFormat:
     """The format that a chat template writes, or the named one. `none` where the template has no calls."""
     template = chat_template or ""
@@ -153,13 +231,20 @@ def format_for(chat_template: str | None, model_type: str | None = None, *, name
         raise ConfigError(f"tool format {name!r}: no such format. {fix}")
     found = FORMATS[name]
     marks = next((marks for marks in REASONING if marks.close in template), None)
-    return found if marks is None or found.reasoning is not None else replace(found, reasoning=marks)
+    has_own = found.has_channels or found.reasoning is not None
+    return found if marks is None or has_own else replace(found, reasoning=marks)
 
 
 def detected(template: str, model_type: str | None) -> str:
-    """The name of a template's format, by the markers it writes."""
+    """The name of a template's format, by the markers it writes. gpt-oss knows one format alone."""
+    if (CHANNEL in template and MESSAGE in template) or model_type == "gpt_oss":
+        return "harmony"
+    if "<|tool_call>" in template:
+        return "gemma4"
+    if "[TOOL_CALLS]" in template:
+        return "mistral-args" if "[ARGS]" in template else "mistral"
     if "<tool_call>" in template:
         return "hermes"
     if "<|python_tag|>" in template or ("<|start_header_id|>" in template and '"parameters"' in template):
         return "llama3"
-    return "none"
+    return "gemma" if "<start_of_turn>" in template else "none"

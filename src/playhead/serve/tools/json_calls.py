@@ -4,6 +4,7 @@ Hermes, Qwen    <tool_call>{"name": "f", "arguments": {}}</tool_call>
 Llama 3         {"name": "f", "parameters": {}}              the answer begins so, or with <|python_tag|>
 Mistral         [TOOL_CALLS][{"name": "f", "arguments": {}}]
 Mistral, new    [TOOL_CALLS]f[ARGS]{}
+Gemma 4         <|tool_call>call:f{}<tool_call|>
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 
 from playhead.serve.tools.calls import ArgumentsReader, CallLog, CallReader
 from playhead.serve.tools.events import Content
+from playhead.serve.tools.gemma4 import Gemma4Arguments
 from playhead.serve.tools.json_scanner import Status
 from playhead.serve.tools.text import MarkerFinder, TextOut
 
@@ -28,7 +30,8 @@ class JsonCallSyntax:
 
     `opens` are markers that a call, or a list of calls, follows. `is_bare`: an answer that begins with a call needs no
     marker. `close` is dropped after a call. `separators` stand between calls that share a marker. `head` is what
-    stands between a marker and the arguments, with the group `name`, where a call is no object of its own.
+    stands between a marker and the arguments, with the group `name`, where a call is no object of its own; `arguments`
+    reads those.
     """
 
     opens: tuple[str, ...] = ()
@@ -36,6 +39,7 @@ class JsonCallSyntax:
     is_bare: bool = False
     separators: str = ""
     head: re.Pattern[str] | None = None
+    arguments: Callable[[CallLog, str], ArgumentsReader | Gemma4Arguments] = ArgumentsReader
 
 
 class JsonCalls:
@@ -47,7 +51,7 @@ class JsonCalls:
         self._out = TextOut(log.events, Content, trims_start=False)
         self._text, self._at = "", 0
         self._raw: list[str] = []
-        self._reader: CallReader | ArgumentsReader | None = None
+        self._reader: CallReader | ArgumentsReader | Gemma4Arguments | None = None
         self._in_list = False
         self._state: Callable[[], bool] = self._opened if syntax.is_bare else self._in_content
 
@@ -103,10 +107,10 @@ class JsonCalls:
         if brace < 0 and len(self._text) - self._at < MAX_HEAD_CHARS:
             return False
         found = head.fullmatch(self._text, self._at, brace) if brace >= 0 else None
-        if found is not None and found["name"] in self._log.names:
+        if found is not None and self._log.knows(found["name"]):
             self._out.drop_space()
             self._raw, self._at = [], brace
-            self._reader, self._state = ArgumentsReader(self._log, found["name"]), self._in_call
+            self._reader, self._state = self._syntax.arguments(self._log, found["name"]), self._in_call
         else:
             self._give_up()
         return True
@@ -133,7 +137,7 @@ class JsonCalls:
         assert space is not None, "no white space is a match too"
         self._at = space.end()
         rest = self._text[self._at : self._at + max(1, len(syntax.close))]
-        if len(rest) < len(syntax.close) and syntax.close.startswith(rest):
+        if not rest or (len(rest) < len(syntax.close) and syntax.close.startswith(rest)):
             return False
         if syntax.close and rest == syntax.close:
             self._at += len(rest)

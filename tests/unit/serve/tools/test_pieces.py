@@ -18,6 +18,16 @@ FRAGMENTS = [
     *('{"name": "clock"}', '{"a": [1, {"b": "\\u00e9\\n"}]}', "{", "[", "]", ",", ";", '"', "\\", "1", "null", "x"),
     *(" ", "\n", "\n\n", "é", "```json", "```", '{"name": "weather", "parameters": {"city": 1}}'),
     *("<|channel|>", "analysis", "commentary", "final", "<|message|>", "<|end|>", "<|start|>assistant", "<|call|>"),
+    *(
+        "<|tool_call>",
+        "call:weather",
+        '{city:<|"|>R',
+        '<|"|>',
+        "<tool_call|>",
+        "days:[1,",
+        "<|channel>thought\n",
+        "<channel|>",
+    ),
     *(" to=functions.weather", " <|constrain|>json", "<|return|>", "[CALL_ID]abc", "[THINK]", "[/THINK]"),
 ]
 TEXTS = st.lists(st.sampled_from(FRAGMENTS), max_size=14).map("".join)

@@ -1,0 +1,24 @@
+"""A tokenizer from a model's files. No torch: a server reads prompts in a process without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from playhead.engine.config import EngineConfig
+from playhead.models.checkpoint.gguf_file import GgufFile
+from playhead.models.text.generation_config import read_generation_config
+from playhead.models.text.gguf_vocab import tokenizer_from_gguf
+from playhead.models.text.ids_only import IdsOnlyTokenizer
+from playhead.models.text.tokenizer import Tokenizer, tokenizer_from_directory
+from playhead.types import LoadFormat
+
+
+def tokenizer_at(path: Path, config: EngineConfig, gguf: GgufFile | None = None) -> Tokenizer:
+    """From a directory or a GGUF file, which may be open already; ids only where the configuration has no text."""
+    if path.is_file():
+        file = gguf or GgufFile(path)
+        return IdsOnlyTokenizer() if config.skip_tokenizer_init else tokenizer_from_gguf(file.metadata)
+    is_dummy = config.load_format is LoadFormat.DUMMY and config.tokenizer is None
+    if config.skip_tokenizer_init or (is_dummy and not (path / "tokenizer.json").is_file()):
+        return IdsOnlyTokenizer(read_generation_config(path).eos_ids)
+    return tokenizer_from_directory(path)

@@ -1,0 +1,335 @@
+"""The engine in a process of its own, where no Python work of the HTTP side can slow a step.
+
+`python -m playhead.serve.engine_process FD` talks over the socket FD, and ends when the socket does: a server that was
+killed leaves no engine behind. Stop strings are found on the HTTP side, which then aborts; no text is made here.
+
+    reader thread    socket -> orders
+    main thread      orders -> engine, a step, its tokens -> socket
+    writer thread    what the socket had no room for
+    beat thread      every second: how many steps are done
+
+The main thread never waits for the HTTP side: what does not fit into the socket waits in the outbox.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from playhead.engine.build import build_engine, resolve_model_name, tokenizer_path
+from playhead.engine.config import EngineConfig
+from playhead.engine.engine import Engine
+from playhead.engine.front import CheckedPrompt, RequestOptions
+from playhead.engine.response import ResponseBuilder
+from playhead.engine.snapshot import take_snapshot
+from playhead.errors import PlayheadError, RequestError, StepFailed
+from playhead.models.checkpoint.hub import resolve_model
+from playhead.outputs import RequestOutput
+from playhead.sampling_params import SamplingKind
+from playhead.serve import wire
+from playhead.serve.facts import facts_of, is_capturing
+
+RECEIVED_BYTES = 1 << 18
+BEAT_S = 1.0
+
+
+class Outbox:
+    """Frames on their way to the HTTP side. `send` never waits."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._filled = threading.Condition()
+        self._unsent: deque[bytes] = deque()
+        threading.Thread(target=self._keep_writing, name="playhead writer", daemon=True).start()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the other side reads more slowly than this one writes."""
+        return bool(self._unsent)
+
+    def send(self, frames: bytes) -> None:
+        """Write what the socket has room for, and leave the rest to the writer thread."""
+        with self._filled:
+            num_sent = 0
+            if not self._unsent:
+                try:
+                    num_sent = self._socket.send(frames, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    num_sent = 0
+                except OSError:  # the other side is gone, which the reader thread finds out
+                    return
+            if num_sent < len(frames):
+                self._unsent.append(frames[num_sent:])
+                self._filled.notify()
+
+    def wait_until_sent(self) -> None:
+        """For the last message."""
+        with self._filled:
+            self._filled.wait_for(lambda: not self._unsent)
+
+    def _keep_writing(self) -> None:
+        while True:
+            with self._filled:
+                self._filled.wait_for(lambda: self._unsent)
+                first = self._unsent[0]
+            try:
+                self._socket.sendall(first)
+            except OSError:
+                return
+            with self._filled:
+                self._unsent.popleft()  # only now: `send` must not overtake it
+                self._filled.notify_all()
+
+
+class Inbox:
+    """Orders from the HTTP side. `on_end` is called in the reader thread when no more can come."""
+
+    def __init__(self, connection: socket.socket, on_end: Callable[[], None]) -> None:
+        self._socket, self._on_end = connection, on_end
+        self._came = threading.Condition()
+        self._orders: deque[wire.Order] = deque()
+        threading.Thread(target=self._keep_reading, name="playhead reader", daemon=True).start()
+
+    def take(self, *, waits: bool) -> list[wire.Order]:
+        """The orders that have come; with `waits` at least one."""
+        with self._came:
+            if waits:
+                self._came.wait_for(lambda: self._orders)
+            orders = list(self._orders)
+            self._orders.clear()
+            return orders
+
+    def first(self) -> wire.Order:
+        """The next order alone."""
+        with self._came:
+            self._came.wait_for(lambda: self._orders)
+            return self._orders.popleft()
+
+    def _keep_reading(self) -> None:
+        frames = wire.Frames()
+        try:
+            while data := self._socket.recv(RECEIVED_BYTES):
+                orders = [wire.read_order(payload) for _, payload in frames.feed(data)]
+                with self._came:
+                    self._orders.extend(orders)
+                    self._came.notify()
+        finally:
+            self._on_end()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)  # mutable: more is sent with every step
+class Sent:
+    """A sequence here, and how much of it the HTTP side has. Of the first prompt token there is no report."""
+
+    number: int
+    response: ResponseBuilder
+    num_tokens: int = 0
+    num_prompt: int = 1
+
+    def new_reports(self) -> wire.Reports | None:
+        """The logprobs that the HTTP side does not have yet. None if there are none."""
+        response, params = self.response, self.response.request.params
+        if params.logprobs is None and params.prompt_logprobs is None:
+            return None
+        tokens = tuple(wire.report_of(table) for table in response.logprobs[self.num_tokens :])
+        prompt = tuple(wire.report_of(table or {}) for table in response.prompt_logprobs[self.num_prompt :])
+        self.num_prompt += len(prompt)
+        return wire.Reports(self.number, tokens, prompt) if tokens or prompt else None
+
+
+class EngineLoop:
+    """Follows orders, runs steps, and tells what they gave."""
+
+    def __init__(self, engine: Engine, inbox: Inbox, outbox: Outbox) -> None:
+        self._engine, self._inbox, self._outbox = engine, inbox, outbox
+        self._sent: dict[str, Sent] = {}
+        self._captures = CapturesLeft(engine)
+        engine.max_waiting = sys.maxsize  # the HTTP side refuses what is too much
+
+    def turn(self) -> None:
+        """Follow the orders that have come, then run a step or capture a graph. Without either, wait for an order."""
+        is_idle = not self._engine.has_work
+        for order in self._inbox.take(waits=is_idle and not self._captures.are_left):
+            self._follow(order)
+        if self._engine.has_work:
+            self._step()
+        elif self._captures.are_left:
+            self._captures.do_one()
+
+    def _follow(self, order: wire.Order) -> None:
+        if isinstance(order, wire.Submit):
+            self._submit(order)
+        elif isinstance(order, wire.Abort):
+            for name in map(str, order.numbers):
+                self._engine.abort(name)
+                self._sent.pop(name, None)
+        elif isinstance(order, wire.Ask):
+            shown = take_snapshot(self._engine, order.after_step)
+            self._outbox.send(wire.framed(wire.Shown(shown)))
+
+    def _submit(self, order: wire.Submit) -> None:
+        """Queue a sequence. If that raises, this sequence alone ends with the error."""
+        name = str(order.number)
+        try:
+            checked = CheckedPrompt(
+                text=None,
+                ids=tuple(wire.words_of(order.ids)),
+                params=wire.params_of(order.params),
+                max_new_tokens=order.max_new_tokens,
+                bad_words=order.bad_words,
+                salt=order.salt,
+            )
+            response = self._engine.submit(name, checked, RequestOptions(priority=order.priority, streams=False))
+        except PlayheadError as error:
+            self._outbox.send(wire.framed(wire.Failed(order.number, wire.note_of(error))))
+        else:
+            self._sent[name] = Sent(number=order.number, response=response)
+
+    def _step(self) -> None:
+        error: BaseException | None = None
+        try:
+            self._engine.advance()
+        except BaseException as raised:  # noqa: BLE001  the requests must hear of any error
+            error = raised
+        self._tell(self._engine.take_ready())
+        if error is not None:
+            self._give_all_up()
+
+    def _give_all_up(self) -> None:
+        """A step raised: end the requests that were in it. If that raises too, the process ends."""
+        for name, sent in list(self._sent.items()):
+            self._engine.abort(name)
+            self._outbox.send(wire.framed(wire.Failed(sent.number, wire.note_of(StepFailed(name)))))
+        self._sent.clear()
+
+    def _tell(self, ended: Sequence[RequestOutput]) -> None:
+        """Send what the step gave, as one write."""
+        frames: list[bytes] = []
+        rows: list[tuple[Sent, int]] = []
+        for request in self._engine.running:
+            sent = self._sent.get(request.id)
+            if sent is not None and len(request.output) > sent.num_tokens:
+                rows.append((sent, 0))
+        for output in ended:
+            sent = self._sent.pop(output.request_id, None)
+            if sent is None:
+                continue
+            if output.error is not None:
+                frames.append(wire.framed(wire.Failed(sent.number, wire.note_of(output.error))))
+            else:
+                rows.append((sent, wire.ENDS.index(output.outputs[0].finish_reason)))
+        tokens: list[int] = []
+        counts: list[int] = []
+        for sent, _ in rows:
+            reports = sent.new_reports()
+            if reports is not None:
+                frames.append(wire.framed(reports))
+            new = sent.response.request.output[sent.num_tokens :]
+            sent.num_tokens += len(new)
+            counts.append(len(new))
+            tokens += new
+        step = wire.StepTokens(
+            num_steps=self._engine.stats.num_steps,
+            numbers=[sent.number for sent, _ in rows],
+            counts=counts,
+            ends=[end for _, end in rows],
+            cached=[sent.response.request.num_cached_tokens for sent, _ in rows],
+            tokens=tokens,
+        )
+        self._outbox.send(b"".join((*frames, wire.framed_step(step))))
+
+
+class CapturesLeft:
+    """The graphs that no request has asked for yet, captured one by one while nothing else is to do.
+
+    A CPU gains nothing: its graphs are captured as fast as they run.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.are_left = engine.worker.device.type == "cuda"
+        self._failed: set[tuple[int, int]] = set()
+
+    def do_one(self) -> None:
+        """Capture the largest size that is missing. After the last one, finish as `Engine.capture_graphs` does."""
+        worker = self._engine.worker
+        runners = (worker.prefill, *(worker.decoder_for(kind) for kind in (SamplingKind.GREEDY, SamplingKind.DRAWN)))
+        for i, runner in enumerate(runners):
+            sizes = set(runner.dispatcher.buckets) - runner.captured.keys()
+            left = [size for size in sizes if (i, size) not in self._failed]
+            if left and runner.dispatcher.within_budget():
+                size = max(left)
+                try:
+                    with self._engine.entered():
+                        runner.capture_bucket(size)
+                except torch.OutOfMemoryError:
+                    runner.dispatcher.mark_failed(size)
+                    self._failed.add((i, size))
+                return
+        self.are_left = False
+        if not self._failed:
+            self._engine.capture_graphs()
+
+
+def keep_beating(engine: Engine, outbox: Outbox) -> None:
+    """Say every second how far the engine is. A side that is behind with reading is told nothing twice."""
+    waits = threading.Event()
+    while not waits.wait(BEAT_S):
+        if not outbox.is_behind:
+            outbox.send(wire.framed(wire.Beat(engine.stats.num_steps, is_capturing(engine))))
+
+
+def ready(engine: Engine, model: str, config: EngineConfig, name: str | None) -> wire.Ready:
+    """What the HTTP side must know of an engine."""
+    facts = facts_of(engine, name)
+    path = resolve_model(resolve_model_name(model), revision=config.revision)
+    plain = {key: value for key, value in asdict(facts).items() if key != "default_params"}
+    return wire.Ready(
+        facts=plain,
+        default_params=wire.params_fields(facts.default_params),
+        tokenizer_path=str(tokenizer_path(Path(path), config)),
+        snapshot=take_snapshot(engine),
+    )
+
+
+def end_at_once() -> None:
+    """Nobody reads what this process makes: there is nothing to save, and a step may be stuck."""
+    os._exit(0)
+
+
+def main(descriptor: int) -> int:
+    """Load what the first message asks for, then serve until the socket ends."""
+    # Ctrl-C and a service's stop signal reach every process. The server drains first, and then closes the socket.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    os.set_inheritable(descriptor, False)  # a compiler that is started here must not keep the socket open
+    connection = socket.socket(fileno=descriptor)
+    outbox, inbox = Outbox(connection), Inbox(connection, on_end=end_at_once)
+    begin = inbox.first()
+    if not isinstance(begin, wire.Begin):
+        raise RequestError("engine process", type(begin).__name__, "Begin", "Send it first.")
+    try:
+        config = wire.config_of(begin.config)
+        engine = build_engine(begin.model, config)
+        outbox.send(wire.framed(ready(engine, begin.model, config, begin.name)))
+    except PlayheadError as error:
+        outbox.send(wire.framed(wire.Refused(wire.note_of(error))))
+        outbox.wait_until_sent()
+        return 1
+    threading.Thread(target=keep_beating, args=(engine, outbox), name="playhead beat", daemon=True).start()
+    loop = EngineLoop(engine, inbox, outbox)
+    while True:
+        loop.turn()
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

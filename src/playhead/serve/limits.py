@@ -1,0 +1,149 @@
+"""How many requests a server takes, how long one may take, and how long an engine may be silent. No torch.
+
+Both backends keep their open streams here. A timer calls `check`; a test calls it with a clock of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from playhead.errors import ConfigError, PlayheadError, RequestTimedOut, shown
+from playhead.settings import Setting, check_settings, declare, settings_of
+
+CHECK_S = 0.5  # between two checks
+WAITING_PER_RUNNING = 4  # in a longer queue every request would come too late
+MAX_RETRY_S = 60
+REMEMBERED_CHECKS = 40  # 20 s of ended requests say how fast places become free
+LONGEST_STEPS = 3.0  # an engine whose steps are slow is given this many of its longest before it counts as stuck
+
+Clock = Callable[[], float]
+
+
+def refused(name: str, value: object, wanted: str) -> ConfigError:
+    """The error for one limit."""
+    return ConfigError(f"{name}: found {shown(value)}; wanted {wanted}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeLimits:
+    """What a server allows. A request over a time limit ends with `RequestTimedOut`."""
+
+    max_queued: int | None = declare(
+        None,
+        Setting(group="queue", help="sequences that may wait to run; four times those that run if left out", low=0),
+    )
+    max_waiting_s: float = declare(
+        60.0, Setting(group="queue", help="seconds until a request's first token", low=0, above=True)
+    )
+    max_running_s: float = declare(
+        600.0, Setting(group="queue", help="seconds from a request's first token to its last", low=0, above=True)
+    )
+    wedged_after_s: float = declare(
+        4.0,
+        Setting(
+            group="queue", help="seconds without a step until an engine with work counts as stuck", low=0, above=True
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self, SERVE_LIMITS, refused)
+
+    def max_requests(self, max_running: int) -> int:
+        """How many sequences may be there, running and waiting: 5 x 16 with room for 16 that run."""
+        queued = WAITING_PER_RUNNING * max_running if self.max_queued is None else self.max_queued
+        return max_running + queued
+
+
+SERVE_LIMITS = settings_of(ServeLimits)
+
+
+class OpenStream(Protocol):
+    """A stream of either backend, as its limits are kept."""
+
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the engine has made its first token."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of it runs any more."""
+
+    def give_up(self, error: PlayheadError) -> None:
+        """End it with this error."""
+
+
+@dataclass(slots=True, kw_only=True)  # mutable: it begins
+class Lifetime:
+    """When a stream was opened, and when it was first seen to have begun."""
+
+    opened_s: float
+    begun_s: float | None = None
+
+
+class Lifetimes:
+    """The open streams of a backend."""
+
+    def __init__(self, limits: ServeLimits, clock: Clock) -> None:
+        self._limits, self._clock = limits, clock
+        self._open: dict[OpenStream, Lifetime] = {}
+        self._ended: deque[tuple[float, int]] = deque([(clock(), 0)], maxlen=REMEMBERED_CHECKS)
+
+    def add(self, stream: OpenStream) -> None:
+        """A stream that was opened now."""
+        self._open[stream] = Lifetime(opened_s=self._clock())
+
+    def check(self) -> None:
+        """Forget the streams that are over, and end those that are past a limit."""
+        now, num_before = self._clock(), len(self._open)
+        self._open = {stream: life for stream, life in self._open.items() if not stream.is_over}
+        self._ended.append((now, num_before - len(self._open)))
+        for stream, life in self._open.items():
+            if life.begun_s is None and stream.has_begun:
+                life.begun_s = now
+            if life.begun_s is None and now - life.opened_s > self._limits.max_waiting_s:
+                stream.give_up(RequestTimedOut(stream.request_id, "waited", self._limits.max_waiting_s))
+            elif life.begun_s is not None and now - life.begun_s > self._limits.max_running_s:
+                stream.give_up(RequestTimedOut(stream.request_id, "ran", self._limits.max_running_s))
+
+    @property
+    def retry_after_s(self) -> int:
+        """Seconds until a place is likely to be free: 10 requests that ended in the last 20 s make it 2."""
+        seconds = self._clock() - self._ended[0][0]
+        num_ended = sum(count for _, count in self._ended)
+        wanted = math.ceil(seconds / num_ended) if num_ended else MAX_RETRY_S // 10
+        return min(max(wanted, 1), MAX_RETRY_S)
+
+
+class Pulse:
+    """Whether an engine that has work gets on. A step is a beat, and so is a graph that is being captured."""
+
+    def __init__(self, limits: ServeLimits, clock: Clock) -> None:
+        self._limit_s, self._clock = limits.wedged_after_s, clock
+        self._last_s, self._num_steps, self._longest_s = clock(), 0, 0.0
+        self._was_busy = False
+
+    def beat(self) -> None:
+        """The engine was seen to get on."""
+        self._last_s = self._clock()
+
+    def saw(self, num_steps: int, *, has_work: bool) -> None:
+        """So many steps are done. An engine without work cannot be stuck."""
+        now = self._clock()
+        if num_steps != self._num_steps and has_work and self._was_busy:
+            self._longest_s = max(self._longest_s, now - self._last_s)
+        if num_steps != self._num_steps or not (has_work and self._was_busy):
+            self._last_s = now
+        self._num_steps, self._was_busy = num_steps, has_work
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether there was work and no beat for too long."""
+        limit_s = max(self._limit_s, LONGEST_STEPS * self._longest_s)
+        return self._was_busy and self._clock() - self._last_s > limit_s

@@ -1,0 +1,132 @@
+"""Bugs in reading and forcing tool calls, and what notices them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llguidance import LLMatcher, LLTokenizer, grammar_from
+
+from playhead.serve.tools import calls, constraint
+from playhead.serve.tools.constraint import TokenNames
+from playhead.serve.tools.definitions import tool_request
+from playhead.serve.tools.events import ParsedAnswer, gathered
+from playhead.serve.tools.formats import FORMATS, format_for
+from playhead.serve.tools.reasoning import ReasoningMarks
+from playhead.serve.tools.text import MarkerFinder, TextOut
+from playhead.testing.mutant import Checker, Mutant, Patch, mutant, swapped
+
+CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
+SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Rome"], "description": "a ::= b"}}, "required": ["city"]}
+FORCED = tool_request([{"type": "function", "name": "weather", "parameters": SCHEMA}], "required")
+
+PIECES, KNOWN, BEGUN = "pieces of an answer", "functions that were not given", "reasoning begun in the prompt"
+FITS, KEPT, SPACE = "forced arguments fit", "a call without an end", "white space around calls"
+
+
+def answer(pieces: Sequence[str], template: str = "<tool_call>", prompt_end: str = "") -> ParsedAnswer:
+    """What is read of an answer in these pieces."""
+    parser = format_for(template).parser(names=["weather"], prompt_end=prompt_end, new_id=lambda: "id")
+    events = [event for piece in pieces for event in parser.feed(piece)]
+    return gathered(events + parser.finish())
+
+
+@mutant("the beginning of a marker passed on", source="streaming parsers", killed_by=(PIECES,))
+def beginnings_passed_on() -> Patch:
+    return swapped(MarkerFinder, "end_of_plain", lambda self, text, at: len(text))
+
+
+@mutant("any function called", source="models invent names", killed_by=(KNOWN,))
+def any_function_called() -> Patch:
+    return swapped(calls.CallLog, "knows", lambda self, name: name is not None)
+
+
+@mutant("reasoning only after its first marker", source="templates that begin it in the prompt", killed_by=(BEGUN,))
+def begun_reasoning_unseen() -> Patch:
+    return swapped(ReasoningMarks, "is_open_after", lambda self, prompt_end: False)
+
+
+@mutant("arguments of any form forced", source="found here", killed_by=(FITS,))
+def schema_left_out() -> Patch:
+    return swapped(constraint, "schema_text", lambda tool: '{"type": "object"}')
+
+
+@mutant("a call without an end kept whole", source="hostile answers", killed_by=(KEPT,))
+def kept_without_limit() -> Patch:
+    return swapped(calls, "MAX_HELD_CHARS", 1 << 40)
+
+
+@mutant("line ends around calls are content", source="clients show an empty message", killed_by=(SPACE,))
+def line_ends_are_content() -> Patch:
+    return swapped(TextOut, "drop_space", lambda self: self.flush())
+
+
+def pieces_give_the_same() -> list[str]:
+    whole, cut = answer([f"a {CALL} b"]), answer(list(f"a {CALL} b"))
+    return [] if whole == cut and len(whole.calls) == 1 else [f"whole {whole}, in pieces {cut}"]
+
+
+def only_given_functions_are_called() -> list[str]:
+    invented = CALL.replace("weather", "rm")
+    texts = {
+        "hermes": invented,
+        "mistral-args": "[TOOL_CALLS]rm[ARGS]{}",
+        "harmony": "<|channel|>commentary to=functions.rm<|message|>{}",
+    }
+    found = []
+    for name, text in texts.items():
+        parser = FORMATS[name].parser(names=["weather"])
+        if gathered(parser.feed(text) + parser.finish()).calls:
+            found.append(f"{name}: a function was called that was not given")
+    return found
+
+
+def begun_reasoning_is_seen() -> list[str]:
+    read = answer(["Hm.</think>Yes."], template="</think>", prompt_end="<think>\n")
+    return [] if (read.reasoning, read.content) == ("Hm.", "Yes.") else [f"{read}"]
+
+
+def forced_arguments_fit() -> list[str]:
+    fields = FORMATS["hermes"].structured_outputs(FORCED, TokenNames(token_id=lambda text: None, special_ids=()))
+    assert fields is not None, "a call is forced"
+    tokens, found = LLTokenizer("byte"), []
+    try:
+        grammar = grammar_from("grammar", fields["grammar"])
+    except ValueError as error:
+        return [f"refused: {error!s:.80}"]
+    for city, is_right in (("Rome", True), ("Ulm", False)):
+        matcher = LLMatcher(tokens, grammar, log_level=0)
+        text = f'<tool_call>\n{{"name": "weather", "arguments": {{"city": "{city}"}}}}\n</tool_call>'
+        ids = tokens.tokenize_str(text)
+        fits = not matcher.is_error() and matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+        found += [f"{city}: {'refused' if is_right else 'allowed'}"] if fits is not is_right else []
+    return found
+
+
+def an_endless_call_is_let_go() -> list[str]:
+    parser = FORMATS["hermes"].parser(names=["weather"])
+    events = parser.feed('<tool_call>{"name": "' + "x" * (1 << 17))
+    return [] if events else ["128 KiB were kept"]
+
+
+def white_space_around_calls_is_dropped() -> list[str]:
+    read = answer([f"\n\n{CALL}\n{CALL}\n"])
+    return [] if (read.content, len(read.calls)) == (None, 2) else [f"{read}"]
+
+
+TOOL_MUTANTS: tuple[Mutant, ...] = (
+    beginnings_passed_on,
+    any_function_called,
+    begun_reasoning_unseen,
+    schema_left_out,
+    kept_without_limit,
+    line_ends_are_content,
+)
+
+TOOL_CHECKERS: tuple[Checker, ...] = (
+    Checker(name=PIECES, run=pieces_give_the_same),
+    Checker(name=KNOWN, run=only_given_functions_are_called),
+    Checker(name=BEGUN, run=begun_reasoning_is_seen),
+    Checker(name=FITS, run=forced_arguments_fit),
+    Checker(name=KEPT, run=an_endless_call_is_let_go),
+    Checker(name=SPACE, run=white_space_around_calls_is_dropped),
+)

@@ -1,0 +1,43 @@
+"""Both kinds of backend over the embedded model, and a clock that a test sets."""
+
+from __future__ import annotations
+
+from playhead.engine.config import EngineConfig
+from playhead.engine.front import RequestOptions
+from playhead.sampling_params import SamplingParams
+from playhead.serve.local import LocalBackend
+from playhead.serve.remote import RemoteBackend
+
+KINDS = {"local": LocalBackend, "remote": RemoteBackend}
+CONFIG = EngineConfig(max_model_len=512, max_num_seqs=4, kv_memory_bytes=1 << 23, seed=3, device="cpu")
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+ENDLESS = SamplingParams(temperature=0, max_tokens=500, ignore_eos=True)
+
+
+class HandClock:
+    """A clock that stands until it is set."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def submitted(backend, request_id, prompt, params):
+    return backend.submit(request_id, backend.reader.check(prompt, params), RequestOptions())
+
+
+async def outputs_of(stream):
+    return [output async for output in stream]
+
+
+async def last(backend, prompt, params, request_id="r"):
+    return (await outputs_of(submitted(backend, request_id, prompt, params)))[-1]
+
+
+async def first_of(stream):
+    """Its first output. The stream stays open."""
+    async for output in stream:
+        return output
+    raise AssertionError("a stream without outputs")

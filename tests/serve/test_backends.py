@@ -1,0 +1,211 @@
+"""A backend gives what the library gives, refuses what it has no room for, and leaves nothing behind.
+
+Every test runs for the engine in this process and for the engine in a process of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from playhead.errors import EngineStopped, QueueFull, RequestError, RequestTimedOut
+from playhead.llm import LLM
+from playhead.sampling_params import RequestOutputKind, SamplingParams
+from playhead.serve.backend import BackendState
+from playhead.serve.limits import ServeLimits
+from tests.serve.backends import CONFIG, ENDLESS, GREEDY, KINDS, HandClock, first_of, last, outputs_of, submitted
+
+CASES = {
+    "greedy": GREEDY,
+    "seeded": SamplingParams(seed=7, max_tokens=6),
+    "filtered": SamplingParams(seed=8, top_p=0.9, top_k=40, max_tokens=6),
+    "three samples": SamplingParams(n=3, seed=5, max_tokens=4),
+    "a stop string": replace(GREEDY, stop=("a",), max_tokens=30),
+    "a stop string shown": replace(GREEDY, stop=("e", "zz"), max_tokens=30, include_stop_str_in_output=True),
+    "a stop string late": replace(GREEDY, stop=("e",), min_tokens=12, max_tokens=30),
+    "a stop token": replace(GREEDY, stop_token_ids=tuple(range(0, 4096, 2)), max_tokens=30),
+    "a stop token after some": replace(GREEDY, stop_token_ids=tuple(range(4000)), min_tokens=4, max_tokens=30),
+    "logprobs": replace(GREEDY, logprobs=3),
+    "logprobs of the prompt": replace(GREEDY, prompt_logprobs=2),
+    "bias": replace(GREEDY, logit_bias={17: 90.0}),
+    "bad words": replace(GREEDY, bad_words=("the", "a")),
+    "no text": replace(GREEDY, detokenize=False),
+    "penalties": replace(GREEDY, repetition_penalty=1.5, presence_penalty=0.5),
+    "only the end": replace(GREEDY, output_kind=RequestOutputKind.FINAL_ONLY),
+}
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM("embedded", CONFIG) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def clock():
+    return HandClock()
+
+
+@pytest.fixture(scope="module")
+def loop():
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def backend(request, loop, clock):
+    """One started backend for all tests of a kind: each leaves it idle."""
+    made = KINDS[request.param]("embedded", CONFIG, ServeLimits(max_queued=196), clock=clock)
+    loop.run(made.start())
+    yield made
+    loop.run(made.close())
+
+
+@pytest.fixture(autouse=True)
+def _idle_afterwards(backend, loop):
+    yield
+    now = loop.run(backend.snapshot())
+    assert (now.num_running, now.num_waiting, now.stats.num_violations) == (0, 0, 0)
+    assert [group.num_held for group in now.groups] == [0] * len(now.groups)
+
+
+def facts_of(output):
+    """All of an output that a client can see and that is not a time."""
+    return (output.prompt, output.prompt_token_ids, output.outputs, output.prompt_logprobs, output.finished)
+
+
+def test_a_backend_gives_what_the_library_gives(backend, loop, llm):
+    """One request after the other: in other batches the last bits of logprobs are others."""
+    wanted = {name: facts_of(llm.generate("The whale", params)[0]) for name, params in CASES.items()}
+
+    async def one_by_one():
+        return {name: facts_of(await last(backend, "The whale", params, name)) for name, params in CASES.items()}
+
+    assert loop.run(one_by_one()) == wanted
+
+
+def test_requests_of_all_sorts_at_once_get_the_tokens_they_get_alone(backend, loop, llm):
+    wanted = {name: llm.generate("The whale", params)[0] for name, params in CASES.items()}
+
+    async def at_once():
+        asked = [last(backend, "The whale", params, name) for name, params in CASES.items()]
+        return dict(zip(CASES, await asyncio.gather(*asked), strict=True))
+
+    found = loop.run(at_once())
+    assert {
+        name: [(one.text, one.token_ids, one.stop_reason) for one in output.outputs] for name, output in found.items()
+    } == {
+        name: [(one.text, one.token_ids, one.stop_reason) for one in output.outputs] for name, output in wanted.items()
+    }
+
+
+def test_two_hundred_callers_each_get_their_own(backend, loop, llm):
+    prompts = [[5 + i, 6, 7] for i in range(10)]
+    params = replace(GREEDY, max_tokens=3)
+    wanted = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+
+    async def everybody():
+        asked = [last(backend, prompts[i % 10], params, f"r{i}") for i in range(200)]
+        return [output.outputs[0].token_ids for output in await asyncio.gather(*asked)]
+
+    assert loop.run(everybody()) == wanted * 20
+
+
+def test_new_parts_add_up_to_the_whole(backend, loop):
+    params = replace(ENDLESS, max_tokens=60)
+
+    async def both():
+        whole = await last(backend, "The whale", params)
+        news = submitted(backend, "p", "The whale", replace(params, output_kind=RequestOutputKind.DELTA))
+        return whole, await outputs_of(news)
+
+    whole, parts = loop.run(both())
+    assert "".join(part.outputs[0].text for part in parts) == whole.outputs[0].text
+    assert [token for part in parts for token in part.outputs[0].token_ids] == whole.outputs[0].token_ids
+    assert [part.finished for part in parts] == [False] * (len(parts) - 1) + [True]
+
+
+def test_a_consumer_that_reads_late_gets_one_output_with_everything(backend, loop, llm):
+    """What came meanwhile is one output, so it cannot have piled up."""
+    wanted = llm.generate("The whale", GREEDY)[0].outputs[0].token_ids
+
+    async def late():
+        stream = submitted(backend, "late", "The whale", GREEDY)
+        while not stream.is_over:
+            await asyncio.sleep(0)
+        return await outputs_of(stream)
+
+    (only,) = loop.run(late())
+    assert only.outputs[0].token_ids == wanted
+
+
+def test_a_full_queue_refuses_before_there_is_a_stream(backend, loop):
+    async def crowd():
+        streams = [submitted(backend, f"r{i}", [5 + i, 6], ENDLESS) for i in range(200)]
+        with pytest.raises(QueueFull, match="at most 200"):
+            submitted(backend, "one too many", [5], GREEDY)
+        with pytest.raises(RequestError, match="an id in use"):
+            submitted(backend, "r3", [5], GREEDY)
+        assert 1 <= backend.retry_after_s <= 60
+        for stream in streams:
+            stream.close()
+        await backend.snapshot()  # by then the engine has heard of it
+        return await last(backend, [5], GREEDY)
+
+    assert loop.run(crowd()).finished
+
+
+def test_the_first_look_after_streams_were_closed_finds_nothing_of_them(backend, loop):
+    """The engine hears of it before its next step: the step under way is the last that computes them."""
+
+    async def leave():
+        streams = [submitted(backend, f"r{i}", [5 + i, 6, 7], replace(ENDLESS, n=1 + i % 2)) for i in range(8)]
+        await first_of(streams[0])
+        for stream in streams:
+            stream.close()
+            stream.close()
+        return await backend.snapshot(), [await outputs_of(stream) for stream in streams[1:]]
+
+    now, rest = loop.run(leave())
+    assert (now.num_running, now.num_waiting) == (0, 0)
+    assert rest == [[]] * 7
+
+
+@pytest.mark.parametrize("what", ["waited for more than 60 s", "ran for more than 600 s"])
+def test_a_request_past_its_time_ends_with_a_typed_error(backend, loop, clock, what):
+    async def late():
+        streams = [submitted(backend, f"r{i}", [5, 6], ENDLESS) for i in range(5)]
+        await first_of(streams[0])
+        backend.check()
+        clock.now += 61 if "waited" in what else 601
+        backend.check()
+        with pytest.raises(RequestTimedOut, match=what):
+            await outputs_of(streams[4 if "waited" in what else 0])
+        for stream in streams:
+            stream.close()
+        return await last(backend, "The whale", GREEDY)
+
+    assert loop.run(late()).finished
+
+
+def test_a_request_that_the_engine_refuses_ends_alone(backend, loop):
+    """The sampler finds that no token is left. The prompt's check cannot know that."""
+    nothing = replace(GREEDY, allowed_token_ids=[7], stop_token_ids=[7], min_tokens=3)
+
+    async def refused():
+        stream = submitted(backend, "refused", [5], nothing)
+        with pytest.raises(RequestError, match="allowed_token_ids"):
+            await outputs_of(stream)
+        return await last(backend, [5], GREEDY)
+
+    assert loop.run(refused()).finished
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_backend_that_was_not_started_refuses(kind):
+    backend = KINDS[kind]("embedded", CONFIG)
+    assert backend.state is BackendState.STARTING
+    with pytest.raises(EngineStopped):
+        backend.submit("early", None, None)
