@@ -21,7 +21,7 @@ from playhead.load.own_server import own_server
 from playhead.load.report import report
 from playhead.load.results import LoadResult, RunResult
 from playhead.load.scrape import series
-from playhead.load.spec import LoadSpec
+from playhead.load.spec import LengthKind, LoadSpec
 
 REFUSAL_MS = 50.0
 LEAST_SHARE = 0.9
@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--slo-inter-ms", type=float, default=1_000.0)
     parser.add_argument("--html", type=Path)
     args = parser.parse_args()
-    spec = LoadSpec(input_len=args.input_len, output_len=args.output_len, lengths="uniform")
+    spec = LoadSpec(input_len=args.input_len, output_len=args.output_len, lengths=LengthKind.UNIFORM)
     with target_of(args) as target:
         num_running = asyncio.run(max_running(target))
         asked = Measure(
