@@ -33,6 +33,7 @@ from playhead.testing.protocol_mutants import PROTOCOL_CHECKERS, PROTOCOL_MUTANT
 from playhead.testing.seeds_checkers import SEEDS, all_rows, seed_rows, seeds_checkers, what_is_missing
 from playhead.testing.seeds_mutants import SEEDS_MUTANTS
 from playhead.testing.step_mutants import STEP_CHECKERS, STEP_MUTANTS
+from playhead.testing.structured_mutants import STRUCTURED_CHECKERS, STRUCTURED_MUTANTS
 from playhead.testing.tool_mutants import TOOL_CHECKERS, TOOL_MUTANTS
 
 TABLE_COLUMNS = 150
@@ -59,6 +60,7 @@ PACKAGES: tuple[Package, ...] = (
     Package(name="front", mutants=FRONT_MUTANTS, checkers=FRONT_CHECKERS),
     Package(name="protocol", mutants=PROTOCOL_MUTANTS, checkers=PROTOCOL_CHECKERS),
     Package(name="tools", mutants=TOOL_MUTANTS, checkers=TOOL_CHECKERS),
+    Package(name="structured", mutants=STRUCTURED_MUTANTS, checkers=STRUCTURED_CHECKERS),
     *seeds(),
 )
 
