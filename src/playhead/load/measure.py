@@ -39,7 +39,7 @@ class Measure:
 
 async def measure(asked: Measure, on_tick: OnTick = lambda rate, load: None) -> LoadResult:
     """A run for each rate, one after the other."""
-    runs = [await one_run(asked, rate, on_tick) for rate in asked.spec.rate]
+    runs = [await one_run(asked, rate, on_tick) for rate in asked.spec.rates]
     return LoadResult(
         url=asked.target.url,
         model=asked.model,
