@@ -10,12 +10,12 @@ told of each end.
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from time import perf_counter
 from typing import Self
 
 from playhead.engine.front import CheckedPrompt, PromptReader, RequestOptions
@@ -139,27 +139,32 @@ class RequestWatch:
     def __init__(self, recorder: Recorder, request_id: str, kind: RequestOutputKind) -> None:
         self._recorder, self._is_cumulative = recorder, kind is not RequestOutputKind.DELTA
         self._request_id, self._num_prompt, self._num_cached = request_id, 0, 0
-        self._begun_s = self._last_s = self._first_s = time.perf_counter()
+        self._begun_s = self._last_s = self._first_s = perf_counter()
         self._num_seen, self._num_samples, self._is_open = 0, 1, True
 
     def saw(self, output: RequestOutput) -> None:
         """An output came. An output without a new token is no token."""
-        counts = [len(completion.token_ids) for completion in output.outputs]
-        num_new = sum(counts) - (self._num_seen if self._is_cumulative else 0)
+        outputs = output.outputs
+        num_samples = len(outputs)
+        num_new = len(outputs[0].token_ids) if num_samples == 1 else sum(len(one.token_ids) for one in outputs)
+        if self._is_cumulative:
+            num_new -= self._num_seen
         if num_new > 0:
-            now_s = time.perf_counter()
-            if not self._num_seen:
-                self._begin(output, now_s)
-                self._spread(output, num_new - len(counts))
+            now_s, recorder = perf_counter(), self._recorder
+            if self._num_seen:
+                gap_s = now_s - self._last_s
+                if num_new > num_samples:
+                    # The samples of a request advance together: each got its share of the new tokens in this time.
+                    gap_s *= num_samples / num_new
+                recorder.between_tokens_s.add(gap_s, num_new)
             else:
-                # The samples of a request advance together: each got its share of the new tokens since the last output.
-                gap_s = (now_s - self._last_s) * len(counts) / max(num_new, len(counts))
-                self._recorder.between_tokens_s.add(gap_s, num_new)
+                self._begin(output, now_s)
+                self._spread(output, num_new - num_samples)
             self._num_seen += num_new
-            self._num_samples, self._last_s = len(counts), now_s
-            self._recorder.num_generated_tokens += num_new
+            self._num_samples, self._last_s = num_samples, now_s
+            recorder.num_generated_tokens += num_new
         if output.finished:
-            reasons = [completion.finish_reason for completion in output.outputs]
+            reasons = [completion.finish_reason for completion in outputs]
             self.end(FinishReason.ERROR if output.error is not None else next(filter(None, reasons), FinishReason.STOP))
 
     def _begin(self, output: RequestOutput, now_s: float) -> None:
@@ -187,7 +192,7 @@ class RequestWatch:
         if not self._is_open:
             return
         self._is_open = False
-        recorder, now_s = self._recorder, time.perf_counter()
+        recorder, now_s = self._recorder, perf_counter()
         recorder.finished[why] += 1
         if recorder.on_end is not None:
             recorder.on_end(self._ended(why, now_s))
