@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -169,6 +170,49 @@ def test_a_refused_message_comes_back_with_the_reason(visit):
     wait_for_end(page)
     assert [error for error in visit.errors if "400" not in error] == []
     visit.errors.clear()  # the browser's own words on the refused call
+
+
+def answer_with(page, *events: str) -> None:
+    """Answer the page's next messages with these events, as a server would that fails in the midst of them."""
+    body = "".join(f"data: {event}\n\n" for event in events)
+    page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(status=200, content_type="text/event-stream", body=body),
+    )
+
+
+HALF = '{"choices": [{"index": 0, "delta": {"content": "half an answer"}}]}'
+
+
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        (
+            '{"error": {"message": "A step failed, and this request was in it.", "type": "server_error"}}',
+            "A step failed",
+        ),
+        (": no more", "broke off"),
+    ],
+)
+def test_an_answer_that_breaks_off_keeps_its_text_and_tells_why(visit, last, reason):
+    page = visit.chat()
+    answer_with(page, HALF, last)
+    send(page, "Hello")
+    expect(page.locator("#turns [role=alert]")).to_contain_text(reason)
+    expect(page.locator(".turn.assistant .text")).to_have_text("half an answer")
+    expect(page.locator(".turn.assistant .facts")).to_contain_text("ended by an error")
+
+
+def test_markup_in_an_answer_is_shown_and_not_run(visit):
+    page = visit.chat()
+    markup = "<script>alert(1)</script><img src=x onerror=alert(1)>"
+    delta = {"reasoning_content": f"thought {markup}", "content": markup}
+    answer_with(page, json.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": "stop"}]}), "[DONE]")
+    send(page, "Hello")
+    expect(page.locator(".turn.assistant .text")).to_have_text(markup)
+    page.get_by_text("Reasoning").click()
+    expect(page.locator(".turn.assistant details p")).to_have_text(f"thought {markup}")
+    expect(page.locator("#turns img, #turns script")).to_have_count(0)
 
 
 def test_markup_in_a_message_is_shown_and_not_run(visit):

@@ -31,7 +31,7 @@ def data_calls(page) -> list[str]:
 def test_counters_and_maps_move_while_a_request_runs(visit, served, load):
     page = visit.go("/graphs")
     expect(page.locator("#live")).to_have_text("live")
-    before = number(counter(page, "Generated tokens").inner_text())
+    before = number(counter(page, "Generated").inner_text())
     full = page.get_by_role("img", name="Map of the pages of full")
     idle = full.screenshot()
     load.begin("The whale", PAST_WINDOW)
@@ -40,7 +40,7 @@ def test_counters_and_maps_move_while_a_request_runs(visit, served, load):
     assert full.screenshot() != idle
     load.wait()
     expect(counter(page, "Running")).to_have_text("0")
-    expect(counter(page, "Generated tokens")).to_have_text(f"{before + PAST_WINDOW:,.0f}")
+    expect(counter(page, "Generated")).to_have_text(f"{before + PAST_WINDOW:,.0f}")
     now = served.on_loop(served.backend.snapshot())
     assert number(counter(page, "Steps").inner_text()) == now.stats.num_steps
 

@@ -233,6 +233,14 @@ def test_tokenize_wants_one_of_text_and_messages(body):
     assert status == (200 if body == {"messages": []} else 400)
 
 
+def test_tokenize_counts_texts_beyond_the_context_and_refuses_huge_ones():
+    service = Service(backend=ScriptedBackend())
+    status, body = ask(service, "/tokenize", prompt="a b " * 3000)
+    assert status == 200
+    assert body["count"] > body["max_model_len"]
+    assert ask(service, "/tokenize", prompt="a" * 70_000)[0] == 400
+
+
 @pytest.mark.parametrize("tokens", [[-1], [4096], [True], [1.0], "a", [2**70]])
 def test_detokenize_refuses_what_is_no_token(tokens):
     assert ask(Service(backend=ScriptedBackend()), "/detokenize", tokens=tokens)[0] == 400
