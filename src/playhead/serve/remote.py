@@ -273,7 +273,7 @@ class RemoteBackend:
     def _on_beat(self, beat: wire.Beat) -> None:
         self._num_steps = beat.num_steps
         self._pulse.saw(beat.num_steps, has_work=bool(self._samples))
-        if beat.is_capturing:
+        if beat.is_preparing:
             self._pulse.beat()
 
     def _on_failed(self, news: wire.Failed) -> None:
