@@ -85,8 +85,15 @@ class Server(uvicorn.Server):
         for connection in list(self.server_state.connections):
             connection.shutdown()
         await self._wait(lambda: not self.server_state.connections, LAST_WORDS_S)
-        for task in list(self.server_state.tasks):
+        # Whoever is left now is cut off. An event loop that is closed beside an open connection would wait for it.
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        tasks = list(self.server_state.tasks)
+        for task in tasks:
             task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=LAST_WORDS_S)
+        await asyncio.sleep(0)
         event(LOG, logging.INFO, "stopped", cut_off=num_cut_off)
 
     async def _wait(self, is_done: Callable[[], bool], seconds: float) -> None:
