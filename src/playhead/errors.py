@@ -7,6 +7,7 @@ PlayheadError
 ├── ChatTemplateError       a chat template refused its messages, or was refused itself
 ├── AbsentFeature           a name or a method of another engine that this one does not have
 ├── RequestError            this request cannot be served; others go on
+│   ├── NoTokenLeft         an answer cannot go on: its grammar and its other fields forbid every token
 │   └── QueueFull           the same request may be served later
 ├── RequestFailed           this request's own work raised after it had begun; others go on
 ├── StepFailed              a step raised, and this request was in flight
@@ -93,6 +94,18 @@ class AbsentFeature(PlayheadError, ImportError):
 
 class RequestError(DescribedError, ValueError):
     """This request cannot be served. Nothing of it has started. A `ValueError` too, as in other engines."""
+
+
+class NoTokenLeft(RequestError):
+    """An answer cannot go on: what its grammar allows, other fields of the request forbid."""
+
+    def __init__(self, request_id: str, num_tokens: int) -> None:
+        super().__init__(
+            f"request {request_id!r}",
+            f"no token that may follow the {num_tokens} so far",
+            "one that the grammar and the other sampling fields allow",
+            "Change min_tokens, allowed_token_ids or bad_words, or the grammar.",
+        )
 
 
 class QueueFull(RequestError):

@@ -71,7 +71,7 @@ REFUSED_KEYWORDS = {
     "prompt_token_ids": 'Give the ids as prompts: generate([1, 2, 3]) or generate({"prompt_token_ids": [1, 2, 3]}).',
     "lora_request": "Playhead has no adapters: merge the adapter into the weights first.",
     "prompt_adapter_request": "Playhead has no adapters: merge the adapter into the weights first.",
-    "guided_options_request": "Playhead has no guided decoding yet: use allowed_token_ids.",
+    "guided_options_request": "Give structured_outputs to SamplingParams.",
     "priority": "AsyncEngine.generate takes a priority for each request.",
 }
 

@@ -43,12 +43,10 @@ SAMPLING_NAMES = {
     },
 }
 """SGLang's names of sampling parameters, and vLLM's, which are Playhead's."""
-NO_GRAMMAR = "Playhead has no guided decoding yet: leave it out."
+FORMS = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}
+"""SGLang's names of forms that an answer can have, and vLLM's."""
 REFUSED_SAMPLING = {
-    "json_schema": NO_GRAMMAR,
-    "regex": NO_GRAMMAR,
-    "ebnf": NO_GRAMMAR,
-    "structural_tag": NO_GRAMMAR,
+    "structural_tag": "Playhead has no structural tags: write them into ebnf.",
     "stop_regex": "Playhead ends at texts and token ids: use stop or stop_token_ids.",
     "custom_params": "Sampling is part of a captured graph: use logit_bias.",
 }
@@ -263,9 +261,13 @@ class Engine:
                     raise RequestError(f"sampling field {name!r}", shown(value), "", REFUSED_SAMPLING[name])
             elif name == "logit_bias":
                 given[name] = None if value is None else {int(key): bias for key, bias in value.items()}
+            elif name in FORMS:
+                if value is not None:
+                    given["structured_outputs"] = {**given.get("structured_outputs", {}), FORMS[name]: value}
             elif name not in SAMPLING_NAMES:
-                fix = did_you_mean(name, SAMPLING_NAMES, "Leave it out.")
-                raise RequestError("sampling_params", f"the key {name!r}", f"one of {', '.join(SAMPLING_NAMES)}", fix)
+                known = (*SAMPLING_NAMES, *FORMS)
+                fix = did_you_mean(name, known, "Leave it out.")
+                raise RequestError("sampling_params", f"the key {name!r}", f"one of {', '.join(known)}", fix)
             elif value is not None:
                 given[SAMPLING_NAMES[name]] = value
         if wanted.wanted:

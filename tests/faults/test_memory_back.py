@@ -45,7 +45,7 @@ def alive_parts(llm: LLM) -> dict[str, weakref.ref[object]]:
         "prefill graphs": worker.prefill,
     }
     parts |= {f"decode graphs {index}": runner for index, runner in enumerate(worker.decoders.values())}
-    captured = [step for runner in (worker.prefill, *worker.decoders.values()) for step in runner.captured.values()]
+    captured = [step for runner in worker.runners for step in runner.captured.values()]
     parts |= {f"graph {index}": step for index, step in enumerate(captured)}
     return {name: weakref.ref(part) for name, part in parts.items()}
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from playhead.errors import UnsupportedModelError
+from playhead.layers.blocks import BlockLinear
 from playhead.llm import LLM
 from playhead.models.dense_context import DenseSequence
 from playhead.models.load import describe_model, load_weights
@@ -94,6 +95,24 @@ def test_a_quantised_file_gives_the_logits_of_its_dequantised_weights(tmp_path, 
                 parameter.copy_(torch.from_numpy(gguf.quants.dequantize(packed, kind)))
     path = write_gguf(model, tmp_path / "m.gguf", quantised=kind)
     assert relative_error(logits_of(path), their_logits(model, PROMPT)) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "phi3"])
+def test_every_map_of_a_quantised_file_has_the_blocks_of_its_own_rows(tmp_path, name):
+    """A step of one token multiplies by blocks, a prompt by plain numbers: both are the same matrix in the same order.
+
+    Files of llama have the rows of query and key heads in another order, and those of phi3 have q, k and v in one.
+    """
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "head_dim": 32}
+    case = next(case for case in CASES if case.name == name)
+    model = reference(Case(name, case.config_class, {**case.options, **sizes, "query_pre_attn_scalar": 32}))
+    path = write_gguf(model, tmp_path / "m.gguf", quantised=gguf.GGMLQuantizationType.Q4_1)
+    decoder = load_weights(describe_model(str(path)), dtype=torch.float32, device=torch.device("cpu"))
+    maps = [one for one in decoder.modules() if isinstance(one, BlockLinear)]
+    assert sum(one.codes_NBJL is not None for one in maps) >= 4 * len(decoder.spec.layers)
+    for one in maps:
+        x = torch.randn(1, one.weight.shape[1], generator=torch.Generator().manual_seed(0))
+        torch.testing.assert_close(one(x), x @ one.weight.T, rtol=1e-4, atol=1e-4)
 
 
 def test_an_engine_of_a_gemma_3_file_gives_the_references_tokens_and_speaks_its_format(tmp_path):

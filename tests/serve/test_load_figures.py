@@ -55,7 +55,8 @@ def test_throughput_counts_tokens_in_the_window_and_requests_that_finished():
     assert figures["requests"] == 3
     assert figures["outcomes"] == {"finished": 2, "refused": 1}
     assert figures["statuses"] == {"200": 2, "429": 1}
-    assert figures["requests_per_s"] == 1.0
+    assert figures["requests_per_s"] == figures["goodput_requests_per_s"] == 0.5
+    assert figures["good_share"] == pytest.approx(2 / 3)
     assert figures["output_tokens_per_s"] == pytest.approx(3 / 2)
     assert figures["refusal_ms"]["max"] == 4.0
     assert figures["cached_share"] == pytest.approx(1 / 4)

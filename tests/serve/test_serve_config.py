@@ -48,6 +48,7 @@ def test_a_file_may_call_engine_settings_as_other_engines_do(config_file):
         ("drain_timeout = -1", "drain_timeout: found -1"),
         ("body_timeout = nan", "body_timeout: found nan"),
         ("log_format = 'xml'", "log_format: found 'xml'"),
+        ("tool_format = 'xml'", "tool_format: found 'xml'"),
         ("allow_anyone = 1", "allow_anyone: found 1; wanted True or False"),
         ("port = ", "is not TOML"),
         ("[server]\nport = 1", "found 'server'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 
@@ -49,6 +50,24 @@ def test_an_end_token_is_what_was_matched(llm):
     output = llm.generate("x", {"temperature": 0, "max_new_tokens": 3, "logit_bias": {str(end): 100.0}})
     assert output["meta_info"]["finish_reason"] == {"type": "stop", "matched": end}
     assert output["text"] == ""
+
+
+@pytest.mark.parametrize(
+    ("sampling", "pattern"),
+    [
+        ({"regex": "[0-9]{3}"}, "[0-9]{3}"),
+        ({"json_schema": '{"enum": [12, 34]}'}, "12|34"),
+        ({"ebnf": 'root ::= "ab" | "cd"'}, "ab|cd"),
+    ],
+)
+def test_an_answer_has_the_form_that_was_asked_for(llm, sampling, pattern):
+    output = llm.generate("x", {"temperature": 0, "max_new_tokens": 8, **sampling})
+    assert re.fullmatch(pattern, output["text"])
+
+
+def test_two_forms_exclude_each_other(llm):
+    with pytest.raises(RequestError, match="json and regex; wanted exactly one"):
+        llm.generate("x", {"json_schema": "{}", "regex": "a", "ebnf": None})
 
 
 @pytest.mark.parametrize("name", REFUSED_SAMPLING)

@@ -363,7 +363,8 @@ class AsyncEngine:
     async def _checked(self, prompt: Prompt, wanted: SamplingParams) -> CheckedPrompt:
         """The prompt, checked. The thread does not know of it yet."""
         reader = self.engine.reader
-        if isinstance(prompt, str) and len(prompt) > LONG_PROMPT_CHARS:
+        is_long = isinstance(prompt, str) and len(prompt) > LONG_PROMPT_CHARS
+        if is_long or wanted.structured_outputs is not None:  # a grammar may have to be compiled
             return await asyncio.to_thread(reader.check, prompt, wanted)
         return reader.check(prompt, wanted)
 

@@ -223,6 +223,9 @@ class EngineConfig:
             },
         ),
     )
+    forced_tokens: bool = declare(
+        True, Setting(group="structured", help="compute tokens that a grammar leaves no choice about in one step")
+    )
     strict_ledger: bool | None = declare(
         None, Setting(group="ledger", help="recount all KV pages after every step and raise at the first violation")
     )

@@ -18,14 +18,16 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from playhead.engine.config import EngineConfig
 from playhead.engine.front import CheckedPrompt, PromptReader, RequestOptions
+from playhead.engine.launched import LaunchedStep
 from playhead.engine.resolve import resolved
 from playhead.engine.response import ResponseBuilder
 from playhead.engine.seeds import seed_of
-from playhead.engine.timeline import EngineStats, StepRecord, Timeline
+from playhead.engine.structured import MaskWriter, matcher_for
+from playhead.engine.timeline import EngineStats, Timeline
 from playhead.engine.use import EngineUse
 from playhead.errors import PagesLost, PlayheadError, RequestError, RequestFailed, caused
 from playhead.graph.spec import CaptureReport
@@ -39,23 +41,10 @@ from playhead.sampling_params import SamplingParams
 from playhead.schedule.request import Chunk, Request
 from playhead.schedule.scheduler import ScheduleLimits, Scheduler
 from playhead.step.sampling import SampledTokens
-from playhead.step.worker import Collected, InFlight, Worker
+from playhead.step.worker import Worker
 
 LOG = logging.getLogger(__name__)
 WAITING_PER_RUNNING = 4  # in a longer queue every request would come too late
-
-
-@dataclass(slots=True, kw_only=True, eq=False)  # mutable: reading may be interrupted, and goes on where it was
-class LaunchedStep:
-    """A step that runs, what it is for, and when the host did its part, in seconds."""
-
-    planned: list[Chunk]
-    launched: InFlight
-    started_s: float
-    planned_s: float
-    launched_s: float
-    collected: Collected | None = None
-    num_committed: int = 0
 
 
 class Engine:
@@ -92,7 +81,7 @@ class Engine:
         self._responses: dict[str, ResponseBuilder] = {}
         self._in_flight: deque[LaunchedStep] = deque()
         self._ready: list[RequestOutput] = []  # outputs wait here, so a failing step cannot lose them
-        self._arrivals = 0
+        self._arrivals, self._masks = 0, MaskWriter()
         self.stats = EngineStats()
         self.timeline = Timeline()
         self.use = EngineUse()
@@ -164,7 +153,7 @@ class Engine:
         started_s = time.perf_counter()
         with self.entered():
             self.worker.capture_all(progress)
-        num_graphs = sum(len(runner.captured) for runner in (self.worker.prefill, *self.worker.decoders.values()))
+        num_graphs = sum(len(runner.captured) for runner in self.worker.runners)
         event(LOG, logging.INFO, "graphs captured", graphs=num_graphs, seconds=time.perf_counter() - started_s)
         if not gc.get_freeze_count():
             gc.collect()
@@ -225,6 +214,7 @@ class Engine:
         params, arrival = checked.params, self._arrivals + 1
         if params.seed is None:
             params = replace(params, seed=seed_of(self.config.seed, arrival))
+        ending_ids = self.reader.ending_ids(params)
         request = Request(
             id=request_id,
             prompt=checked.ids,
@@ -233,8 +223,9 @@ class Engine:
             arrival=arrival,
             priority=options.priority,
             salt=checked.salt or options.salt,
-            ending_ids=self.reader.ending_ids(params),
+            ending_ids=ending_ids,
             bad_words=checked.bad_words,
+            matcher=matcher_for(checked, ending_ids, self.reader, self.worker, forced_tokens=self.config.forced_tokens),
         )
         self.worker.sampler.prepare(request)
         self._arrivals = arrival
@@ -368,10 +359,29 @@ class Engine:
         while len(self._in_flight) > num_left:
             self._read(self._in_flight[0])
             self._in_flight.popleft()
+        if self._in_flight and self._in_flight[0].launched.tail is not None:
+            self._launch_tail(self._in_flight[0])
+
+    def _launch_tail(self, step: LaunchedStep) -> None:
+        """Launch the rest of a step that waited for the step before to be read. A second call does nothing."""
+        tail = step.launched.tail
+        if tail is None or tail.is_launched:
+            return
+        try:
+            masks_NW = tail.masks()
+            for chunk, error in self._masks.write(step.planned, masks_NW, self._scheduler.force):
+                self._ready.append(self._end(self._responses[chunk.request.id], FinishReason.ERROR, error))
+            tail.launch(masks_NW)
+        except BaseException:
+            self._in_flight.remove(step)
+            self._scheduler.open_plan, self._scheduler.in_doubt = step.planned, True
+            self._take_back()
+            raise
 
     def _read(self, step: LaunchedStep) -> None:
         """Wait for a step and give its tokens to its requests. A read that was interrupted goes on where it stopped."""
         read_s = time.perf_counter()
+        self._launch_tail(step)
         if step.collected is None:
             step.collected = self.worker.collect(step.launched)
         collected, collected_s = step.collected, time.perf_counter()
@@ -382,6 +392,8 @@ class Engine:
             row = step.num_committed
             if step.planned[row].samples:
                 self._commit(step.planned[row], tokens[row], collected.sampled, row)
+                if step.planned[row].request.forced:
+                    self._commit_forced(step.planned[row], collected.sampled, row)
             step.num_committed = row + 1
         self._record(step, collected.device_us, (read_s, collected_s, time.perf_counter()))
 
@@ -429,6 +441,14 @@ class Engine:
         elif output is not None:
             self._ready.append(output)
 
+    def _commit_forced(self, chunk: Chunk, sampled: SampledTokens, row: int) -> None:
+        """Give a request the tokens that had to follow the one it got. A call that was cut short is repeated."""
+        request = chunk.request
+        for i, token in enumerate(request.forced[1:], start=1):
+            if request.finish_reason is None:
+                self._commit(replace(chunk, num_generated=chunk.num_generated + i), token, sampled, row)
+        request.forced = ()
+
     def _fail(self, response: ResponseBuilder, error: BaseException) -> RequestOutput:
         """End a request with the error that its own work raised."""
         return self._end(response, FinishReason.ERROR, caused(RequestFailed(response.request.id), error))
@@ -467,22 +487,4 @@ class Engine:
         self.stats.num_steps += 1
         self.stats.num_preemptions = self._scheduler.num_preemptions
         self.stats.modes[mode] = self.stats.modes.get(mode, 0) + 1
-        read_s, collected_s, committed_s = read
-        self.timeline.add(
-            StepRecord(
-                number=self.stats.num_steps,
-                mode=decision.mode,
-                reason=decision.reason,
-                raw=sum(len(chunk.tokens) for chunk in step.planned),
-                padded=decision.bucket,
-                num_requests=len(step.planned),
-                started_us=step.started_s * 1e6,
-                plan_us=(step.planned_s - step.started_s) * 1e6,
-                launch_us=(step.launched_s - step.planned_s) * 1e6,
-                read_us=read_s * 1e6,
-                wait_us=(collected_s - read_s) * 1e6,
-                commit_us=(committed_s - collected_s) * 1e6,
-                device_us=device_us,
-                pages={group.name: group.num_taken for group in self.worker.kv.allocator.groups},
-            )
-        )
+        self.timeline.add(step.record(self.stats.num_steps, device_us, read, self.worker.kv))

@@ -42,7 +42,7 @@ TEXT_ONLY_PATH = ForeignSetting(why="Playhead runs the text part of a model.", i
 NO_SPECULATION = ForeignSetting(why="Playhead has no speculative decoding.", idle=({},))
 NO_OFFLOAD = ForeignSetting(why="Playhead keeps all weights on the device.", idle=(0, 0.0))
 ONLY_TEXT_OUT = ForeignSetting(why=NO_POOLING, idle=("auto", "generate"))
-NO_GRAMMARS = ForeignSetting(why="Playhead has no guided decoding yet: use allowed_token_ids.", idle=("auto",))
+ONE_GRAMMAR = ForeignSetting(why="Playhead reads grammars by llguidance.", idle=("auto", "guidance", "llguidance"))
 NO_EFFECT = ForeignSetting(why="", idle=None)
 
 FOREIGN_SETTINGS: Mapping[str, ForeignSetting] = {
@@ -107,8 +107,8 @@ FOREIGN_SETTINGS: Mapping[str, ForeignSetting] = {
     ),
     "speculative_config": NO_SPECULATION,
     "speculative_algorithm": NO_SPECULATION,
-    "guided_decoding_backend": NO_GRAMMARS,
-    "grammar_backend": NO_GRAMMARS,
+    "guided_decoding_backend": ONE_GRAMMAR,
+    "grammar_backend": ONE_GRAMMAR,
     "logits_processors": ForeignSetting(
         why="Sampling is part of a captured graph: use logit_bias or allowed_token_ids.", idle=([], ())
     ),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from playhead.engine.bad_words import bad_word_ids
 from playhead.engine.conversations import ChatOptions, Conversation, plain_messages, up_to_final_message
 from playhead.errors import PlayheadError, RequestError, shown
+from playhead.grammar.compiler import Grammar, GrammarCompiler, Vocabulary
 from playhead.inputs import Prompt, plain_prompt
 from playhead.models.text.chat import ChatTemplate
 from playhead.models.text.template_worker import TemplateWorker
@@ -30,6 +32,8 @@ class CheckedPrompt:
     max_new_tokens: int
     bad_words: tuple[tuple[int, ...], ...] = ()
     salt: str = ""
+    grammar: Grammar | None = None
+    """What the answer must look like. It does not leave its process: elsewhere `params` says it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +72,19 @@ class PromptReader:
     default_params: SamplingParams
     _template: ChatTemplate | None = None
     _templates: TemplateWorker | None = None
+    grammars: GrammarCompiler = field(init=False)
+
+    def __post_init__(self) -> None:
+        tokenizer, vocab_size = self.tokenizer, self.vocab_size
+        self.grammars = GrammarCompiler(lambda: grammar_vocabulary(tokenizer, vocab_size))
 
     def check(self, prompt: Prompt, params: SamplingParams) -> CheckedPrompt:
-        """The prompt as the engine takes it, or `RequestError`."""
+        """The prompt as the engine takes it, or `RequestError`.
+
+        With `structured_outputs` this may compile a grammar: milliseconds, and seconds the first time.
+        """
         if isinstance(prompt, ChatIds) and prompt.stops and not params.ignore_eos:
             params = replace(params, stop=(*(params.stop or ()), *prompt.stops))
-        if params.structured_outputs is not None:
-            raise RequestError("structured_outputs", "a form of the answer", "none", "This engine has no grammars.")
         plain = plain_prompt(prompt)
         ids = plain.ids
         if ids is None:
@@ -88,6 +98,7 @@ class PromptReader:
             wanted = f"ids in [0, {self.vocab_size})"
             raise RequestError("prompt", f"token id {shown(outside)}", wanted, "Check the tokenizer.")
         max_new_tokens = params.check_against(self.vocab_size, len(ids), self.max_context)
+        form = params.structured_outputs
         return CheckedPrompt(
             text=plain.text,
             ids=tuple(ids),
@@ -95,6 +106,7 @@ class PromptReader:
             max_new_tokens=max_new_tokens,
             bad_words=bad_word_ids(params.bad_words, self.tokenizer) if params.bad_words else (),
             salt=plain.salt,
+            grammar=None if form is None else self.grammars.compile(form),
         )
 
     def ending_ids(self, params: SamplingParams) -> frozenset[int]:
@@ -138,6 +150,16 @@ class PromptReader:
         """End the chat template's process, if it has one."""
         if self._templates is not None:
             self._templates.close()
+
+
+def grammar_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
+    """A model's tokens as grammars read them. Ids beyond the tokenizer's have no text."""
+    return Vocabulary(
+        token_bytes=[tokenizer.token_bytes(token) or b"" for token in range(vocab_size)],
+        eos_ids=tokenizer.special.eos_ids,
+        special_ids=frozenset(token for token in tokenizer.special.special_ids if token < vocab_size),
+        encode=partial(tokenizer.encode, add_special_tokens=False),
+    )
 
 
 def as_params(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:

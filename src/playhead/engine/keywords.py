@@ -48,6 +48,7 @@ class EngineKeywords(TypedDict, total=False):
     no_enable_prefix_caching: bool
     disable_radix_cache: bool
     overlap: bool | None
+    forced_tokens: bool
     async_scheduling: bool | None
     disable_overlap_schedule: bool
     strict_ledger: bool | None

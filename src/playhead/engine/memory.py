@@ -14,7 +14,7 @@ from playhead.env import wants_strict_ledger
 from playhead.errors import ConfigError
 from playhead.kv.geometry import KVGeometry
 from playhead.kv.plan import KVLimits, least_bytes, longest_context, most_running, most_useful_bytes, useful_bytes
-from playhead.layers.linear import WEIGHT_FORMATS
+from playhead.layers.blocks import WEIGHT_FORMATS
 from playhead.models.decoder import Decoder
 from playhead.models.load import ModelDescription
 from playhead.models.spec import ModelSpec

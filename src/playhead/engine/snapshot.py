@@ -144,6 +144,8 @@ def take_snapshot(engine: Engine, after_step: int = 0) -> EngineSnapshot:
     num_running, num_waiting = engine.num_requests
     runners = {"prefill": worker.prefill}
     runners |= {f"decode {SamplingKind(kind).name.lower()}": runner for kind, runner in worker.decoders.items()}
+    masked = {} if worker.masked is None else worker.masked.decoders
+    runners |= {f"decode {SamplingKind(kind).name.lower()}, masked": runner for kind, runner in masked.items()}
     num_new_steps = max(0, engine.stats.num_steps - after_step)
     looked_up = kv.prefix.stats.num_by_outcome
     return EngineSnapshot(

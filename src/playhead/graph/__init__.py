@@ -18,6 +18,7 @@ from playhead.graph.bridges import BridgePool
 from playhead.graph.capture import Capture, CapturedStep, Inputs, StepFn
 from playhead.graph.copies import grouped_foreach_copy_
 from playhead.graph.full import FullCapture
+from playhead.graph.late import LateRegistry
 from playhead.graph.outputs import Outputs, map_tensors, tensors_of
 from playhead.graph.piecewise import PiecewiseCapture, as_traced, compiler_for, with_inductor
 from playhead.graph.registry import CudaGraphBufferRegistry
@@ -27,9 +28,11 @@ from playhead.graph.shapes import Decision, Dispatcher, DispatchLimits, Reason, 
 from playhead.graph.sharing import InputBufferPool
 from playhead.graph.slots import Axis, Batch, FillContext, GraphSlot, IndexSpace, PaddingPolicy, SlotViews, host_vector
 from playhead.graph.spec import CaptureReport, LivePlan, OwnedMemory, RunAxis, StepResult, StepSpec
+from playhead.graph.split import CUT, SplitCapture, SplitRunner
 from playhead.types import Mode
 
 __all__ = [
+    "CUT",
     "Axis",
     "Backend",
     "Batch",
@@ -58,6 +61,7 @@ __all__ = [
     "InlineScope",
     "InputBufferPool",
     "Inputs",
+    "LateRegistry",
     "LivePlan",
     "Mode",
     "Outputs",
@@ -73,6 +77,8 @@ __all__ = [
     "Scope",
     "SlotError",
     "SlotViews",
+    "SplitCapture",
+    "SplitRunner",
     "StepFn",
     "StepResult",
     "StepSpec",

@@ -231,14 +231,16 @@ class GraphRunner:
 
     def replay(self, bucket: int, live: LivePlan | None) -> Outputs:
         """Replay a bucket that `prepare` has just filled. Gives the whole padded output, in the graph's memory."""
-        captured = self._captured[bucket]
+        self._check_plan(bucket, live)
+        self._captured[bucket].replay(live)
+        return self._captured[bucket].output
+
+    def _check_plan(self, bucket: int, live: LivePlan | None) -> None:
         if self.capture.mode is Mode.FULL and plan_key(live) != self._plan_keys[bucket]:
             raise GraphError(
                 f"{self.step.name} bucket {bucket}: the plan has other tensors than at capture; "
                 f"wanted {self._plan_keys[bucket]}, found {plan_key(live)}. Keep plan tensors in slots."
             )
-        captured.replay(live)
-        return captured.output
 
     def run_eager(self, ctx: FillContext, live: LivePlan | None, *, prepared: bool = False) -> Outputs:
         """Run the callable itself over the filled slots; with `prepared`, the form of it that is captured."""

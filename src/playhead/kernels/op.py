@@ -32,7 +32,7 @@ Bind = Callable[..., Work]
 Body = Callable[..., Any] | str
 
 NAMESPACE = "playhead"
-NUMPY_DTYPES = frozenset({torch.float32, torch.int32, torch.int64, torch.bool})
+NUMPY_DTYPES = frozenset({torch.float32, torch.int8, torch.int32, torch.int64, torch.bool})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -5,7 +5,6 @@ Shapes: T tokens, I inputs, O outputs; of the block, M hidden, I intermediate.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,7 +12,7 @@ import torch
 from torch import nn
 
 from playhead.kernels.elementwise import UNCLAMPED, gated_activation
-from playhead.layers.spec import MlpSpec, StoredAs
+from playhead.layers.spec import MlpSpec
 
 
 class Linear(Protocol):
@@ -41,6 +40,9 @@ class WeightFormat(Protocol):
     def linear(self, num_inputs: int, num_outputs: int, *, has_bias: bool, scale: float = 1.0) -> Linear:
         """A module. Memory is taken but not written: a loader fills its parameters."""
 
+    def linear_over(self, weight_OI: nn.Parameter) -> Linear:
+        """The same over a matrix that another module has: a tied embedding."""
+
     def finish_loading(self, decoder: nn.Module) -> None:
         """Called once, when all parameters are filled: store matrices as the device multiplies by them fastest."""
 
@@ -56,6 +58,9 @@ class PlainWeights:
         weight_OI = torch.empty(num_outputs, num_inputs, dtype=self.dtype, device=self.device)
         bias_O = torch.empty(num_outputs, dtype=self.dtype, device=self.device) if has_bias else None
         return PlainLinear(weight_OI, bias_O, scale)
+
+    def linear_over(self, weight_OI: nn.Parameter) -> PlainLinear:
+        return PlainLinear(weight_OI)
 
     def finish_loading(self, decoder: nn.Module) -> None:
         # Loaders fill matrices by output, and CUDA's matmuls want them so. MKL takes up to twice as long over those.
@@ -91,9 +96,6 @@ class PlainLinear(nn.Module):
     def add_to(self, sum_TO: torch.Tensor, x_TI: torch.Tensor) -> torch.Tensor:
         sum_TO.addmm_(x_TI, self.weight.t(), alpha=self.scale)
         return sum_TO if self.bias is None else sum_TO.add_(self.bias, alpha=self.scale)
-
-
-WEIGHT_FORMATS: Mapping[StoredAs, type[PlainWeights]] = {StoredAs.PLAIN: PlainWeights}
 
 
 class GatedMlp(nn.Module):

@@ -30,9 +30,12 @@ class Activation(Enum):
 
 
 class StoredAs(Enum):
-    """How a checkpoint stores the matrices of linear maps: as plain numbers, until there is code for another way."""
+    """How a checkpoint stores the matrices of linear maps."""
 
     PLAIN = "plain"
+    """A number for each weight."""
+    BLOCKS = "blocks"
+    """Blocks of small integers with a scale, some of the matrices at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

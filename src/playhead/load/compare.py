@@ -183,17 +183,16 @@ def token_moments(run: RunResult, slo: Slo) -> tuple[Values, Values]:
 
 
 def finished_moments(run: RunResult, slo: Slo) -> tuple[Values, Values]:
-    return sent_moments(counted(run))
+    return end_moments([one for one in run.requests if one.is_finished])
 
 
 def good_moments(run: RunResult, slo: Slo) -> tuple[Values, Values]:
-    return sent_moments([one for one in counted(run) if one.is_good(slo)])
+    return end_moments([one for one in run.requests if one.is_good(slo)])
 
 
-def sent_moments(requests: Sequence[Answered]) -> tuple[Values, Values]:
+def end_moments(requests: Sequence[Answered]) -> tuple[Values, Values]:
     """Requests by when they ended."""
-    ends = [one.at_s + (one.lag_ms + (one.end_ms or 0.0)) / 1e3 for one in requests]
-    return np.array(ends, dtype=np.float64), np.ones(len(ends))
+    return np.array([one.ended_s for one in requests], dtype=np.float64), np.ones(len(requests))
 
 
 def whole_values(one: Answered) -> Sequence[float]:

@@ -49,6 +49,11 @@ class Answered:
     def is_finished(self) -> bool:
         return self.outcome is Outcome.FINISHED
 
+    @property
+    def ended_s(self) -> float:
+        """When it ended, from the start of the load."""
+        return self.at_s + (self.lag_ms + (self.end_ms or 0.0)) / 1e3
+
     def is_good(self, slo: Slo) -> bool:
         return (
             self.is_finished
@@ -98,16 +103,17 @@ class Window:
 
 def window_of(requests: Sequence[Answered], *, warmup_s: float, duration_s: float | None) -> Window:
     """With a duration it is that time. Without, it ends with the last answer."""
-    ends = [one.at_s + (one.lag_ms + one.end_ms) / 1e3 for one in requests if one.end_ms is not None]
+    ends = [one.ended_s for one in requests if one.end_ms is not None]
     start_s = min((one.at_s for one in requests if not one.is_warm_up), default=0.0) if duration_s is None else warmup_s
     return Window(start_s=start_s, end_s=warmup_s + duration_s if duration_s is not None else max(ends, default=0.0))
 
 
 def figures_of(requests: Sequence[Answered], window: Window, slo: Slo) -> dict[str, object]:
-    """Everything a table shows. Requests of the warm-up are left out; tokens count by when they came."""
+    """Everything a table shows. Latencies are of requests sent in the window; rates have what ended or came in it."""
     counted = [one for one in requests if not one.is_warm_up]
     finished = [one for one in counted if one.is_finished]
-    good = [one for one in counted if one.is_good(slo)]
+    ended = [one for one in requests if one.is_finished and window.start_s <= one.ended_s <= window.end_s]
+    good = [one for one in ended if one.is_good(slo)]
     refused = [one for one in counted if one.outcome is Outcome.REFUSED]
     seconds = window.seconds
     return {
@@ -115,11 +121,11 @@ def figures_of(requests: Sequence[Answered], window: Window, slo: Slo) -> dict[s
         "requests": len(counted),
         "outcomes": dict(Counter(str(one.outcome) for one in counted)),
         "statuses": dict(Counter(str(one.status) for one in counted)),
-        "requests_per_s": len(finished) / seconds,
+        "requests_per_s": len(ended) / seconds,
         "output_tokens_per_s": tokens_in(requests, window) / seconds,
         "goodput_requests_per_s": len(good) / seconds,
         "goodput_tokens_per_s": sum(one.num_tokens for one in good) / seconds,
-        "good_share": len(good) / max(1, len(counted)),
+        "good_share": sum(one.is_good(slo) for one in counted) / max(1, len(counted)),
         "cached_share": sum(one.num_cached for one in finished) / max(1, sum(one.num_prompt for one in finished)),
         "first_token_ms": spread([one.first_ms for one in finished if one.first_ms is not None]),
         "inter_token_ms": spread([gap for one in finished for gap in one.gaps_ms or ()]),

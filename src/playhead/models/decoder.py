@@ -10,7 +10,7 @@ from torch import nn
 
 from playhead.kernels.elementwise import embed, softcap_
 from playhead.layers.attention import AttentionBlock, QKTransform
-from playhead.layers.linear import GatedMlp, Linear, PlainLinear, WeightFormat
+from playhead.layers.linear import GatedMlp, Linear, WeightFormat
 from playhead.layers.moe import MoeMlp
 from playhead.layers.norm import Norm, add_then_norm
 from playhead.layers.rope import Rope
@@ -88,7 +88,7 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(self._stack)
         self.final_norm = Norm(spec.final_norm, spec.hidden_size, dtype=dtype, device=device)
         if spec.is_tied:
-            self.lm_head = PlainLinear(self.embedding_VM)
+            self.lm_head = weights.linear_over(self.embedding_VM)
         else:
             self.lm_head = weights.linear(spec.hidden_size, spec.vocab_size, has_bias=False)
 

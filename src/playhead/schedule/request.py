@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from playhead.grammar.matcher import Matcher
 from playhead.kv.cache import SequenceKV
 from playhead.outputs import FinishReason
 from playhead.sampling_params import SamplingParams
@@ -16,7 +17,8 @@ MAX_PREEMPTIONS = 8  # then a request goes before all others: no request is comp
 class Request:
     """One sequence to generate. Lower `priority` goes first; equals go in the order of `arrival`.
 
-    `ending_ids` are the token ids that end it, `bad_words` the token ids of what must not come out. `num_sampled`
+    `ending_ids` are the token ids that end it, `bad_words` the token ids of what must not come out, `matcher` the place
+    of its output in its grammar. `num_sampled`
     counts the tokens that launched steps have sampled: those in `output`, and those that the host has not read yet.
     `DeviceRows` knows its KV memory while it runs.
     """
@@ -30,7 +32,10 @@ class Request:
     salt: str = ""
     ending_ids: frozenset[int] = frozenset()
     bad_words: tuple[tuple[int, ...], ...] = ()
+    matcher: Matcher | None = None
     output: list[int] = field(default_factory=list)
+    forced: tuple[int, ...] = ()
+    """Tokens after `output` that are known before the step that samples the first of them was read."""
     num_sampled: int = 0
     num_preemptions: int = 0
     num_cached_tokens: int = 0
@@ -43,8 +48,8 @@ class Request:
 
     def tokens_between(self, first: int, end: int) -> tuple[int, ...]:
         """Tokens [first, end) without the rest."""
-        num_prompt = len(self.prompt)
-        return (*self.prompt[first:end], *self.output[max(0, first - num_prompt) : max(0, end - num_prompt)])
+        num_prompt, output = len(self.prompt), [*self.output, *self.forced] if self.forced else self.output
+        return (*self.prompt[first:end], *output[max(0, first - num_prompt) : max(0, end - num_prompt)])
 
     @property
     def reads_prefixes(self) -> bool:

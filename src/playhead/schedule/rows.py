@@ -31,6 +31,15 @@ class DecodeSlots:
     seq_lens: Int32Array
     num_places: Int32Array
 
+    def hold(self, chunks: Sequence[Chunk], ends: Int32Array, kind: SamplingKind, *, num_fills: int) -> bool:
+        """Whether they hold this very step: the last step's sequences, each one further, at known places."""
+        if self.kind is not kind or self.num_fills != num_fills:
+            return False
+        if self.seqs != [chunk.seq for chunk in chunks]:  # the sequences themselves: their rows are used again
+            return False
+        unread = all(chunk.tokens[0] < 0 for chunk in chunks)
+        return unread and bool((ends == self.seq_lens + 1).all() and (ends <= self.num_places).all())
+
 
 class DeviceRows:
     """Each row's sequence, whether the sampler knows it, whose newest token is there; and what decode's slots hold.
@@ -57,6 +66,11 @@ class DeviceRows:
         if chunk.tokens[0] >= 0 and self.has_newest(chunk.seq):
             del self._newest[chunk.seq.row]
 
+    def forget_newest(self, seq: SequenceKV) -> None:
+        """The sequence's newest token is another one than the device keeps."""
+        if self.has_newest(seq):
+            del self._newest[seq.row]
+
     def unknown_to_sampler(self, chunks: Iterable[Chunk]) -> list[Chunk]:
         """The chunks whose row has the sampling parameters of another sequence, or none."""
         return [chunk for chunk in chunks if self._sampled.get(chunk.seq.row) is not chunk.seq]
@@ -68,11 +82,5 @@ class DeviceRows:
     def can_replay_in_place(
         self, chunks: Sequence[Chunk], ends: Int32Array, kind: SamplingKind, *, num_fills: int
     ) -> bool:
-        """Whether decode's slots hold this very step: the last step's sequences, each one further, at known places."""
-        last = self.decode_slots
-        if last is None or last.kind is not kind or last.num_fills != num_fills:
-            return False
-        if last.seqs != [chunk.seq for chunk in chunks]:  # the sequences themselves: their rows are used again
-            return False
-        unread = all(chunk.tokens[0] < 0 for chunk in chunks)
-        return unread and bool((ends == last.seq_lens + 1).all() and (ends <= last.num_places).all())
+        """Whether decode's slots hold this very step."""
+        return self.decode_slots is not None and self.decode_slots.hold(chunks, ends, kind, num_fills=num_fills)

@@ -112,7 +112,7 @@ class Scheduler:
         """
         self._kv.retract()
         for chunk in self.open_plan or ():
-            chunk.request.num_sampled = chunk.num_generated
+            chunk.request.num_sampled, chunk.request.forced = chunk.num_generated, ()
             self._rows.take_back_newest(chunk)
             if was_launched and self._kv.sequences.get(chunk.seq.request) is chunk.seq:
                 self._kv.abort(chunk.seq)
@@ -187,6 +187,18 @@ class Scheduler:
             for chunk in decoding:
                 ahead = min(RESERVED_TOKENS, chunk.request.num_to_sample - 1)
                 self._kv.reserve(chunk.seq, chunk.seq.num_tokens + ahead)
+
+    def force(self, chunk: Chunk, tokens: Sequence[int]) -> bool:
+        """The token that the chunk's step samples is known, and so are those after it. False if one is all there is.
+
+        The next step computes them like a piece of a prompt, and samples the token after them.
+        """
+        request = chunk.request
+        later = tuple(tokens[1 : request.num_to_sample])  # one token at least is left to be sampled
+        if later:
+            request.forced, request.num_sampled = (tokens[0], *later), request.num_sampled + len(later)
+            self._rows.forget_newest(chunk.seq)
+        return bool(later)
 
     def commit(self, chunk: Chunk, token: int) -> bool:
         """A token that was under way has been read. A second time changes nothing, and gives False."""

@@ -22,7 +22,7 @@ def make_application(backend: Backend, keys: KeyRing, config: ServeConfig) -> Ap
     recorder = Recorder()
     measured = MeasuredBackend(backend, recorder)
     app = Application(measured, keys, config, recorder)
-    service = Service(backend=measured)
+    service = Service(backend=measured, tool_format=config.tool_format)
     app.serve(
         [
             *operations(measured, lambda: app.is_draining),

@@ -22,6 +22,7 @@ from typing import Any
 
 from playhead.engine.config import EMBEDDED, EngineConfig, by_field
 from playhead.errors import ConfigError, did_you_mean, shown
+from playhead.serve.tools import FORMAT_NAMES
 from playhead.settings import Setting, check_settings, declare, parse_size, settings_of
 
 ENGINE_TABLE = "engine"
@@ -67,6 +68,14 @@ class ServeConfig:
     port: int = declare(8000, Setting(help="port to listen on; 0 lets the system choose", low=0, high=65535))
     served_model_name: str | None = declare(
         None, Setting(help="what clients call the model; its own name if left out", metavar="NAME")
+    )
+    tool_format: str = declare(
+        "auto",
+        Setting(
+            help="how the model writes tool calls; auto finds it in the chat template",
+            metavar="NAME",
+            choices=("auto", *FORMAT_NAMES),
+        ),
     )
     api_key_file: str | None = declare(
         None, Setting(help="file with API keys, one per line, each with 'name:' before it or none", metavar="PATH")

@@ -228,6 +228,11 @@ class Connection(HttpToolsProtocol):
             message = f"The headers took more than {limits.header_timeout:g} s."
             self._refuse(Refusal(408, message) if self.num_header_bytes else None)
 
+    def abort(self) -> None:
+        """End this connection now, whatever is on its way."""
+        if self.tap is not None:
+            self.tap.abort()
+
     @property
     def _pending(self) -> bool:
         """Whether a request has no whole answer yet."""

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
+from typing import cast
 
 import uvicorn
 import uvloop
@@ -65,8 +66,7 @@ class Server(uvicorn.Server):
         now = asyncio.get_running_loop().time()
         if now - self._swept_at >= SWEEP_S:
             self._swept_at = now
-            for connection in list(self.server_state.connections):
-                assert isinstance(connection, Connection), "this server makes no others"
+            for connection in self._connections():
                 connection.sweep(now)
         return await super().on_tick(counter)
 
@@ -82,12 +82,12 @@ class Server(uvicorn.Server):
             server.close()
         for one in sockets or []:
             one.close()
-        for connection in list(self.server_state.connections):
+        for connection in self._connections():
             connection.shutdown()
         await self._wait(lambda: not self.server_state.connections, LAST_WORDS_S)
         # Whoever is left now is cut off. An event loop that is closed beside an open connection would wait for it.
-        for connection in list(self.server_state.connections):
-            connection.transport.abort()
+        for connection in self._connections():
+            connection.abort()
         tasks = list(self.server_state.tasks)
         for task in tasks:
             task.cancel()
@@ -95,6 +95,11 @@ class Server(uvicorn.Server):
             await asyncio.wait(tasks, timeout=LAST_WORDS_S)
         await asyncio.sleep(0)
         event(LOG, logging.INFO, "stopped", cut_off=num_cut_off)
+
+    def _connections(self) -> list[Connection]:
+        found = list(self.server_state.connections)
+        assert all(isinstance(one, Connection) for one in found), "this server makes no others"
+        return cast(list[Connection], found)
 
     async def _wait(self, is_done: Callable[[], bool], seconds: float) -> None:
         """Until it is done, the time is over, or a second signal came."""

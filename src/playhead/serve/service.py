@@ -85,7 +85,8 @@ class Service:
         """The prompt as the engine takes it, or `RequestError`."""
         check = partial(self.backend.reader.check, prompt, params)
         is_long = isinstance(prompt, str) and len(prompt) > LONG_PROMPT_CHARS
-        return await asyncio.to_thread(check) if is_long else check()
+        has_grammar = params.structured_outputs is not None  # which may have to be compiled
+        return await asyncio.to_thread(check) if is_long or has_grammar else check()
 
     async def read_chat(self, messages: Conversation, options: ChatOptions) -> list[int]:
         """A conversation as the model reads it. The chat template runs in a process of its own."""

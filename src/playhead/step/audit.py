@@ -9,10 +9,12 @@ import numpy as np
 from playhead.errors import OutOfPages
 from playhead.graph.audit import Sample, SampledStep, audit
 from playhead.graph.report import Report
+from playhead.graph.runner import GraphRunner
 from playhead.kv.cache import SequenceKV
 from playhead.sampling_params import SamplingParams
 from playhead.schedule.request import Chunk, Request
 from playhead.step.inputs import batch_of
+from playhead.step.sampling import MASKS_SLOT
 from playhead.step.worker import Worker
 
 
@@ -23,9 +25,9 @@ def audit_worker(worker: Worker) -> list[Report]:
     try:
         place_sequences(worker, sequences)
         worker.publish()
-        decoders = [runner for runner in worker.decoders.values() if runner.captured]
+        decoders = [runner for runner in worker.runners if runner is not worker.prefill and runner.captured]
         return [
-            *(audit(runner, decode_sample(worker, sequences)) for runner in decoders),
+            *(audit(runner, decode_sample(worker, sequences, runner)) for runner in decoders),
             audit(worker.prefill, prefill_sample(worker, sequences)),
         ]
     finally:
@@ -66,8 +68,8 @@ def random_chunk(worker: Worker, seq: SequenceKV, num_tokens: int, rng: np.rando
     return replace(Chunk.newest(seq, tokens), end=end)
 
 
-def decode_sample(worker: Worker, sequences: list[SequenceKV]) -> Sample:
-    """One token each of `raw` sequences, or of all there are."""
+def decode_sample(worker: Worker, sequences: list[SequenceKV], runner: GraphRunner) -> Sample:
+    """One token each of `raw` sequences, or of all there are; where the runner reads masks, each allows other ids."""
 
     def make(raw: int, seed: int) -> SampledStep:
         rng = np.random.default_rng((seed, raw))
@@ -75,6 +77,9 @@ def decode_sample(worker: Worker, sequences: list[SequenceKV]) -> Sample:
         chosen = rng.permutation(len(sequences))[:raw]
         chunks = [random_chunk(worker, sequences[i], 1, rng) for i in chosen]
         batch = batch_of(worker.decode_inputs, worker.requests(chunks))
+        if MASKS_SLOT in runner.registry.slots:
+            shape = runner.registry.get_slot(MASKS_SLOT).rows(0, raw).shape
+            batch[MASKS_SLOT] = rng.integers(-(2**31), 2**31, tuple(shape), dtype=np.int32)
         return SampledStep(batch=batch, raw_bs=raw, raw_num_tokens=raw)
 
     return make

@@ -14,12 +14,14 @@ from playhead.graph.breakable import BreakableCapture
 from playhead.graph.bridges import BridgePool
 from playhead.graph.capture import Capture
 from playhead.graph.full import FullCapture
+from playhead.graph.late import LateRegistry
 from playhead.graph.piecewise import PiecewiseCapture, compiler_for
 from playhead.graph.registry import CudaGraphBufferRegistry
 from playhead.graph.runner import GraphRunner
 from playhead.graph.shapes import Dispatcher, bucket_sizes
 from playhead.graph.sharing import InputBufferPool
 from playhead.graph.spec import StepSpec
+from playhead.graph.split import SplitCapture, SplitRunner
 from playhead.kernels.binders import cpu_binders
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.plan import plan_kv
@@ -28,8 +30,16 @@ from playhead.models.decoder import Decoder
 from playhead.sampling_params import SamplingKind
 from playhead.step.forward import Forward, ModelStep, kv_geometry, layer_attentions
 from playhead.step.inputs import OVER_TOKENS, SAMPLING
+from playhead.step.masks import MaskedSteps, masks_slot
 from playhead.step.publish import DevicePageTable, Publisher
-from playhead.step.registries import InputFeatures, build_decode_registry, build_prefill_registry, one_null_request
+from playhead.step.registries import (
+    ADVANCES,
+    InputFeatures,
+    build_decode_registry,
+    build_prefill_registry,
+    one_null_request,
+    register_inputs,
+)
 from playhead.step.sampling import SamplerRows
 from playhead.step.worker import Worker, WorkerConfig
 from playhead.types import Mode
@@ -57,6 +67,9 @@ def build_worker(decoder: Decoder, config: WorkerConfig) -> Worker:
     def make_decoder(kind: SamplingKind) -> GraphRunner:
         return runners.decode(kind, registry)
 
+    def make_masked() -> MaskedSteps:
+        return runners.masked(decode)
+
     return Worker(
         config=config,
         device=device,
@@ -69,6 +82,7 @@ def build_worker(decoder: Decoder, config: WorkerConfig) -> Worker:
         prefill_inputs=prefill.made,
         prefill=runners.prefill(prefill),
         make_decoder=make_decoder,
+        make_masked=make_masked,
     )
 
 
@@ -94,6 +108,25 @@ class Runners:
             self._forward.sampler.make_tables()
         spec = self._forward.decode_spec(kind, registry.null_batch)
         return self._runner(spec, registry, FullCapture(), largest=self._config.limits.max_running)
+
+    def masked(self, features: InputFeatures) -> MaskedSteps:
+        """Decode behind masks, over a registry of its own: other steps copy no masks."""
+        most, vocab_size = self._config.limits.max_running, self._forward.model.decoder.spec.vocab_size
+        registry = LateRegistry([masks_slot(vocab_size)], max_bs=most, max_num_tokens=most, device=self._device)
+        register_inputs(registry, features, advances=ADVANCES)
+
+        def make_decoder(kind: SamplingKind) -> SplitRunner:
+            if kind is SamplingKind.EVERYTHING:
+                self._forward.sampler.make_tables()
+            return SplitRunner(
+                self._forward.decode_spec(kind, registry.null_batch),
+                registry=registry,
+                capture=SplitCapture(),
+                backend=self._graphs,
+                dispatcher=self._dispatcher(Mode.FULL, largest=most),
+            )
+
+        return MaskedSteps(registry=registry, make_decoder=make_decoder)
 
     def prefill(self, features: InputFeatures) -> GraphRunner:
         """Steps over tokens."""
@@ -123,11 +156,9 @@ class Runners:
     def _runner(
         self, step: StepSpec, registry: CudaGraphBufferRegistry, capture: Capture, *, largest: int
     ) -> GraphRunner:
+        dispatcher = self._dispatcher(capture.mode, largest=largest)
+        return GraphRunner(step, registry=registry, capture=capture, backend=self._graphs, dispatcher=dispatcher)
+
+    def _dispatcher(self, mode: Mode, *, largest: int) -> Dispatcher:
         buckets = () if self._config.token_mode is Mode.EAGER else bucket_sizes(largest)
-        return GraphRunner(
-            step,
-            registry=registry,
-            capture=capture,
-            backend=self._graphs,
-            dispatcher=Dispatcher(capture.mode, buckets, self._config.dispatch),
-        )
+        return Dispatcher(mode, buckets, self._config.dispatch)

@@ -24,6 +24,7 @@ from playhead.graph.breaks import BreakOp, RunBreak, Scope, Tensors, TensorSpec
 from playhead.graph.capture import Inputs, StepFn
 from playhead.graph.slots import Batch, FillContext
 from playhead.graph.spec import OwnedMemory, RunAxis, StepSpec
+from playhead.graph.split import CUT
 from playhead.kernels.rope import qk_rope_write
 from playhead.kernels.tokens import advance, newest_ids
 from playhead.kv.geometry import KVDtype, KVGeometry, LayerKV
@@ -34,7 +35,7 @@ from playhead.layers.spec import AttentionSpec
 from playhead.models.decoder import Decoder
 from playhead.models.spec import ModelSpec
 from playhead.sampling_params import SamplingKind
-from playhead.step.sampling import SampledTokens, SamplerRows, sample
+from playhead.step.sampling import MASKS_SLOT, SampledTokens, SamplerRows, sample
 from playhead.step.scores import logprobs_of
 
 KVPool = MHAKVPool | SWAKVPool
@@ -265,11 +266,13 @@ class Forward:
         )
 
     def decode_spec(self, kind: SamplingKind, placeholder: Placeholder) -> StepSpec:
-        """Embedding to tokens, and the inputs of the next step."""
+        """Embedding to tokens, and the inputs of the next step. A step with masks can be cut before it reads them."""
 
         def decode(inputs: Inputs, scope: Scope) -> StepOutput:
             rows_N = inputs["req_pool_indices"]
             logits_NV = self._head(self._hidden(inputs, scope, Phase.DECODE))
+            if MASKS_SLOT in inputs:
+                scope.call(CUT, logits_NV, site=0)
             sampled = self._sample(logits_NV, inputs, rows_N, kind)
             advance(
                 sampled.tokens_N,
@@ -323,6 +326,10 @@ class Forward:
             logprobs_of(self._head(h_TM.index_select(0, index_T[span])), tokens_T[span], num_best) for span in spans
         ]
         return SampledTokens(tokens_T, *(torch.cat(columns) for columns in zip(*parts, strict=True)))
+
+    def logits(self, num_requests: int) -> torch.Tensor:
+        """Where the logits of a step of so many requests are."""
+        return self._logits_RV[:num_requests]
 
     def _head(self, h_NM: torch.Tensor) -> torch.Tensor:
         return self.model.decoder.head(h_NM, self._logits_RV[: h_NM.shape[0]])

@@ -1,8 +1,9 @@
 """From logits to tokens: one row per request, and no row sees another.
 
-Order: bias, bad words, penalties, temperature, top-k, top-p, min-p, then the largest of logits plus Gumbel noise. The
-noise is a hash of (seed, tokens generated so far, token id), so a request draws the same tokens alone, in any batch, in
-any row, padded, captured or eager. `scores.py` has what few requests want: bias, penalties, filters, logprobs.
+Order: grammar, bias, bad words, penalties, temperature, top-k, top-p, min-p, then the largest of logits plus Gumbel
+noise. The noise is a hash of (seed, tokens generated so far, token id), so a request draws the same tokens alone, in
+any batch, in any row, padded, captured or eager. `scores.py` has what few requests want: bias, penalties, filters,
+logprobs.
 
 `SamplerRows` keeps every running request's numbers on the host, by row; a step's inputs are these, gathered.
 
@@ -20,6 +21,7 @@ import torch
 from playhead.errors import RequestError
 from playhead.graph.capture import Inputs
 from playhead.graph.spec import OwnedMemory
+from playhead.kernels.masks import allowed_logits
 from playhead.kernels.tokens import choose_scratch, choose_tokens
 from playhead.sampling_params import GREEDY_BELOW, MAX_LOGPROBS, PARAMETERS, SamplingKind
 from playhead.schedule.request import Request
@@ -37,6 +39,8 @@ from playhead.types import Row, TokenReport
 
 NUMBERS = {name: one for name, one in PARAMETERS.items() if one.number is not None}
 """The parameters of which a sampler reads one number per request."""
+MASKS_SLOT = "allowed_tokens"
+"""The slot of masks, which only steps with a grammar have."""
 
 
 def dtype_of(number: float) -> torch.dtype:
@@ -71,7 +75,7 @@ def sample(
 
     Equal scores go to the lowest id. A row of NaN gets some id of the vocabulary and disturbs no other row.
     """
-    scores_NV = logits_NV
+    scores_NV = logits_NV if inputs.allowed_NW is None else allowed_logits(logits_NV, inputs.allowed_NW)
     if kind is SamplingKind.EVERYTHING:
         scores_NV = penalised(without_words(biased(scores_NV.float(), inputs), inputs), inputs)
     if kind >= SamplingKind.FILTERED:
@@ -109,6 +113,8 @@ class SamplerRows:
         self._parts_RX, self._arrivals_R = choose_scratch(max_running, vocab_size, device)
         self.tables: SamplerTables | None = None
         self._written_rows: set[Row] = set()
+        self.masked_rows: set[Row] = set()
+        """Rows whose request has a grammar, or had one: its next request takes a row out."""
 
     def set(self, row: Row, request: Request) -> None:
         """All of a row's numbers, whatever stood there: a row is set when a request gets it.
@@ -120,6 +126,10 @@ class SamplerRows:
             assert one.number is not None, "NUMBERS has these alone"
             self.numbers[name][row] = one.number(values[name])
         kind = self._kinds[row] = kind_of(request)
+        if request.matcher is not None:
+            self.masked_rows.add(row)
+        else:
+            self.masked_rows.discard(row)
         # A step that looks at the tables looks at every row's bias and counts every row's tokens: what a former request
         # left must go, whether it was written for it or counted beside somebody else.
         if kind is SamplingKind.EVERYTHING or row in self._written_rows:
@@ -142,10 +152,19 @@ class SamplerRows:
         """The least kind of sampling that serves these rows."""
         return SamplingKind(self._kinds[rows].max())
 
+    def masks_any(self, rows: npt.NDArray[np.int32]) -> bool:
+        """Whether a grammar limits one of these rows."""
+        return bool(self.masked_rows) and not self.masked_rows.isdisjoint(rows.tolist())
+
     def inputs(self, slots: Inputs, rows_N: torch.Tensor) -> SamplerInputs:
         """What a sampler reads, from a step's slots."""
         return SamplerInputs(
-            numbers=slots, rows_N=rows_N, parts_RX=self._parts_RX, arrivals_R=self._arrivals_R, tables=self.tables
+            numbers=slots,
+            rows_N=rows_N,
+            parts_RX=self._parts_RX,
+            arrivals_R=self._arrivals_R,
+            tables=self.tables,
+            allowed_NW=slots.get(MASKS_SLOT),
         )
 
     @property

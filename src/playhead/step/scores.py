@@ -137,6 +137,7 @@ class SamplerInputs:
 
     Each is a vector with one number per request. `rows_N` is the request's line of the tables, which may be missing
     where the kind of sampling does not look at them. `parts_RX` and `arrivals_R` are scratch of `choose_tokens`.
+    `allowed_NW` are masks of the step's requests, where one of them has a grammar.
     """
 
     numbers: Inputs
@@ -144,6 +145,7 @@ class SamplerInputs:
     parts_RX: torch.Tensor
     arrivals_R: torch.Tensor
     tables: SamplerTables | None = None
+    allowed_NW: torch.Tensor | None = None
 
     def column(self, name: str) -> torch.Tensor:
         """[N, 1]: a parameter's numbers, to be broadcast over the vocabulary."""

@@ -10,10 +10,8 @@ Shapes: N requests of a step, V vocabulary.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 
@@ -21,18 +19,19 @@ from playhead.graph.capture import Inputs
 from playhead.graph.runner import GraphRunner
 from playhead.graph.shapes import Decision, DispatchLimits
 from playhead.graph.slots import Batch
-from playhead.graph.spec import CaptureReport
+from playhead.graph.spec import CaptureReport, StepResult
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.plan import KVLimits
 from playhead.sampling_params import SamplingKind
 from playhead.schedule.request import Chunk
 from playhead.schedule.rows import DecodeSlots, DeviceRows
-from playhead.step.cuda_readback import CudaStopwatch
 from playhead.step.forward import Forward, KVPool, ModelStep, StepOutput
 from playhead.step.inputs import StepInput, StepRequests, batch_of
+from playhead.step.masks import MaskedSteps, Tail
 from playhead.step.prompt_report import report_prompts
 from playhead.step.publish import DevicePageTable, Publisher
-from playhead.step.sampling import SampledTokens, SamplerRows
+from playhead.step.readback import Readback, start_stopwatch
+from playhead.step.sampling import MASKS_SLOT, SampledTokens, SamplerRows
 from playhead.types import Mode, Step
 
 
@@ -62,6 +61,8 @@ class InFlight:
     """Of the prompt tokens whose logprobs are wanted, those of all chunks in their order."""
     logits_NV: torch.Tensor
     """On the device, until the next launch."""
+    tail: Tail | None = None
+    """The part that is launched when the step before was read, where grammars limit tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,8 +92,10 @@ class Worker:
     prefill_inputs: tuple[StepInput, ...]
     prefill: GraphRunner
     make_decoder: Callable[[SamplingKind], GraphRunner]
+    make_masked: Callable[[], MaskedSteps]
     rows: DeviceRows = field(default_factory=DeviceRows)
     decoders: dict[SamplingKind, GraphRunner] = field(default_factory=dict)
+    masked: MaskedSteps | None = None
     _in_flight: dict[Step, InFlight] = field(default_factory=dict)
     _inputs_by_request: dict[int, Inputs] = field(default_factory=dict)
     _is_publishing: bool = False
@@ -114,6 +117,18 @@ class Worker:
         if kind not in self.decoders:
             self.decoders[kind] = self.make_decoder(kind)
         return self.decoders[kind]
+
+    @property
+    def runners(self) -> list[GraphRunner]:
+        """Every runner there is."""
+        masked = () if self.masked is None else self.masked.decoders.values()
+        return [self.prefill, *self.decoders.values(), *masked]
+
+    def prepare_masks(self) -> MaskedSteps:
+        """Room for masks, made at the first call: most engines never see a grammar."""
+        if self.masked is None:
+            self.masked = self.make_masked()
+        return self.masked
 
     def capture_all(self, progress: Callable[[CaptureReport], None] | None = None) -> None:
         """Capture every bucket of prefill, greedy and drawing decode now; other sampling waits for its first use."""
@@ -155,25 +170,31 @@ class Worker:
         """Start a step over sequences that were extended; the host goes on. Collect steps in the order of launch."""
         requests = self.requests(chunks)
         kind = self.sampler.kind(requests.rows)
+        masked = self.prepare_masks() if self.sampler.masks_any(requests.rows) else None
         batch: Batch | None = None  # the slots hold the step
         # Made before the commit, which may exchange a page for an equal one of the prefix cache, for the steps to come.
         if not requests.is_decode:
             batch = batch_of(self.prefill_inputs, requests)
+        elif masked is not None:
+            batch = None if masked.can_replay_in_place(requests, kind) else batch_of(self.decode_inputs, requests)
         elif not self.rows.can_replay_in_place(chunks, requests.ends, kind, num_fills=self.decode.registry.num_fills):
             batch = batch_of(self.decode_inputs, requests)
         self.publish()
         step = self.kv.begin()
         try:
             stopwatch = start_stopwatch(self.device)
-            run = self._run_decode if requests.is_decode else self._run_prefill
-            decision, output, prompt = run(requests, kind, batch)
-            launched = InFlight(
-                step=step,
-                decision=decision,
-                prompt_readback=None if prompt is None else stopwatch.read_back(prompt),
-                readback=stopwatch.read_back(output.sampled),
-                logits_NV=output.logits_NV,
-            )
+            if masked is not None:
+                launched = self._launch_body(step, requests, batch, masked.tail(kind, len(chunks), stopwatch))
+            else:
+                run = self._run_decode if requests.is_decode else self._run_prefill
+                decision, output, prompt = run(requests, kind, batch)
+                launched = InFlight(
+                    step=step,
+                    decision=decision,
+                    prompt_readback=None if prompt is None else stopwatch.read_back(prompt),
+                    readback=stopwatch.read_back(output.sampled),
+                    logits_NV=output.logits_NV,
+                )
             self._in_flight[step] = launched
             self.kv.commit()
         except BaseException:
@@ -186,24 +207,32 @@ class Worker:
     ) -> tuple[Decision, StepOutput, None]:
         """A step over requests; without a batch, the one that the slots hold already."""
         self.rows.decode_slots = None  # an error below leaves the slots as nobody knows
-        runner, num_requests = self.decoder_for(kind), len(requests.chunks)
-        if batch is None:
-            result = runner.replay_advanced()
-        else:
-            result = runner.run(batch, raw_bs=num_requests, raw_num_tokens=num_requests)
-        self.rows.decode_slots = DecodeSlots(
+        runner = self.decoder_for(kind)
+        result = run_requests(runner, batch, len(requests.chunks))
+        self.rows.decode_slots = self._slots_after(requests, kind, runner)
+        return result.decision, result.output, None
+
+    def _slots_after(self, requests: StepRequests, kind: SamplingKind, runner: GraphRunner) -> DecodeSlots:
+        """What the slots of a decode runner hold after this step."""
+        return DecodeSlots(
             kind=kind,
             num_fills=runner.registry.num_fills,
             seqs=[chunk.seq for chunk in requests.chunks],
             seq_lens=requests.ends,
             num_places=self.kv.num_places_of(requests.rows),
         )
-        return result.decision, result.output, None
 
     def _run_prefill(
         self, requests: StepRequests, kind: SamplingKind, batch: Batch | None
     ) -> tuple[Decision, StepOutput, SampledTokens | None]:
         """A step over tokens, a new token for each request that gets one, and reports of prompts that want them."""
+        result, inputs, prompt = self._run_tokens(requests, batch)
+        return result.decision, self.forward.sample_last(result.output, inputs, kind), prompt
+
+    def _run_tokens(
+        self, requests: StepRequests, batch: Batch | None
+    ) -> tuple[StepResult, Inputs, SampledTokens | None]:
+        """A step over tokens up to its hidden states, with what sampling reads."""
         assert batch is not None, "a step over tokens is filled"
         num_requests = len(requests.chunks)
         result = self.prefill.run(batch, raw_bs=num_requests, raw_num_tokens=len(requests.tokens.rows))
@@ -213,8 +242,29 @@ class Worker:
             slots = self.prefill.registry.slots.items()
             inputs = {name: slot.rows(0, num_requests) for name, slot in slots if slot.axis == "bs"}
             self._inputs_by_request[num_requests] = inputs
-        prompt = report_prompts(self.forward, requests, result.output)
-        return result.decision, self.forward.sample_last(result.output, inputs, kind), prompt
+        return result, inputs, report_prompts(self.forward, requests, result.output)
+
+    def _launch_body(self, step: Step, requests: StepRequests, batch: Batch | None, tail: Tail) -> InFlight:
+        """All of a step that does not wait for masks. The tail is given the rest."""
+        masked, kind, prompt = tail.steps, tail.kind, None
+        if requests.is_decode:
+            masked.decode_slots = None  # an error below leaves the slots as nobody knows
+            runner = masked.decoder_for(kind)
+            result = run_requests(runner, batch, len(requests.chunks))
+            masked.decode_slots = self._slots_after(requests, kind, runner)
+            tail.sample = lambda masks_NW: runner.finish({MASKS_SLOT: masks_NW}).output
+        else:
+            result, inputs, prompt = self._run_tokens(requests, batch)
+            forward, h_TM = self.forward, result.output  # the tail must not hold the worker: that would be a cycle
+            tail.sample = lambda masks_NW: forward.sample_last(h_TM, {**inputs, **masked.filled(masks_NW)}, kind)
+        return InFlight(
+            step=step,
+            decision=result.decision,
+            prompt_readback=None if prompt is None else tail.stopwatch.read_back(prompt),
+            readback=tail,
+            logits_NV=self.forward.logits(len(requests.chunks)),
+            tail=tail,
+        )
 
     def collect(self, launched: InFlight) -> Collected:
         """Wait for a step's tokens. What was given up while it ran can be reused. A second time gives the same."""
@@ -232,6 +282,8 @@ class Worker:
     def give_up(self, steps: Iterable[Step]) -> None:
         """Steps that did not run, or whose results nobody will collect. Who was in them must be computed anew."""
         self.rows.decode_slots = None
+        if self.masked is not None:
+            self.masked.decode_slots = None
         for step in steps:
             self._in_flight.pop(step, None)
         self.settle()
@@ -243,49 +295,8 @@ class Worker:
             self.kv.retire(done)
 
 
-# How results come back from the device, and how long it took.
-
-
-class Readback(Protocol):
-    """Results on their way to the host. The device's memory may be overwritten by the next launch at once."""
-
-    def wait(self) -> SampledTokens:
-        """The results, as soon as they have arrived."""
-
-    def device_us(self) -> float:
-        """The time the step took on its device. Call `wait` first."""
-
-
-class Stopwatch(Protocol):
-    """Started before a step's work is launched."""
-
-    def read_back(self, results: SampledTokens) -> Readback: ...
-
-
-class HostStopwatch:
-    """A launch on a CPU returns when the step is done."""
-
-    def __init__(self) -> None:
-        self._started_s = time.perf_counter()
-
-    def read_back(self, results: SampledTokens) -> HostReadback:
-        copies = SampledTokens(*(tensor.clone() for tensor in results))
-        return HostReadback(copies, 1e6 * (time.perf_counter() - self._started_s))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HostReadback:
-    """Results that need no waiting for."""
-
-    results: SampledTokens
-    elapsed_us: float
-
-    def wait(self) -> SampledTokens:
-        return self.results
-
-    def device_us(self) -> float:
-        return self.elapsed_us
-
-
-def start_stopwatch(device: torch.device) -> Stopwatch:
-    return CudaStopwatch() if device.type == "cuda" else HostStopwatch()
+def run_requests(runner: GraphRunner, batch: Batch | None, num_requests: int) -> StepResult:
+    """A step of decode; without a batch, the one that the runner's slots hold already."""
+    if batch is None:
+        return runner.replay_advanced()
+    return runner.run(batch, raw_bs=num_requests, raw_num_tokens=num_requests)

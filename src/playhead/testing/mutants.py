@@ -29,9 +29,11 @@ from playhead.testing.kv_mutants import KV_MUTANTS
 from playhead.testing.model_checkers import MODEL_CHECKERS
 from playhead.testing.model_mutants import MODEL_MUTANTS
 from playhead.testing.mutant import Answer, MutantError, Oracles, Outcome, Package, hunt, last_line
+from playhead.testing.protocol_mutants import PROTOCOL_CHECKERS, PROTOCOL_MUTANTS
 from playhead.testing.seeds_checkers import SEEDS, all_rows, seed_rows, seeds_checkers, what_is_missing
 from playhead.testing.seeds_mutants import SEEDS_MUTANTS
 from playhead.testing.step_mutants import STEP_CHECKERS, STEP_MUTANTS
+from playhead.testing.structured_mutants import STRUCTURED_CHECKERS, STRUCTURED_MUTANTS
 from playhead.testing.tool_mutants import TOOL_CHECKERS, TOOL_MUTANTS
 
 TABLE_COLUMNS = 150
@@ -56,7 +58,9 @@ PACKAGES: tuple[Package, ...] = (
     Package(name="engine", mutants=ENGINE_MUTANTS, checkers=ENGINE_CHECKERS),
     Package(name="fields", mutants=FIELD_MUTANTS, checkers=FIELD_CHECKERS),
     Package(name="front", mutants=FRONT_MUTANTS, checkers=FRONT_CHECKERS),
+    Package(name="protocol", mutants=PROTOCOL_MUTANTS, checkers=PROTOCOL_CHECKERS),
     Package(name="tools", mutants=TOOL_MUTANTS, checkers=TOOL_CHECKERS),
+    Package(name="structured", mutants=STRUCTURED_MUTANTS, checkers=STRUCTURED_CHECKERS),
     *seeds(),
 )
 

@@ -7,13 +7,13 @@ one that is given up half-way, in so little memory that some are preempted.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from playhead.engine.config import EngineConfig
 from playhead.engine.engine import Engine
-from playhead.engine.front import RequestOptions
+from playhead.engine.front import CheckedPrompt, RequestOptions
 from playhead.kv.ledger import Ledger
 from playhead.kv.plan import KVLimits
 from playhead.llm import LLM
@@ -125,7 +125,14 @@ def run_schedule(engine: Engine, asks: Sequence[Ask] = SCHEDULE) -> tuple[dict[s
     return {name: output.outputs[0].token_ids for name, output in finished.items()}, found
 
 
-def run_asks(engine: Engine, asks: Sequence[Ask]) -> tuple[dict[str, RequestOutput], list[str]]:
+def checked_ask(engine: Engine, ask: Ask) -> CheckedPrompt:
+    """The request as an engine takes it."""
+    return replace(engine.reader.check(ask.prompt, ask.params), bad_words=ask.bad_words)
+
+
+def run_asks(
+    engine: Engine, asks: Sequence[Ask], *, check: Callable[[Engine, Ask], CheckedPrompt] = checked_ask
+) -> tuple[dict[str, RequestOutput], list[str]]:
     """The same with whole outputs."""
     finished: dict[str, RequestOutput] = {}
     found: list[str] = []
@@ -133,8 +140,7 @@ def run_asks(engine: Engine, asks: Sequence[Ask]) -> tuple[dict[str, RequestOutp
     for number in range(MAX_STEPS):
         while pending and pending[0].comes <= number and engine.can_take:
             ask = pending.pop(0)
-            checked = replace(engine.reader.check(ask.prompt, ask.params), bad_words=ask.bad_words)
-            engine.submit(ask.name, checked, RequestOptions(priority=ask.priority))
+            engine.submit(ask.name, check(engine, ask), RequestOptions(priority=ask.priority))
         for ask in asks:
             if ask.goes == number:
                 engine.abort(ask.name)

@@ -46,7 +46,7 @@ def touches(op: OpRecord, tensors: Sequence[torch.Tensor]) -> bool:
 def mapping_readers(worker: Worker) -> dict[str, list[str]]:
     """For each graph that a worker has captured, the ops that were given the device's mapping."""
     readers = {}
-    for runner in (*worker.decoders.values(), worker.prefill):
+    for runner in worker.runners:
         for bucket, captured in runner.captured.items():
             ops = [op for recording in captured.recordings for op in recording.log.ops]
             found = [op.name for op in ops if touches(op, worker.pool.device_mappings)]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SMOLLM2 = os.environ.get("PLAYHEAD_SMOLLM2_GGUF", "")
 IS_FULL = os.environ.get("PLAYHEAD_SERVE") == "full"
-SLICE = 5
+SLICE = 10
 MODELS = [
     "embedded",
     *([pytest.param(SMOLLM2, id="smollm2", marks=pytest.mark.real)] if SMOLLM2 and IS_FULL else []),
@@ -26,7 +26,7 @@ MODELS = [
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep one case in five. Which ones depends on their names alone."""
+    """Keep one case in ten. Which ones depends on their names alone."""
     if IS_FULL:
         return
     here = os.path.dirname(__file__)

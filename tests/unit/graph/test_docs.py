@@ -29,7 +29,7 @@ def test_every_block_prints_what_the_page_shows(printed):
         num_code += kind == "python"
         if kind == "text":
             shown[num_code - 1] = text
-    assert len(shown) == 5
+    assert len(shown) == 6
     for at, text in shown.items():
         assert printed[at] == text
     assert all(not output for at, output in enumerate(printed) if at not in shown)

@@ -14,9 +14,11 @@ from playhead.graph.backends.base import record
 from playhead.graph.backends.tape import TapeBackend
 from playhead.kernels.attention import decode, extend
 from playhead.kernels.binders import MODULES, cpu_binders, ops_of
+from playhead.kernels.blocks import block_matmul
 from playhead.kernels.cpu.attention import decode_cells, key_cells_into
 from playhead.kernels.elementwise import embed, gated_activation, softcap_
 from playhead.kernels.experts import grouped_matmul
+from playhead.kernels.masks import allowed_logits
 from playhead.kernels.norm import add_rms_norm, norm_add_, rms_norm
 from playhead.kernels.op import Op
 from playhead.kernels.rope import qk_rope_write
@@ -57,6 +59,11 @@ def decode_cells_call():
     return q, torch.zeros(1, 2, 8), *caches, torch.tensor([[2, 4, 5]]), torch.zeros(1, 3), lengths, None, 0.1, None
 
 
+def block_matmul_call():
+    codes = torch.randint(-128, 128, (2, 3, 32, 32), dtype=torch.int8)
+    return torch.randn(2, 64), torch.randn(2, 96), codes, torch.randn(2, 3, 32), torch.randn(2, 3, 32), True
+
+
 def norm_call():
     return torch.randn(2, 8), torch.randn(8), 1e-6, True, False
 
@@ -76,12 +83,14 @@ CALLS = {
     grouped_matmul: lambda: (torch.randn(4, 8), torch.randn(2, 8, 8), torch.tensor([1, 4], dtype=torch.int32)),
     qk_rope_write: lambda: tuple(random_call((2, 1), (8, 8, 4), seed=0, norm="head")),
     choose_tokens: choose_call,
+    allowed_logits: lambda: (torch.randn(2, 40), torch.tensor([[-1, -1], [5, 1]], dtype=torch.int32)),
     advance: lambda: (*step_inputs(3, 2, seed=0), PAGE_SIZE),
     decode: decode_call,
     extend: extend_call,
     key_cells_into: key_cells_call,
     translate: lambda: tuple(translate_call([(3, 2), (9, 1)], page_size=4, window=6)),
     decode_cells: decode_cells_call,
+    block_matmul: block_matmul_call,
 }
 DECLARED = {
     op

@@ -10,7 +10,8 @@ from torch import nn
 
 from playhead.graph.backends.base import record
 from playhead.graph.backends.tape import TapeBackend
-from playhead.layers.linear import WEIGHT_FORMATS, PlainWeights
+from playhead.layers.blocks import WEIGHT_FORMATS
+from playhead.layers.linear import PlainLinear, PlainWeights
 from playhead.layers.spec import StoredAs
 from playhead.models.build import spec_from_config
 from playhead.models.checkpoint.dummy import dummy_decoder
@@ -86,6 +87,9 @@ class ByteWeights:
 
     def linear(self, num_inputs, num_outputs, *, has_bias, scale=1.0):
         return SignedBytes(num_inputs, num_outputs)
+
+    def linear_over(self, weight_OI):
+        return PlainLinear(weight_OI)
 
     def finish_loading(self, decoder):
         self.finished.extend(module for module in decoder.modules() if isinstance(module, SignedBytes))

@@ -45,6 +45,9 @@ class SafetensorsDirectory:
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
         return self._shard_of[name].read(name, part)
 
+    def blocks(self, name: str, part: Part | None = None) -> None:
+        """A safetensors file has plain numbers."""
+
 
 def _shards(directory: Path) -> dict[str, set[str] | None]:
     """File names in order, each with the tensors the index places in it; None where there is no index.

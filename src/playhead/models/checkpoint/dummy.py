@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from playhead.layers.linear import WEIGHT_FORMATS
+from playhead.layers.blocks import WEIGHT_FORMATS
 from playhead.layers.spec import NormKind
 from playhead.models.decoder import Decoder
 from playhead.models.spec import ModelSpec

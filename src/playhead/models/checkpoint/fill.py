@@ -6,13 +6,13 @@ Shapes: X experts, I rows of an expert's gate and up together; further dims foll
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from playhead.errors import CheckpointError, some_of
-from playhead.layers.linear import WEIGHT_FORMATS
+from playhead.layers.blocks import WEIGHT_FORMATS, BlockLinear, Blocks, BlockWeights
 from playhead.models.build import family_named
 from playhead.models.checkpoint.mxfp4 import dequantise_mxfp4
 from playhead.models.checkpoint.pieces import Piece, embedding_name, head_name, is_ignorable, pieces_of
@@ -58,6 +58,8 @@ def load_decoder(
         num_bytes += _bytes_of(piece, source)
         if on_progress is not None:
             on_progress(LoadProgress(num_bytes=num_bytes, total_bytes=total_bytes))
+    if isinstance(weights, BlockWeights) and weights.keeps_blocks:
+        _keep_blocks(decoder, pieces, source)
     weights.finish_loading(decoder)
     return decoder
 
@@ -107,6 +109,22 @@ def check_tensors(spec: ModelSpec, source: TensorSource) -> list[Piece]:
             "Config and weights must come from the same checkpoint; download both again.",
         )
     return pieces
+
+
+def _keep_blocks(decoder: Decoder, pieces: Sequence[Piece], source: TensorSource) -> None:
+    """Give each linear map the blocks of its matrix, if every row has some."""
+    by_matrix: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        by_matrix.setdefault(piece.target, []).append(piece)
+    names = {id(parameter): name for name, parameter in decoder.named_parameters()}
+    for module in decoder.modules():
+        if not isinstance(module, BlockLinear):
+            continue
+        matrix = by_matrix[names[id(module.weight)]]
+        parts = [source.blocks(piece.sources[0][0], piece.part()) for piece in matrix]
+        found = [part for part in parts if part is not None]
+        if len(found) == len(parts) and (blocks := Blocks.joined(found)).can_be_packed:
+            module.keep(blocks)
 
 
 def _rows(parameters: Mapping[str, torch.Tensor], piece: Piece) -> torch.Tensor:

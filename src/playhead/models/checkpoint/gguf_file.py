@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from playhead.errors import CheckpointError
+from playhead.models.checkpoint.gguf_blocks import BLOCK_SIZE, SIMPLE_TYPES, Unpacked, unpack_blocks
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -149,6 +150,16 @@ class GgufFile:
                 raise _damaged(self._path, f"the file ends inside tensor {name!r}", "the file as it was opened")
             done += num_read
         return packed
+
+    def blocks(self, name: str) -> Unpacked | None:
+        """The integers of a matrix with their scales and offsets, row by row, if it has one of the simple types."""
+        tensor, type_name = self.tensors[name], self.type_name(name)
+        if type_name not in SIMPLE_TYPES or len(tensor.shape) != 2:
+            return None
+        packed = self._bytes(name, tensor.start, tensor.num_bytes)
+        num_blocks = math.prod(tensor.shape) // BLOCK_SIZE
+        found = unpack_blocks(packed.reshape(num_blocks, -1), type_name)
+        return Unpacked(*(part.reshape(tensor.shape[0], -1) for part in found))
 
     def type_name(self, name: str) -> str:
         """How a tensor is packed, as the format calls it: F16, Q4_K."""

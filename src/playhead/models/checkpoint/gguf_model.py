@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from playhead.errors import CheckpointError, UnsupportedModelError
-from playhead.layers.spec import FactorScaling
+from playhead.layers.blocks import Blocks
+from playhead.layers.spec import FactorScaling, StoredAs
 from playhead.models.build import spec_from_config
 from playhead.models.checkpoint.gguf_architectures import ARCHITECTURES, DEFAULT_THETA, GgufArchitecture, Metadata
 from playhead.models.checkpoint.gguf_file import GgufFile
@@ -74,7 +75,7 @@ def config_from_gguf(file: GgufFile) -> dict[str, object]:
 
 def spec_from_gguf(file: GgufFile, config: Mapping[str, object]) -> ModelSpec:
     """The decoder of a file's config, with the rope factors that only a tensor of the file has."""
-    spec = spec_from_config(config)
+    spec = replace(spec_from_config(config), stored_as=StoredAs.BLOCKS)
     _, architecture = architecture_of(file)
     if not architecture.has_rope_factors or ROPE_FACTORS not in file.tensors:
         return spec
@@ -143,6 +144,16 @@ class GgufWeights:
         elif self._architecture.adds_one_to_norms and name.endswith("norm.weight"):
             tensor = tensor - 1
         return tensor if part is None else tensor[part.index]
+
+    def blocks(self, name: str, part: Part | None = None) -> Blocks | None:
+        unpacked, heads = self._file.blocks(self._theirs[name]), self._paired_heads.get(name.split(".")[-2])
+        if unpacked is None or (part is not None and part.axis != 0):
+            return None
+        codes_OI, scales_OB, offsets_OB = map(torch.from_numpy, unpacked)
+        found = Blocks(codes_OI=codes_OI, scales_OB=scales_OB, offsets_OB=offsets_OB)
+        if heads is not None:
+            found = found.changed(lambda rows: neighbours_to_halves(rows, heads))
+        return found if part is None else found.changed(lambda rows: rows[part.index])
 
 
 def hub_name(name: str, layer_names: Mapping[str, str]) -> str:

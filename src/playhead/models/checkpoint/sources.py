@@ -8,6 +8,8 @@ from typing import Protocol
 
 import torch
 
+from playhead.layers.blocks import Blocks
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorInfo:
@@ -45,6 +47,9 @@ class TensorSource(Protocol):
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
         """The tensor or a part of it on the host, of the promised dtype. It may be the source's own memory."""
 
+    def blocks(self, name: str, part: Part | None = None) -> Blocks | None:
+        """The small integers that the tensor, or rows of it, are stored as; None if they are stored otherwise."""
+
 
 class InMemoryTensors:
     """Weights that are already tensors: another model's state dict, say."""
@@ -60,3 +65,6 @@ class InMemoryTensors:
 
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
         return self._tensors[name] if part is None else self._tensors[name][part.index]
+
+    def blocks(self, name: str, part: Part | None = None) -> None:
+        """Tensors in memory are plain."""

@@ -163,6 +163,7 @@ async function answer() {
       signal: running.signal,
     });
     for await (const event of events(response)) taken.take(event);
+    if (taken.ending === null) throw new Failure("The answer broke off.");
   } catch (error) {
     if (error.name === "AbortError") taken.ending = "stopped";
     else failure = error instanceof Failure ? error : new Failure("The answer broke off.");

@@ -32,19 +32,19 @@ function counters(data, perSecond) {
   const refusals = sum(Object.values(now.prefix_refusals), (count) => count);
   return [
     ["Running", `${now.num_running}`, `of ${now.max_running}`],
-    ["Waiting", shortNumber(now.num_waiting), ""],
-    ["Tokens per second", shortNumber(perSecond), ""],
-    ["Generated tokens", shortNumber(stats.num_generated_tokens), ""],
-    ["Prompt tokens", shortNumber(stats.num_prompt_tokens), `+ ${shortNumber(stats.num_cached_tokens)} cached`],
-    ["Steps", shortNumber(stats.num_steps), ""],
-    ["Replayed steps", share(numReplays, stats.num_steps), ""],
+    ["Waiting", shortNumber(now.num_waiting), "requests"],
+    ["Tokens/s", shortNumber(perSecond), "generated"],
+    ["Generated", shortNumber(stats.num_generated_tokens), "tokens"],
+    ["Prompts", shortNumber(stats.num_prompt_tokens), `tokens, + ${shortNumber(stats.num_cached_tokens)} cached`],
+    ["Steps", shortNumber(stats.num_steps), `${shortNumber(stats.num_wasted_rows)} rows wasted`],
+    ["Replayed", share(numReplays, stats.num_steps), "of steps"],
     ["Padding", share(numPadded - numRaw, numPadded), "of rows"],
-    ["Prefix pages found", share(now.num_hit_pages, now.num_asked_pages), ""],
-    ["Prefix refusals", shortNumber(refusals), "window expired"],
-    ["Arena in use", share(usedSlabs, now.num_slabs - 1), shortBytes(usedSlabs * now.slab_bytes)],
-    ["Held pages", shortNumber(sum(groups, (group) => group.num_held)), ""],
-    ["Preemptions", shortNumber(stats.num_preemptions), ""],
-    ["Ledger errors", shortNumber(stats.num_violations), stats.num_violations ? "each is a bug" : ""],
+    ["Prefix hits", share(now.num_hit_pages, now.num_asked_pages), "of pages"],
+    ["Refused hits", shortNumber(refusals), "window expired"],
+    ["Arena", share(usedSlabs, now.num_slabs - 1), shortBytes(usedSlabs * now.slab_bytes)],
+    ["Held", shortNumber(sum(groups, (group) => group.num_held)), "pages"],
+    ["Preemptions", shortNumber(stats.num_preemptions), "requests"],
+    ["Ledger errors", shortNumber(stats.num_violations), stats.num_violations ? "each is a bug" : "of pages"],
   ];
 }
 
@@ -172,7 +172,7 @@ function showGraph({ cells, figure, fill }, graph) {
 function showReasons({ said }, runner, graphs) {
   const captured = new Set(graphs.map((graph) => graph.bucket));
   const others = runner.buckets.filter((bucket) => !captured.has(bucket));
-  const words = Object.entries(runner.reasons).map(([reason, count]) => `${shortNumber(count)} × ${reason}`);
+  const words = Object.entries(runner.reasons).map(([reason, count]) => `${shortNumber(count)} times: ${reason}`);
   const reasons = words.length ? `Steps: ${words.join("; ")}.` : "No step yet.";
   write(said, runner.mode === "eager" ? reasons : reasons + waitingSizes(others));
 }

@@ -39,6 +39,8 @@ at("forget").addEventListener("click", () => {
 });
 showKeyState();
 
+at("key-cancel").addEventListener("click", () => at("key-dialog").close("cancel"));
+
 let asking = null;
 
 /** Ask the person for a key, once for all calls that wait for one. False if there is none. */

@@ -10,10 +10,10 @@ from playhead.serve.protocol.completions import CompletionAnswer, CompletionRequ
 from playhead.serve.protocol.models import ModelCard, ModelList
 from playhead.serve.protocol.responses import ResponsesAnswer, ResponsesRequest, StreamEvent
 from playhead.serve.protocol.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
-from playhead.serve.routes.chat import chat
-from playhead.serve.routes.completions import completions
+from playhead.serve.routes.chat import answer_chat
+from playhead.serve.routes.completions import complete
 from playhead.serve.routes.models import list_models, one_model
-from playhead.serve.routes.responses import responses
+from playhead.serve.routes.responses import create_response
 from playhead.serve.routes.tokens import detokenize, tokenize
 from playhead.serve.service import ENCODER, GENERATES, READS, Route, Service
 
@@ -29,7 +29,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         method="POST",
         path="/v1/chat/completions",
-        handler=chat,
+        handler=answer_chat,
         summary="Answer a conversation",
         request=ChatRequest,
         answer=ChatAnswer,
@@ -40,7 +40,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         method="POST",
         path="/v1/completions",
-        handler=completions,
+        handler=complete,
         summary="Go on with prompts",
         request=CompletionRequest,
         answer=CompletionAnswer,
@@ -50,7 +50,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         method="POST",
         path="/v1/responses",
-        handler=responses,
+        handler=create_response,
         summary="Answer a text or a conversation",
         request=ResponsesRequest,
         answer=ResponsesAnswer,

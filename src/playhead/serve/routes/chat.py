@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from msgspec import UNSET
@@ -43,7 +43,7 @@ from playhead.serve.validate import validate_chat
 CHUNK = "chat.completion.chunk"
 
 
-async def chat(service: Service, call: Call) -> Answer | EventStream:
+async def answer_chat(service: Service, call: Call) -> Answer | EventStream:
     """The handler."""
     request = decode(call.body, ChatRequest)
     service.check_model(request.model)
@@ -176,27 +176,44 @@ class ChatEvents:
 
     def _parsed(self, completion: CompletionOutput) -> bytes:
         """The events of text that may be reasoning or calls. The report of its tokens goes with the first of them."""
-        index = completion.index
-        parser = self._parsers.get(index)
-        if parser is None:
-            assert self._chat.turn.new_parser is not None, "text is parsed because there is a parser"
-            parser = self._parsers[index] = self._chat.turn.new_parser()
+        index, new_parser = completion.index, self._chat.turn.new_parser
+        assert new_parser is not None, "text is parsed because there is a parser"
+        parser = self._parsers.get(index) or self._parsers.setdefault(index, new_parser())
         found = parser.feed(completion.text) if completion.text else []
         if completion.finish_reason is not None:
             found += parser.finish()
-        if found and all(isinstance(one, Reasoning) for one in found):
+        kinds = {type(one) for one in found}
+        if kinds == {Reasoning}:
             self._chat.count.num_reasoning += len(completion.token_ids)
-        if any(isinstance(one, ToolCallStart) for one in found):
+        if ToolCallStart in kinds:
             self._calling.add(index)
-        hides = not self._chat.request.include_reasoning
-        deltas = [delta_of(one) for one in found if not (hides and isinstance(one, Reasoning))]
-        report = self._chat.logprobs(completion) if completion.logprobs else None
-        if report is not None and not deltas:
-            deltas = [Delta(content="")]
-        choices = [ChunkChoice(index=index, delta=delta) for delta in deltas]
-        if report is not None:
-            choices[0] = ChunkChoice(index=index, delta=deltas[0], logprobs=report)
+        if completion.logprobs:
+            return self._reported(completion, found)
+        start = self._text_starts[index]
+        return b"".join(
+            [
+                start + ENCODER.encode(one.text) + self._text_end
+                if isinstance(one, Content)
+                else self._event(ChunkChoice(index=index, delta=delta_of(one)))
+                for one in self._shown(found)
+            ]
+        )
+
+    def _reported(self, completion: CompletionOutput, found: Sequence[Event]) -> bytes:
+        """The same, with the report of the tokens. A report without text goes with an empty text."""
+        deltas = [delta_of(one) for one in self._shown(found)] or [Delta(content="")]
+        reports = [self._chat.logprobs(completion), *[None] * (len(deltas) - 1)]
+        choices = [
+            ChunkChoice(index=completion.index, delta=delta, logprobs=report)
+            for delta, report in zip(deltas, reports, strict=True)
+        ]
         return b"".join([self._event(choice) for choice in choices])
+
+    def _shown(self, found: Sequence[Event]) -> Sequence[Event]:
+        """What the client wants to see."""
+        if self._chat.request.include_reasoning:
+            return found
+        return [one for one in found if not isinstance(one, Reasoning)]
 
     def _event(self, choice: ChunkChoice) -> bytes:
         return self._start + ENCODER.encode(choice) + self._end

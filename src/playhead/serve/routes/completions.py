@@ -38,7 +38,7 @@ from playhead.serve.validate import CompletionWanted, validate_completion
 CHUNK = "text_completion"
 
 
-async def completions(service: Service, call: Call) -> Answer | EventStream:
+async def complete(service: Service, call: Call) -> Answer | EventStream:
     """The handler."""
     request = decode(call.body, CompletionRequest)
     service.check_model(request.model)

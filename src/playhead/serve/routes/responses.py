@@ -42,7 +42,7 @@ from playhead.serve.validate import validate_responses
 EndStatus = Literal["completed", "incomplete"]
 
 
-async def responses(service: Service, call: Call) -> Answer | EventStream:
+async def create_response(service: Service, call: Call) -> Answer | EventStream:
     """The handler."""
     request = decode(call.body, ResponsesRequest)
     service.check_model(request.model)

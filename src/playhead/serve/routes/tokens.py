@@ -17,6 +17,9 @@ from playhead.serve.service import Service, answer
 from playhead.serve.tools.definitions import tool_request
 from playhead.serve.validate import message_tables, template_variables
 
+CHARS_PER_TOKEN = 16
+LEAST_CHARS = 1 << 16
+
 
 async def tokenize(service: Service, call: Call) -> Answer:
     """The handler of /tokenize. A text may be longer than the context: it is counted, not answered."""
@@ -39,6 +42,7 @@ async def tokenize(service: Service, call: Call) -> Answer:
         )
         text = await asyncio.to_thread(reader.chat_text, messages, options)
         adds_special = request.add_special_tokens is True
+    check_chars(text, service.backend.facts.max_model_len)
     encode = partial(reader.tokenizer.encode, text, add_special_tokens=adds_special)
     ids = await asyncio.to_thread(encode)
     return answer(
@@ -49,6 +53,13 @@ async def tokenize(service: Service, call: Call) -> Answer:
             token_strs=[reader.tokenizer.token_text(one) or "" for one in ids] if request.return_token_strs else None,
         )
     )
+
+
+def check_chars(text: str, max_model_len: int) -> None:
+    """Refuse a text far beyond the context. Encoding takes 200 bytes of memory for each character."""
+    most = max(LEAST_CHARS, CHARS_PER_TOKEN * max_model_len)
+    if len(text) > most:
+        raise RequestError("prompt", f"{len(text)} characters", f"at most {most}", "Send it in parts.")
 
 
 async def detokenize(service: Service, call: Call) -> Answer:

@@ -5,3 +5,6 @@
 
 `formats.py` has one `ToolFormat` for each chat format, and finds the one of a chat template.
 """
+
+FORMAT_NAMES = ("hermes", "llama3", "mistral", "mistral-args", "harmony", "gemma4", "gemma", "none")
+"""The formats, in the order in which documents list them. Here, because the command line imports nothing heavier."""

@@ -10,7 +10,7 @@ import re
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 from playhead.errors import ConfigError, did_you_mean
@@ -219,6 +219,7 @@ FORMATS = {
 REASONING = (ReasoningMarks(), ReasoningMarks(open="[THINK]", close="[/THINK]"))
 
 
+@lru_cache(maxsize=16)
 def format_for(chat_template: str | None, model_type: str | None = None, *, name: str = "auto") -> ToolFormat:
     """The format that a chat template writes, or the named one. `none` where the template has no calls."""
     template = chat_template or ""

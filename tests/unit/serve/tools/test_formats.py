@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from playhead.errors import ConfigError
+from playhead.serve.tools import FORMAT_NAMES
 from playhead.serve.tools.constraint import TokenNames
 from playhead.serve.tools.formats import FORMATS, format_for
 
@@ -28,8 +29,9 @@ def test_a_format_is_found_by_the_markers_of_its_template(name):
     assert format_for(TEMPLATES[name], "llama").name == name
 
 
-def test_every_format_has_a_template_here():
+def test_every_format_has_a_template_here_and_can_be_named_on_the_command_line():
     assert set(TEMPLATES) == set(FORMATS)
+    assert tuple(FORMATS) == FORMAT_NAMES
 
 
 def test_llama_without_a_python_tag_is_found_by_its_words():

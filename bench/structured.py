@@ -1,0 +1,102 @@
+"""Tokens per second of requests with forms, beside plain ones: `PYTHONPATH=src python -m bench.structured`.
+
+Batches of equal size decode in turn, round after round in one engine, so that a busy machine is busy for all of them:
+all plain, all with a form, and plain ones beside one or several with a form. A ratio is of the median step times.
+Forms cannot be finished within the tokens that are measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+
+from bench.measure import emit
+from playhead.engine.engine import Engine
+from playhead.llm import LLM
+from playhead.sampling_params import SamplingParams
+from playhead.structured_outputs import StructuredOutputs
+
+PROMPT = "It is a truth universally acknowledged, that"
+FORMS: Mapping[str, StructuredOutputs | None] = {
+    "plain": None,
+    "json": StructuredOutputs(
+        json={"type": "array", "items": {"type": "string", "minLength": 80, "maxLength": 200}, "minItems": 40}
+    ),
+    "regex": StructuredOutputs(regex=r"([A-Z][a-z ,]{20,60}\. ){40}"),
+    "records": StructuredOutputs(
+        json={
+            "type": "array",
+            "minItems": 60,
+            "items": {
+                "type": "object",
+                "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "maximum": 99}},
+                "required": ["name", "age"],
+                "additionalProperties": False,
+            },
+        },
+        disable_any_whitespace=True,
+    ),
+}
+
+
+def params_of(form: str, num_tokens: int, temperature: float) -> SamplingParams:
+    wanted = FORMS[form]
+    return SamplingParams(
+        temperature=temperature, seed=1, max_tokens=num_tokens, structured_outputs=wanted, ignore_eos=wanted is None
+    )
+
+
+def batches(num_rows: int) -> dict[str, list[str]]:
+    """The forms of every batch, by name."""
+    mixed = {f"plain beside {n} json": ["json"] * n + ["plain"] * (num_rows - n) for n in (1, num_rows // 4)}
+    return {form: [form] * num_rows for form in FORMS} | mixed
+
+
+def step_us(engine: Engine, forms: Sequence[str], num_tokens: int, temperature: float) -> list[float]:
+    """Microseconds of each step in which every request decodes."""
+    for i, form in enumerate(forms):
+        engine.add_request(f"{i}", PROMPT, params_of(form, num_tokens, temperature))
+    times, num_begun = [], 0
+    while engine.has_work:
+        start = time.perf_counter()
+        outputs = engine.step()
+        elapsed = time.perf_counter() - start
+        num_begun += 1
+        is_whole = len(outputs) == len(forms) and not any(output.finished for output in outputs)
+        if num_begun > 4 and is_whole:
+            times.append(1e6 * elapsed)
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="embedded")
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--temperature", type=float, default=0.8)
+    options = parser.parse_args()
+    wanted = batches(options.rows)
+    times: dict[str, list[float]] = {name: [] for name in wanted}
+    with LLM(options.model, max_model_len=256, max_num_seqs=options.rows) as llm:
+        for number in range(options.rounds + 1):
+            for name, forms in wanted.items():
+                gc.collect()
+                found = step_us(llm.engine, forms, options.tokens, options.temperature)
+                if number:  # the first round captures
+                    times[name].append(statistics.median(found))
+    plain = times["plain"]
+    for name, found in times.items():
+        # Round by round: what slows a round slows all of its batches.
+        ratios = sorted(mine / its for mine, its in zip(plain, found, strict=True))
+        ratio = statistics.median(ratios)
+        us = statistics.median(found)
+        emit("structured", batch=name, rows=options.rows, step_us=us, tokens_per_s=1e6 * options.rows / us, ratio=ratio)
+    print("\nratio: tokens/s of the batch over those of the plain batch in the same round, the median of the rounds")
+
+
+if __name__ == "__main__":
+    main()

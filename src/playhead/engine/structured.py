@@ -1,0 +1,105 @@
+"""What an engine does for requests whose answers must have a form: a grammar when they come, a mask at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from playhead.engine.front import CheckedPrompt, PromptReader
+from playhead.errors import NoTokenLeft, PlayheadError, RequestError, RequestFailed, caused
+from playhead.grammar.matcher import BITS, Matcher, OtherRules, mask_of
+from playhead.sampling_params import SamplingKind
+from playhead.schedule.request import Chunk
+from playhead.step.masks import ALL_ALLOWED
+from playhead.step.worker import Worker
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor
+
+MIN_AT_ONCE = 8  # masks for which waking other threads pays
+
+
+def matcher_for(
+    checked: CheckedPrompt, ending_ids: frozenset[int], reader: PromptReader, worker: Worker, *, forced_tokens: bool
+) -> Matcher | None:
+    """A new answer's place in its grammar, with room for masks on the device. None for a request without a form.
+
+    A prompt that was checked in another process comes without its grammar, which is compiled here then.
+    """
+    form = checked.params.structured_outputs
+    if form is None:
+        return None
+    grammar = checked.grammar or reader.grammars.compile(form)
+    try:
+        worker.prepare_masks()
+    except torch.OutOfMemoryError:
+        found = "no device memory for masks"
+        raise RequestError("structured_outputs", found, "a request without it", "Lower kv_memory_bytes.") from None
+    params = checked.params
+    rules = OtherRules(
+        allowed_ids=None if params.allowed_token_ids is None else tuple(params.allowed_token_ids),
+        bad_words=checked.bad_words,
+        ending_ids=ending_ids,
+        min_tokens=params.min_tokens,
+    )
+    # Penalties and logprobs look at every token that was sampled; other rules may forbid one that must follow.
+    can_force = params.kind is not SamplingKind.EVERYTHING and not rules.forbid_something
+    return Matcher(grammar, rules, can_force=can_force and forced_tokens)
+
+
+class MaskWriter:
+    """Writes the masks of steps. Many are computed at once by threads of llguidance, without Python."""
+
+    def __init__(self) -> None:
+        self._threads: LLExecutor | None = None
+
+    def write(
+        self, planned: Sequence[Chunk], masks_NW: npt.NDArray[np.int32], force: Callable[[Chunk, Sequence[int]], bool]
+    ) -> Iterator[tuple[Chunk, PlayheadError]]:
+        """Write the masks of a step whose requests' outputs have all been read; gives the requests that cannot go on.
+
+        A request that has ended, or that gets no token in this step, keeps a mask that allows everything: its token is
+        dropped. Where several tokens must follow, `force` is told, and the mask allows the first of them alone.
+        """
+        found: list[tuple[int, Chunk, Matcher]] = []
+        for row, chunk in enumerate(planned):
+            matcher = chunk.request.matcher
+            if matcher is None or not chunk.samples or chunk.request.finish_reason is not None:
+                continue
+            try:
+                matcher.follow(chunk.request.output)
+            except Exception as error:  # noqa: BLE001  whatever it is, it is this request's
+                yield chunk, caused(RequestFailed(chunk.request.id), error)
+            else:
+                found.append((row, chunk, matcher))
+        self._compute([(matcher, row) for row, _, matcher in found], masks_NW)
+        for row, chunk, matcher in found:
+            request, mask_W = chunk.request, masks_NW[row]
+            try:
+                is_something = matcher.restrict(request.output, mask_W)
+                forced = matcher.forced(mask_W) if is_something else []
+            except Exception as error:  # noqa: BLE001  whatever it is, it is this request's
+                yield chunk, caused(RequestFailed(request.id), error)
+                mask_W[:] = ALL_ALLOWED
+                continue
+            if not is_something:
+                yield chunk, NoTokenLeft(request.id, len(request.output))
+                mask_W[:] = ALL_ALLOWED
+            elif len(forced) > 1 and force(chunk, forced):
+                mask_W[:] = mask_of(forced[:1], BITS * len(mask_W))
+
+    def _compute(self, matchers: Sequence[tuple[Matcher, int]], masks_NW: npt.NDArray[np.int32]) -> None:
+        if len(matchers) < MIN_AT_ONCE:
+            for matcher, row in matchers:
+                matcher.write_mask(masks_NW[row])
+            return
+        if self._threads is None:
+            from llguidance import LLExecutor
+
+            self._threads = LLExecutor()
+        states = [(matcher.state, row) for matcher, row in matchers]
+        self._threads.unsafe_compute_mask_ptr(states, masks_NW.ctypes.data, masks_NW.strides[0], len(masks_NW))

@@ -1,0 +1,64 @@
+"""A form of answers as llguidance writes grammars, and its refusals in our words."""
+
+from __future__ import annotations
+
+import json
+import re
+from types import ModuleType
+
+from playhead.errors import RequestError
+from playhead.structured_outputs import StructuredOutputs, refused
+
+MAX_REASON_CHARS = 200
+JSON_OBJECT = '{"type":"object"}'
+
+UNKNOWN_KEYWORDS = re.compile(r"Unimplemented keys: \[(.*)\]")
+LAST_LINE_OF_REGEX = re.compile(r"^error: (.*)$", re.MULTILINE)
+
+
+def library() -> ModuleType:
+    """llguidance, or `RequestError` where it is not installed."""
+    try:
+        import llguidance
+    except ImportError:
+        raise RequestError(
+            "structured_outputs",
+            "an installation without llguidance",
+            "the extra playhead[structured]",
+            "Install it on the machine that runs the model.",
+        ) from None
+    return llguidance
+
+
+def grammar_text(form: StructuredOutputs) -> str:
+    """The grammar of a form, or `RequestError` where that can be seen without compiling it."""
+    from llguidance import LLMatcher, grammar_from
+
+    if form.kind in ("json", "json_object"):
+        schema = form.json if isinstance(form.json, str) else JSON_OBJECT
+        return LLMatcher.grammar_from_json_schema(
+            schema, overrides={"whitespace_flexible": not form.disable_any_whitespace}
+        )
+    if form.regex is not None:
+        return LLMatcher.grammar_from_regex(form.regex)
+    if form.choice is not None:
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(one) for one in form.choice))
+    assert form.grammar is not None, "a form has one kind"
+    try:
+        return grammar_from("grammar", form.grammar)
+    except ValueError as error:  # GBNF that cannot be read
+        raise refusal(form, str(error)) from None
+
+
+def refusal(form: StructuredOutputs, reason: str) -> RequestError:
+    """The error for a form that llguidance cannot serve. Its reasons quote the pattern; the first line of ours does."""
+    keywords = UNKNOWN_KEYWORDS.search(reason)
+    if keywords is not None:
+        found = f"the keywords {keywords.group(1)}"
+        return refused(form.kind, found, "keywords that token masks can express", "Leave them out of the schema.")
+    if reason.startswith("oneOf constraints are not supported"):
+        return refused(form.kind, "oneOf", "anyOf, which allows an answer that fits several", "Write anyOf.")
+    of_regex = LAST_LINE_OF_REGEX.search(reason)
+    line = of_regex.group(1) if of_regex is not None else reason.partition("\n")[0]
+    line = " ".join(line.replace("Failed to convert the grammar from GBNF to Lark: ", "").split()).rstrip(".")
+    return refused(form.kind, f"{line:.{MAX_REASON_CHARS}}", "what token masks can express", "Correct or simplify it.")

@@ -1,0 +1,26 @@
+"""Logits of which only allowed tokens keep theirs: what a grammar leaves of a step's choice.
+
+Shapes: N requests of a step, V vocabulary, W words of a mask, with a bit for each id, the lowest bit first.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from playhead.kernels.op import like_first, op
+
+BITS = 32
+
+
+@op(out=like_first, bind="cpu.masks:bind_allowed_logits", cuda="triton.masks:launch_allowed_logits")
+def allowed_logits(logits_NV: Tensor, allowed_NW: Tensor) -> Tensor:
+    """The logits where a row's bit is set, and -inf elsewhere.
+
+    With the words (0b101,) and three ids, the logits (1, 2, 3) are (1, -inf, 3). A word of -1 allows all of its ids.
+    """
+    shift_B = torch.arange(BITS, dtype=torch.int32, device=allowed_NW.device)
+    bits_NV = ((allowed_NW[:, :, None] >> shift_B) & 1).flatten(1)[:, : logits_NV.shape[1]]
+    return logits_NV.masked_fill(bits_NV == 0, -math.inf)

@@ -1,0 +1,206 @@
+"""Bugs of masks: late by a step, in the wrong row, in the padding, lost with a request's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from playhead.engine.structured import MaskWriter
+from playhead.errors import PlayheadError
+from playhead.grammar.matcher import Matcher
+from playhead.graph.late import LateRegistry
+from playhead.graph.slots import Batch, FillContext, GraphSlot
+from playhead.kv.cache import SequenceKV
+from playhead.schedule.request import Chunk, Request
+from playhead.schedule.rows import DeviceRows
+from playhead.schedule.scheduler import Scheduler
+from playhead.step import build
+from playhead.step.audit import audit_worker
+from playhead.step.masks import MaskedSteps, masks_slot
+from playhead.step.sampling import MASKS_SLOT, SamplerRows
+from playhead.testing.mutant import Checker, Mutant, Oracle, Patch, mutant, swapped
+from playhead.testing.structured import (
+    FORCED,
+    FORMED,
+    checked_ask,
+    forcing_engine,
+    formed_alone,
+    formed_engine,
+    wrong_answers,
+)
+from playhead.testing.tiny_engine import run_asks
+from playhead.types import Row
+
+ALONE = Oracle(name="requests with forms, alone", compute=formed_alone)
+
+
+def check_answers(alone: Mapping[str, Sequence[int]]) -> list[str]:
+    """The schedule with overlap in little memory: forms and tokens as alone."""
+    engine = formed_engine(overlap=True)
+    finished, found = run_asks(engine, FORMED, check=checked_ask)
+    if not engine.stats.num_preemptions:
+        found.append("nobody was preempted")
+    tokens = {name: output.outputs[0].token_ids for name, output in finished.items()}
+    return found + wrong_answers(tokens, {name: alone[name] for name in alone if name != "given up"})
+
+
+def check_padding() -> list[str]:
+    """After every late fill, rows without a request allow everything."""
+    found: list[str] = []
+    fill = LateRegistry.fill_late
+
+    def watched(self: LateRegistry, batch: Batch, ctx: FillContext) -> None:
+        fill(self, batch, ctx)
+        padding = self.get_slot(MASKS_SLOT).rows(ctx.raw_bs, ctx.padded_bs)
+        if bool((padding != -1).any()):
+            found.append(f"masks of rows {ctx.raw_bs} to {ctx.padded_bs} forbid something")
+
+    with swapped(LateRegistry, "fill_late", watched):
+        run_asks(formed_engine(overlap=True, kv_memory_bytes=1 << 20), FORMED, check=checked_ask)
+    return found
+
+
+def check_audit() -> list[str]:
+    """The audit of every runner, those behind masks among them."""
+    engine = formed_engine(overlap=True, kv_memory_bytes=1 << 20)
+    run_asks(engine, FORMED[:2], check=checked_ask)
+    assert engine.worker.masked is not None
+    engine.worker.masked.decoder_for(next(iter(engine.worker.masked.decoders))).capture_all()
+    return [str(finding) for report in audit_worker(engine.worker) for finding in report.findings]
+
+
+def check_forced() -> list[str]:
+    """Answers with long forced parts, in chunks of three tokens, are those of an engine that forces nothing."""
+    answers = []
+    for forced_tokens in (False, True):
+        engine = forcing_engine(forced_tokens=forced_tokens)
+        finished, found = run_asks(engine, FORCED, check=checked_ask)
+        answers.append({name: output.outputs[0].token_ids for name, output in finished.items()})
+        if found:
+            return found
+    return [] if answers[0] == answers[1] else [f"one by one {answers[0]}, forced {answers[1]}"]
+
+
+STRUCTURED_CHECKERS: tuple[Checker, ...] = (
+    Checker(name="answers", run=check_answers, oracles=(ALONE,)),
+    Checker(name="mask padding", run=check_padding),
+    Checker(name="mask audit", run=check_audit),
+    Checker(name="forced tokens", run=check_forced),
+)
+
+
+@mutant(
+    "mask off by one step",
+    source="a mask made before the last token was read",
+    killed_by=("answers",),
+)
+def mask_off_by_one() -> Patch:
+    follow = Matcher.follow
+    return swapped(Matcher, "follow", lambda self, output: follow(self, output[:-1]))
+
+
+@mutant(
+    "mask of the wrong row",
+    source="masks in the order of rows, a step in the order of requests",
+    killed_by=("answers",),
+)
+def mask_of_the_wrong_row() -> Patch:
+    write = MaskWriter.write
+
+    def backwards(
+        self: MaskWriter,
+        planned: Sequence[Chunk],
+        masks_NW: npt.NDArray[np.int32],
+        force: Callable[[Chunk, Sequence[int]], bool],
+    ) -> Iterator[tuple[Chunk, PlayheadError]]:
+        return write(self, planned[::-1], masks_NW, force)
+
+    return swapped(MaskWriter, "write", backwards)
+
+
+@mutant("masks pad with zeros", source="a padded row with no token to choose", killed_by=("mask padding",))
+def masks_pad_with_zeros() -> Patch:
+    def zeros(vocab_size: int) -> GraphSlot:
+        return replace(masks_slot(vocab_size), pad_value=0)
+
+    return swapped(build, "masks_slot", zeros)
+
+
+@mutant("grammar lost with memory", source="a matcher begun anew for a preempted request", killed_by=("answers",))
+def grammar_lost_with_memory() -> Patch:
+    preempt = Scheduler._preempt
+
+    def forgets(self: Scheduler, victim: Request) -> None:
+        preempt(self, victim)
+        if victim.matcher is not None:
+            victim.matcher.state.reset()
+
+    return swapped(Scheduler, "_preempt", forgets)
+
+
+@mutant("masks sent with a fill alone", source="a step in place with the last step's masks", killed_by=("answers",))
+def masks_sent_with_a_fill_alone() -> Patch:
+    fill = LateRegistry.fill_late
+    filled: dict[int, int] = {}
+
+    def once(self: LateRegistry, batch: Batch, ctx: FillContext) -> None:
+        if filled.get(id(self)) != self.num_fills:
+            filled[id(self)] = self.num_fills
+            fill(self, batch, ctx)
+
+    return swapped(LateRegistry, "fill_late", once)
+
+
+@mutant("masks left from the last step", source="rows of the host's masks not reset", killed_by=("answers",))
+def masks_left_from_the_last_step() -> Patch:
+    def as_they_are(self: MaskedSteps, num_requests: int) -> npt.NDArray[np.int32]:
+        return self._masks_NW[:num_requests]
+
+    return swapped(MaskedSteps, "all_allowed", as_they_are)
+
+
+@mutant("a row loses its grammar", source="per-request state of other rows reset with one", killed_by=("answers",))
+def a_row_loses_its_grammar() -> Patch:
+    original = SamplerRows.set
+
+    def forgets(self: SamplerRows, row: Row, request: Request) -> None:
+        original(self, row, request)
+        self.masked_rows.clear()
+
+    return swapped(SamplerRows, "set", forgets)
+
+
+@mutant("newest token kept", source="a stale newest token before forced ones", killed_by=("forced tokens",))
+def newest_token_kept() -> Patch:
+    def keeps(self: DeviceRows, seq: SequenceKV) -> None:
+        return
+
+    return swapped(DeviceRows, "forget_newest", keeps)
+
+
+@mutant("forced tokens not counted", source="draws numbered by steps", killed_by=("forced tokens",))
+def forced_tokens_not_counted() -> Patch:
+    original = Scheduler._chunk
+
+    def by_steps(self: Scheduler, request: Request, seq: SequenceKV, num_tokens: int, *, samples: bool) -> Chunk:
+        chunk = original(self, request, seq, num_tokens, samples=samples)
+        is_forced = request.matcher is not None and num_tokens > 1 and len(request.forced) > 1
+        return replace(chunk, num_generated=chunk.num_generated - 1) if is_forced else chunk
+
+    return swapped(Scheduler, "_chunk", by_steps)
+
+
+STRUCTURED_MUTANTS: tuple[Mutant, ...] = (
+    mask_off_by_one,
+    mask_of_the_wrong_row,
+    masks_pad_with_zeros,
+    grammar_lost_with_memory,
+    masks_sent_with_a_fill_alone,
+    masks_left_from_the_last_step,
+    a_row_loses_its_grammar,
+    newest_token_kept,
+    forced_tokens_not_counted,
+)
