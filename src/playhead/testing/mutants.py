@@ -18,6 +18,7 @@ from multiprocessing import get_context
 from rich.console import Console
 from rich.table import Table
 
+from playhead.testing.backend_mutants import BACKEND_CHECKERS, BACKEND_MUTANTS
 from playhead.testing.engine_mutants import ENGINE_CHECKERS, ENGINE_MUTANTS
 from playhead.testing.field_mutants import FIELD_CHECKERS, FIELD_MUTANTS
 from playhead.testing.front_mutants import FRONT_CHECKERS, FRONT_MUTANTS
@@ -60,6 +61,7 @@ PACKAGES: tuple[Package, ...] = (
     Package(name="fields", mutants=FIELD_MUTANTS, checkers=FIELD_CHECKERS),
     Package(name="front", mutants=FRONT_MUTANTS, checkers=FRONT_CHECKERS),
     Package(name="transport", mutants=TRANSPORT_MUTANTS, checkers=TRANSPORT_CHECKERS),
+    Package(name="backend", mutants=BACKEND_MUTANTS, checkers=BACKEND_CHECKERS),
     Package(name="protocol", mutants=PROTOCOL_MUTANTS, checkers=PROTOCOL_CHECKERS),
     Package(name="tools", mutants=TOOL_MUTANTS, checkers=TOOL_CHECKERS),
     Package(name="structured", mutants=STRUCTURED_MUTANTS, checkers=STRUCTURED_CHECKERS),
