@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import os
 import re
 import signal
@@ -19,7 +20,7 @@ import pytest
 
 from playhead.errors import ConfigError
 from playhead.serve.config import ServeConfig
-from playhead.serve.run import bind
+from playhead.serve.run import bind, hear_uvicorn
 from tests.serve.listening import Wire, listening
 from tests.serve.plain import plain_application
 from tests.serve.running import running
@@ -162,3 +163,16 @@ def test_an_address_that_is_not_here_is_refused_in_words(settings, words):
 def test_a_port_that_is_taken_is_refused_in_words():
     with bind(ServeConfig(port=0)) as taken, pytest.raises(ConfigError, match="Choose another --port"):
         bind(ServeConfig(port=taken.getsockname()[1]))
+
+
+def test_uvicorn_is_heard_without_its_tracebacks(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("playhead"), "propagate", True)
+    hear_uvicorn()
+    try:
+        raise ValueError("a prompt")
+    except ValueError as error:
+        logging.getLogger("uvicorn.error").error("Exception in ASGI application\n", exc_info=error)
+    (record,) = [one for one in caplog.records if one.name == "playhead.serve.run"]
+    assert vars(record)["facts"] == {"said": "Exception in ASGI application", "error": "ValueError"}
+    assert record.exc_info is None
+    assert not logging.getLogger("uvicorn.error").propagate

@@ -39,10 +39,28 @@ OnReady = Callable[[], Awaitable[None]]
 """Called once, when requests are served."""
 
 
+class UvicornRecords(logging.Handler):
+    """Writes down what uvicorn has to say, without tracebacks: lines of code and words of errors belong in no log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[0] if record.exc_info else None
+        kind = None if error is None else error.__name__
+        event(LOG, record.levelno, "uvicorn", said=str(record.msg).strip(), error=kind)
+
+
+def hear_uvicorn() -> None:
+    """Have uvicorn's warnings among our own records."""
+    logger = logging.getLogger("uvicorn.error")
+    if not any(isinstance(handler, UvicornRecords) for handler in logger.handlers):
+        logger.addHandler(UvicornRecords(logging.WARNING))
+    logger.propagate = False
+
+
 class Server(uvicorn.Server):
     """uvicorn's server with our end: it drains before it closes, and it exits with a code, not by its signal."""
 
     def __init__(self, app: Application) -> None:
+        hear_uvicorn()
         super().__init__(GuardedConfig(app, app.config))
         self._app, self._backend, self._limits = app, app.backend, app.config
         self._swept_at = 0.0
