@@ -1,7 +1,8 @@
 """Tokens per second of requests with forms, beside plain ones: `PYTHONPATH=src python -m bench.structured`.
 
 Batches of equal size decode in turn, round after round in one engine, so that a busy machine is busy for all of them:
-all plain, all with a form, and plain ones beside one or several with a form. A ratio is of the median step times.
+all plain, all with a form, and plain ones beside one or several with a form. Ratios are of the median step times, by
+the clock and by the seconds of a processor that the process took: on a shared machine the clock says little.
 Forms cannot be finished within the tokens that are measured.
 """
 
@@ -12,6 +13,7 @@ import gc
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from bench.measure import emit
 from playhead.engine.engine import Engine
@@ -55,19 +57,26 @@ def batches(num_rows: int) -> dict[str, list[str]]:
     return {form: [form] * num_rows for form in FORMS} | mixed
 
 
-def step_us(engine: Engine, forms: Sequence[str], num_tokens: int, temperature: float) -> list[float]:
-    """Microseconds of each step in which every request decodes."""
+class Step(NamedTuple):
+    """Microseconds by the clock, and of a processor."""
+
+    wall_us: float
+    cpu_us: float
+
+
+def steps_of(engine: Engine, forms: Sequence[str], num_tokens: int, temperature: float) -> list[Step]:
+    """Each step in which every request decodes."""
     for i, form in enumerate(forms):
         engine.add_request(f"{i}", PROMPT, params_of(form, num_tokens, temperature))
     times, num_begun = [], 0
     while engine.has_work:
-        start = time.perf_counter()
+        start, start_cpu = time.perf_counter(), time.process_time()
         outputs = engine.step()
-        elapsed = time.perf_counter() - start
+        elapsed = Step(1e6 * (time.perf_counter() - start), 1e6 * (time.process_time() - start_cpu))
         num_begun += 1
         is_whole = len(outputs) == len(forms) and not any(output.finished for output in outputs)
         if num_begun > 4 and is_whole:
-            times.append(1e6 * elapsed)
+            times.append(elapsed)
     return times
 
 
@@ -80,22 +89,27 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.8)
     options = parser.parse_args()
     wanted = batches(options.rows)
-    times: dict[str, list[float]] = {name: [] for name in wanted}
+    times: dict[str, list[Step]] = {name: [] for name in wanted}
     with LLM(options.model, max_model_len=256, max_num_seqs=options.rows) as llm:
         for number in range(options.rounds + 1):
             for name, forms in wanted.items():
                 gc.collect()
-                found = step_us(llm.engine, forms, options.tokens, options.temperature)
+                found = steps_of(llm.engine, forms, options.tokens, options.temperature)
                 if number:  # the first round captures
-                    times[name].append(statistics.median(found))
-    plain = times["plain"]
-    for name, found in times.items():
+                    times[name].append(Step(*map(statistics.median, zip(*found, strict=True))))
+    for name, rounds in times.items():
         # Round by round: what slows a round slows all of its batches.
-        ratios = sorted(mine / its for mine, its in zip(plain, found, strict=True))
-        ratio = statistics.median(ratios)
-        us = statistics.median(found)
-        emit("structured", batch=name, rows=options.rows, step_us=us, tokens_per_s=1e6 * options.rows / us, ratio=ratio)
-    print("\nratio: tokens/s of the batch over those of the plain batch in the same round, the median of the rounds")
+        pairs = list(zip(times["plain"], rounds, strict=True))
+        emit(
+            "structured",
+            batch=name,
+            rows=options.rows,
+            wall_us=statistics.median(one.wall_us for one in rounds),
+            cpu_us=statistics.median(one.cpu_us for one in rounds),
+            wall_ratio=statistics.median(plain.wall_us / one.wall_us for plain, one in pairs),
+            cpu_ratio=statistics.median(plain.cpu_us / one.cpu_us for plain, one in pairs),
+        )
+    print("\nratios: the batch's tokens/s over the plain batch's in the same round, the median of the rounds")
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def clock():
 
 @pytest.fixture(scope="module")
 def loop():
-    """The event loop that servers run on."""
+    """The server's kind of event loop: its transports are none of asyncio's classes."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         yield runner
 

@@ -189,7 +189,7 @@ def test_a_server_that_never_answers_is_left_after_the_time_limit():
         await visit.send(STREAM_HEAD, chunk(text_event("The")))
         await asyncio.Event().wait()
 
-    exchange = one_with(silent, SendOptions(timeout_s=0.05))
+    exchange = one_with(silent, SendOptions(give_up_after_s=0.05))
     assert (exchange.outcome, exchange.num_events) == (Outcome.TIMED_OUT, 1)
 
 

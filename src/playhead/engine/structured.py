@@ -20,7 +20,7 @@ from playhead.step.worker import Worker
 if TYPE_CHECKING:
     from llguidance import LLExecutor
 
-MIN_AT_ONCE = 8  # masks for which waking other threads pays
+MIN_AT_ONCE = 16  # masks for which waking other threads pays
 
 
 def matcher_for(

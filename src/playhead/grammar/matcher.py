@@ -17,7 +17,6 @@ from playhead.grammar.compiler import Grammar
 Int32Array = npt.NDArray[np.int32]
 
 BITS = 32
-MAX_FORCED_WORDS = 16  # tokens that begin the same text are few, and lie anywhere
 NO_IDS: frozenset[int] = frozenset()
 
 
@@ -89,9 +88,9 @@ class Matcher:
     def forced(self, mask_W: Int32Array) -> list[int]:
         """Tokens that must follow: the grammar leaves one text, and this is how the tokenizer cuts it.
 
-        `mask_W` is the mask of the first of them. A mask with many words has a choice, and is not asked further.
+        `mask_W` is the mask of the first of them: with a bit in more than one word there is a choice.
         """
-        if not self.can_force or np.count_nonzero(mask_W) > MAX_FORCED_WORDS:
+        if not self.can_force or np.count_nonzero(mask_W) > 1:
             return []
         tokens = self.state.compute_ff_tokens()
         is_allowed = bool(tokens) and bool(mask_W[tokens[0] // BITS] & bit(tokens[0]))

@@ -10,17 +10,17 @@ import math
 import torch
 from torch import Tensor
 
-from playhead.kernels.op import like_first, op
+from playhead.kernels.op import op
 
 BITS = 32
 
 
-@op(out=like_first, bind="cpu.masks:bind_allowed_logits", cuda="triton.masks:launch_allowed_logits")
-def allowed_logits(logits_NV: Tensor, allowed_NW: Tensor) -> Tensor:
-    """The logits where a row's bit is set, and -inf elsewhere.
+@op(mutates=("logits_NV",), bind="cpu.masks:bind_forbid", cuda="triton.masks:launch_forbid")
+def forbid_(logits_NV: Tensor, allowed_NW: Tensor) -> None:
+    """-inf, in place, for the ids whose bit of their row is not set.
 
-    With the words (0b101,) and three ids, the logits (1, 2, 3) are (1, -inf, 3). A word of -1 allows all of its ids.
+    With the words (0b101,) and three ids, the logits (1, 2, 3) become (1, -inf, 3). A word of -1 allows all of its ids.
     """
     shift_B = torch.arange(BITS, dtype=torch.int32, device=allowed_NW.device)
     bits_NV = ((allowed_NW[:, :, None] >> shift_B) & 1).flatten(1)[:, : logits_NV.shape[1]]
-    return logits_NV.masked_fill(bits_NV == 0, -math.inf)
+    logits_NV.masked_fill_(bits_NV == 0, -math.inf)

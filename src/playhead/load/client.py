@@ -220,7 +220,7 @@ class SendOptions:
     """How requests are sent. `max_concurrency` None: as many at a time as the plan says."""
 
     path: str = "/v1/completions"
-    timeout_s: float = 600.0
+    give_up_after_s: float = 600.0
     max_concurrency: int | None = None
 
 
@@ -269,7 +269,7 @@ class Load:
 
         def on_sent(connection: Connection) -> None:
             exchange.sent_s = exchange.sent_s or time.perf_counter()
-            timers.append(loop.call_later(self._options.timeout_s, connection.leave, Outcome.TIMED_OUT, ""))
+            timers.append(loop.call_later(self._options.give_up_after_s, connection.leave, Outcome.TIMED_OUT, ""))
             if exchange.plan.leave_after_s is not None:
                 timers.append(loop.call_later(exchange.plan.leave_after_s, connection.leave, Outcome.LEFT, ""))
 

@@ -129,6 +129,7 @@ class ServeConfig:
     sse_comment_interval: float = declare(
         0.0, Setting(help="seconds between comments in a stream without events; 0 sends none", low=0, high=86400)
     )
+    otel: bool = declare(False, Setting(help="export a span per request; OTEL_EXPORTER_OTLP_ENDPOINT says where"))
     log_format: LogFormat = declare(LogFormat.TEXT, Setting(help="text, or json: one object per line", metavar="NAME"))
     log_level: str = declare(
         "info",

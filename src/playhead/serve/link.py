@@ -59,7 +59,8 @@ class EngineLink(asyncio.Protocol):
             await asyncio.to_thread(end_process, process)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's is one in all but its bases
+        # uvloop's is none of asyncio's classes, and can the same.
+        self._transport = cast(asyncio.WriteTransport, transport)
 
     def data_received(self, data: bytes) -> None:
         assert self._transport is not None, "it is connected"

@@ -34,12 +34,12 @@ from playhead.serve.protocol.fields import (
     StreamOptions,
     StructuredFields,
 )
-from playhead.serve.protocol.notes import check_refused, notes_of
+from playhead.serve.protocol.notes import check_refused
 from playhead.serve.protocol.responses import InputItem, Part, RefusalText, ResponsesRequest, SchemaFormat
 from playhead.serve.tools.definitions import ToolRequest, tool_request
 
 MAX_ID_DIGITS = 10
-TEMPLATE_NAMES = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
+JSON_FORMS = {"json", "json_object"}
 OWN_NAMES = ("max_tokens", "logit_bias", "prompt_logprobs")
 SAMPLING_NAMES = tuple(
     one.name
@@ -143,8 +143,6 @@ def tools_of(request: ChatRequest | ResponsesRequest) -> ToolRequest:
 
 def template_variables(given: Mapping[str, object] | None, effort: str | None) -> dict[str, object]:
     """The variables of the chat template that a request sets."""
-    for name in TEMPLATE_NAMES & set(given or ()):
-        raise BodyError("chat_template_kwargs", f"the key {name!r}", "switches of the template", "Use its own field.")
     return ({} if effort is None else {"reasoning_effort": effort}) | dict(given or {})
 
 
@@ -265,7 +263,12 @@ def structured(
             found = "structured_outputs and response_format"
             raise BodyError("response_format", found, "one of them", "Leave one out.")
         wanted = {name: value for name, value in msgspec.structs.asdict(fields).items() if value is not None}
-    return {} if wanted is None else {"structured_outputs": wanted}
+    if wanted is None:
+        return {}
+    if not JSON_FORMS.isdisjoint(wanted):
+        # A small model may write white space between two parts of JSON until its answer is cut off.
+        wanted = {"disable_any_whitespace": True, **wanted}
+    return {"structured_outputs": wanted}
 
 
 def message_tables(messages: Sequence[Message], rules: Rules) -> list[dict[str, object]]:
@@ -365,13 +368,3 @@ def parts_text(content: str | Sequence[Part] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return "\n".join(part.refusal if isinstance(part, RefusalText) else part.text for part in content)
-
-
-def ignored_fields(kind: type[msgspec.Struct]) -> dict[str, str]:
-    """The fields of a request that change nothing, with the reason. For the documents."""
-    return {name: note.why for name, note in notes_of(kind).items() if not note.is_refused}
-
-
-def refused_fields(kind: type[msgspec.Struct]) -> dict[str, str]:
-    """The fields of a request that are refused, with what to do instead. For the documents."""
-    return {name: note.why for name, note in notes_of(kind).items() if note.is_refused}

@@ -21,7 +21,7 @@ import torch
 from playhead.errors import RequestError
 from playhead.graph.capture import Inputs
 from playhead.graph.spec import OwnedMemory
-from playhead.kernels.masks import allowed_logits
+from playhead.kernels.masks import forbid_
 from playhead.kernels.tokens import choose_scratch, choose_tokens
 from playhead.sampling_params import GREEDY_BELOW, MAX_LOGPROBS, PARAMETERS, SamplingKind
 from playhead.schedule.request import Request
@@ -71,11 +71,15 @@ class SampledTokens(NamedTuple):
 def sample(
     logits_NV: torch.Tensor, inputs: SamplerInputs, kind: SamplingKind = SamplingKind.EVERYTHING
 ) -> SampledTokens:
-    """One token per row, with fixed shapes and no look at a value on the host. The logits stay as they are.
+    """One token per row, with fixed shapes and no look at a value on the host.
 
-    Equal scores go to the lowest id. A row of NaN gets some id of the vocabulary and disturbs no other row.
+    The logits stay as they are, except that masks write -inf into them where nobody asks for logprobs. Equal scores go
+    to the lowest id. A row of NaN gets some id of the vocabulary and disturbs no other row.
     """
-    scores_NV = logits_NV if inputs.allowed_NW is None else allowed_logits(logits_NV, inputs.allowed_NW)
+    scores_NV = logits_NV
+    if inputs.allowed_NW is not None:
+        scores_NV = logits_NV.clone() if kind is SamplingKind.EVERYTHING else logits_NV
+        forbid_(scores_NV, inputs.allowed_NW)
     if kind is SamplingKind.EVERYTHING:
         scores_NV = penalised(without_words(biased(scores_NV.float(), inputs), inputs), inputs)
     if kind >= SamplingKind.FILTERED:

@@ -84,7 +84,7 @@ def formed_engine(*, overlap: bool, kv_memory_bytes: int = FORMED_BYTES, chunk_t
 
 FORCED: tuple[Ask, ...] = (
     # No two tokens of these texts make a longer one, so there is one way to cut them.
-    Ask(name="prefix", prompt=(7, 8, 9), params=formed(24, seed=1, regex=r"k-x:q,z\.[0-9]{3}w-v:[a-z]{2}")),
+    Ask(name="prefix", prompt=(7, 8, 9), params=formed(24, seed=1, regex=r"k-x:q,z\.[0-9]{3}w-v:[a-z0-9]{8}")),
     Ask(name="whole", prompt=(5, 6), params=formed(24, choice=["k-x:q,z.w-v:", "q,z.k-x:w"]), comes=1),
     Ask(name="plain", prompt=(9, 10, 11), params=drawn(12, seed=2), comes=2),
     Ask(name="cut short", prompt=(3, 4), params=formed(6, choice=["k-x:q,z.w-v:"]), comes=3),

@@ -25,13 +25,14 @@ from playhead.testing.mutant import Checker, Mutant, Oracle, Patch, mutant, swap
 from playhead.testing.structured import (
     FORCED,
     FORMED,
+    FORMED_LIMITS,
     checked_ask,
     forcing_engine,
     formed_alone,
     formed_engine,
     wrong_answers,
 )
-from playhead.testing.tiny_engine import run_asks
+from playhead.testing.tiny_engine import run_asks, tiny_engine
 from playhead.types import Row
 
 ALONE = Oracle(name="requests with forms, alone", compute=formed_alone)
@@ -59,7 +60,10 @@ def check_padding() -> list[str]:
             found.append(f"masks of rows {ctx.raw_bs} to {ctx.padded_bs} forbid something")
 
     with swapped(LateRegistry, "fill_late", watched):
-        run_asks(formed_engine(overlap=True, kv_memory_bytes=1 << 20), FORMED, check=checked_ask)
+        engine = tiny_engine(overlap=True, limits=replace(FORMED_LIMITS, max_running=5))  # three run in a graph of four
+        run_asks(engine, FORMED, check=checked_ask)
+    if all(one.padded == one.raw for one in engine.timeline):
+        found.append("no step was padded")
     return found
 
 
@@ -88,7 +92,7 @@ STRUCTURED_CHECKERS: tuple[Checker, ...] = (
     Checker(name="answers", run=check_answers, oracles=(ALONE,)),
     Checker(name="mask padding", run=check_padding),
     Checker(name="mask audit", run=check_audit),
-    Checker(name="forced tokens", run=check_forced),
+    Checker(name="forced tokens", run=check_forced, raises=(PlayheadError,)),
 )
 
 
@@ -187,7 +191,7 @@ def forced_tokens_not_counted() -> Patch:
 
     def by_steps(self: Scheduler, request: Request, seq: SequenceKV, num_tokens: int, *, samples: bool) -> Chunk:
         chunk = original(self, request, seq, num_tokens, samples=samples)
-        is_forced = request.matcher is not None and num_tokens > 1 and len(request.forced) > 1
+        is_forced = request.matcher is not None and num_tokens > 1 and request.num_sampled > 0
         return replace(chunk, num_generated=chunk.num_generated - 1) if is_forced else chunk
 
     return swapped(Scheduler, "_chunk", by_steps)

@@ -18,7 +18,7 @@ from playhead.kernels.blocks import block_matmul
 from playhead.kernels.cpu.attention import decode_cells, key_cells_into
 from playhead.kernels.elementwise import embed, gated_activation, softcap_
 from playhead.kernels.experts import grouped_matmul
-from playhead.kernels.masks import allowed_logits
+from playhead.kernels.masks import forbid_
 from playhead.kernels.norm import add_rms_norm, norm_add_, rms_norm
 from playhead.kernels.op import Op
 from playhead.kernels.rope import qk_rope_write
@@ -83,7 +83,7 @@ CALLS = {
     grouped_matmul: lambda: (torch.randn(4, 8), torch.randn(2, 8, 8), torch.tensor([1, 4], dtype=torch.int32)),
     qk_rope_write: lambda: tuple(random_call((2, 1), (8, 8, 4), seed=0, norm="head")),
     choose_tokens: choose_call,
-    allowed_logits: lambda: (torch.randn(2, 40), torch.tensor([[-1, -1], [5, 1]], dtype=torch.int32)),
+    forbid_: lambda: (torch.randn(2, 40), torch.tensor([[-1, -1], [5, 1]], dtype=torch.int32)),
     advance: lambda: (*step_inputs(3, 2, seed=0), PAGE_SIZE),
     decode: decode_call,
     extend: extend_call,
