@@ -130,6 +130,8 @@ class ScriptedBackend:
     facts: ModelFacts = FACTS
     shown: EngineSnapshot | None = SNAPSHOT
     reader: PromptReader | None = None
+    retry_after_s: int = 1
+    num_restarts: int = 2
 
     async def start(self) -> None:
         return
@@ -212,6 +214,7 @@ def test_the_engines_counters_are_those_of_its_snapshot():
         ("playhead_engine_answered",): 1,
         ("playhead_engine_state", "ready"): 1,
         ("playhead_engine_state", "dead"): 0,
+        ("playhead_engine_restarts_total",): 2,
     }
     assert {key: found[key] for key in wanted} == wanted
 

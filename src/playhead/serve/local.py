@@ -102,6 +102,11 @@ class LocalBackend:
     def retry_after_s(self) -> int:
         return self._lifetimes.retry_after_s
 
+    @property
+    def num_restarts(self) -> int:
+        """None: an engine in this process dies with it."""
+        return 0
+
     async def start(self) -> None:
         """Load the model, beside the event loop, and start the thread that runs its steps."""
         engine = await asyncio.to_thread(build_engine, self._model, self._config)

@@ -97,7 +97,6 @@ class Recorder:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_generated_tokens: int = 0
-    num_restarts: int = 0
     num_open_streams: int = 0
     first_token_s: Tally = field(default_factory=lambda: Tally(FIRST_TOKEN_S))
     between_tokens_s: Tally = field(default_factory=lambda: Tally(BETWEEN_TOKENS_S))
@@ -116,10 +115,6 @@ class Recorder:
     def refused(self, why: Refusal) -> None:
         """A request was refused before it reached the engine, or by its queue."""
         self.refused_by[why] += 1
-
-    def restarted(self) -> None:
-        """A dead engine process was replaced."""
-        self.num_restarts += 1
 
     def stream_opened(self) -> None:
         self.num_open_streams += 1
@@ -264,6 +259,10 @@ class MeasuredBackend:
     @property
     def retry_after_s(self) -> int:
         return self._backend.retry_after_s
+
+    @property
+    def num_restarts(self) -> int:
+        return self._backend.num_restarts
 
     async def start(self) -> None:
         await self._backend.start()
