@@ -119,7 +119,7 @@ def test_coroutines_and_plain_calls_share_the_engine(llm):
     assert one["output_ids"] == llm.generate("a", SHORT)["output_ids"]
     assert [answer["output_ids"] for answer in many] == [llm.generate(text, SHORT)["output_ids"] for text in "bc"]
     with pytest.raises(RequestError):
-        asyncio.run(llm.async_generate("a", {"regex": "x"}))
+        asyncio.run(llm.async_generate("a", {"stop_regex": "x"}))
 
 
 def test_what_the_engine_has_and_has_not():

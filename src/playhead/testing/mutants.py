@@ -37,6 +37,7 @@ from playhead.testing.seeds_mutants import SEEDS_MUTANTS
 from playhead.testing.step_mutants import STEP_CHECKERS, STEP_MUTANTS
 from playhead.testing.structured_mutants import STRUCTURED_CHECKERS, STRUCTURED_MUTANTS
 from playhead.testing.tool_mutants import TOOL_CHECKERS, TOOL_MUTANTS
+from playhead.testing.transport_mutants import TRANSPORT_CHECKERS, TRANSPORT_MUTANTS
 
 TABLE_COLUMNS = 150
 MAX_SEED = 2**31
@@ -60,6 +61,7 @@ PACKAGES: tuple[Package, ...] = (
     Package(name="engine", mutants=ENGINE_MUTANTS, checkers=ENGINE_CHECKERS),
     Package(name="fields", mutants=FIELD_MUTANTS, checkers=FIELD_CHECKERS),
     Package(name="front", mutants=FRONT_MUTANTS, checkers=FRONT_CHECKERS),
+    Package(name="transport", mutants=TRANSPORT_MUTANTS, checkers=TRANSPORT_CHECKERS),
     Package(name="backend", mutants=BACKEND_MUTANTS, checkers=BACKEND_CHECKERS),
     Package(name="protocol", mutants=PROTOCOL_MUTANTS, checkers=PROTOCOL_CHECKERS),
     Package(name="metrics", mutants=METRICS_MUTANTS, checkers=METRICS_CHECKERS),

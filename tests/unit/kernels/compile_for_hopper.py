@@ -33,6 +33,9 @@ from playhead.kernels.triton import (
     extend as extend_triton,
 )
 from playhead.kernels.triton import (
+    masks as masks_triton,
+)
+from playhead.kernels.triton import (
     norm as norm_triton,
 )
 from playhead.kernels.triton import (
@@ -191,6 +194,9 @@ KERNELS = {
     "embed": lambda: compiled(
         embedding_triton.embed_kernel,
         lambda: embedding_triton.launch_embed(meta(8, dtype=torch.int64), meta(64, 1152), 34.0),
+    ),
+    "forbid": lambda: compiled(
+        masks_triton.forbid_kernel, lambda: masks_triton.launch_forbid(meta(8, 262144), indices(8, 8192))
     ),
     "softcap": lambda: compiled(
         embedding_triton.softcap_kernel,
