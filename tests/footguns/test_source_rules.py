@@ -76,7 +76,7 @@ CLOCKS = {"time", "timeit", "resource", "psutil"}
 PROCESS_MEMORY = re.compile("Vm(HWM|RSS|Peak)|ru_max" + "rss|memory_" + "info")
 CLOCK_KEYWORDS = {"timeout", "timeout_s", "deadline"}
 LEAST_PATIENCE = {"PATIENCE_S": 120, "PATIENCE_MS": 120_000}
-"""What a test may wait for something that hangs. A verdict does not depend on it, unless something hangs for minutes."""
+"""How long a test may wait for something that hangs. A verdict depends on it only if something hangs for minutes."""
 TIME_IS_THE_SUBJECT = {"serve/openai_client/test_refusals.py"}  # a client's own time-out
 
 
