@@ -54,7 +54,7 @@ test-pages: $(DEV)
 	  || echo "playhead: no chromium, so tests that need a browser skip. On Debian and Ubuntu: apt install chromium"
 	@test -f .axe/axe.min.js || { npm install --silent --prefix .axe axe-core && cp .axe/node_modules/axe-core/axe.min.js .axe/; } \
 	  || echo "playhead: no axe-core, so the test of accessibility skips. It comes from npm"
-	$(BIN)/python -m pytest tests/pages -rs
+	PLAYHEAD_PAGES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/pages -rs
 
 soak: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m playhead.testing.soak --minutes 30 --fault-every 200
