@@ -81,7 +81,7 @@ class Connection(asyncio.Protocol):
         self._receiver: Receiver | None = None
         self._response = ResponseReader()
         self._has_begun, self._ended = False, asyncio.get_running_loop().create_future()
-        self.is_open, self.num_used = False, 0
+        self.is_open, self.num_used, self.lost = False, 0, asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's is none of asyncio's classes, and can the same.
@@ -128,6 +128,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_open = False
+        self.lost.set_result(None)
         receiver, now_s = self._receiver, time.perf_counter()
         if receiver is None:
             return
@@ -155,7 +156,7 @@ class Connections:
     """Connections to one server: as many as there are requests at a time, each used again while it is open."""
 
     def __init__(self, target: Target) -> None:
-        self._target, self._idle = target, list[Connection]()
+        self._target, self._idle, self._made = target, list[Connection](), set[Connection]()
         self._tls = ssl.create_default_context() if target.is_tls else None
 
     async def call(self, request: bytes, receiver: Receiver, on_sent: Callable[[Connection], None]) -> None:
@@ -187,13 +188,17 @@ class Connections:
     async def _connect(self) -> Connection:
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(Connection, self._target.host, self._target.port, ssl=self._tls)
+        self._made.add(connection)
+        connection.lost.add_done_callback(lambda _: self._made.discard(connection))
         return connection
 
     async def close(self) -> None:
-        for connection in self._idle:
-            connection.close()
+        """Close every connection, and wait until their sockets are closed."""
         self._idle.clear()
-        await asyncio.sleep(0)  # a transport closes its socket in the next turn of the loop
+        for connection in (made := list(self._made)):
+            connection.close()
+        for connection in made:
+            await connection.lost
 
 
 class Retry:
