@@ -46,7 +46,10 @@ def hides_gpus() -> bool:
     return os.environ.get("CUDA_VISIBLE_DEVICES") == ""
 
 
-def for_engine_process(path: Sequence[str]) -> dict[str, str]:
-    """The variables of the process that runs a server's engine: this one's without API keys, and where modules are."""
+def for_engine_process(path: Sequence[str], log: str = "") -> dict[str, str]:
+    """The variables of the process that runs a server's engine: this one's without API keys, and where modules are.
+
+    `log` is what it shows, as PLAYHEAD_LOG has it.
+    """
     kept = {name: value for name, value in os.environ.items() if name != API_KEYS}
-    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
+    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, path))} | ({LOG: log} if log else {})

@@ -85,3 +85,13 @@ def write_to_stderr(level: int, *, as_json: bool) -> None:
     logger.addHandler(handler)
     logger.setLevel(level)
     logger.propagate = False  # a program's own handlers would write every line again
+
+
+def shown_words() -> str:
+    """What is shown in this process, as PLAYHEAD_LOG says it for another: "info,json". Empty if nothing was set up."""
+    logger = logging.getLogger(NAME)
+    shown = [handler for handler in logger.handlers if isinstance(handler, StderrHandler)]
+    if not shown:
+        return ""
+    level = next((word for word, level in LEVELS.items() if level == logger.level), "info")
+    return f"{level},{JSON}" if isinstance(shown[0].formatter, JsonLines) else level

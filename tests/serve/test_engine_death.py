@@ -111,3 +111,4 @@ def test_the_engines_process_is_not_given_the_keys(monkeypatch):
     monkeypatch.setenv("PLAYHEAD_API_KEYS", "secret")
     assert "secret" not in for_engine_process(["/a", "", "/b"]).values()
     assert for_engine_process(["/a", "", "/b"])["PYTHONPATH"] == "/a:/b"
+    assert for_engine_process([], "info,json")["PLAYHEAD_LOG"] == "info,json"

@@ -9,7 +9,7 @@ import pytest
 
 from playhead.errors import ConfigError
 from playhead.llm import LLM
-from playhead.logs import NAME, StderrHandler, event, set_up_logging
+from playhead.logs import NAME, StderrHandler, event, set_up_logging, shown_words
 from playhead.sampling_params import SamplingParams
 
 SMALL = {"max_model_len": 32, "max_num_seqs": 1, "max_num_batched_tokens": 4, "kv_memory_bytes": 1 << 23}
@@ -89,3 +89,11 @@ def test_a_switch_that_means_nothing_is_refused(monkeypatch, words):
     with pytest.raises(ConfigError, match=f"PLAYHEAD_LOG: found '{words}'; wanted one of debug, info"):
         set_up_logging()
     assert not any(isinstance(handler, StderrHandler) for handler in logging.getLogger(NAME).handlers)
+
+
+@pytest.mark.parametrize("words", ["info,json", "debug", "warning"])
+def test_what_is_shown_can_be_said_to_another_process(monkeypatch, words):
+    assert shown_words() == ""
+    monkeypatch.setenv("PLAYHEAD_LOG", words)
+    set_up_logging()
+    assert shown_words() == words

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import cast
 
 from playhead.env import for_engine_process
+from playhead.logs import shown_words
 from playhead.serve import wire
 
 MODULE = "playhead.serve.engine_process"
@@ -34,7 +35,7 @@ class EngineLink(asyncio.Protocol):
                 [sys.executable, "-P", "-m", MODULE, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                env=for_engine_process(sys.path),
+                env=for_engine_process(sys.path, shown_words()),
             )
         ours.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
