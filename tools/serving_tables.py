@@ -9,15 +9,13 @@ import ast
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields
-from operator import attrgetter
 from pathlib import Path
 
 import msgspec
 
 from playhead import structured_outputs
 from playhead.engine.config import EngineConfig
-from playhead.request_limits import RequestLimits
+from playhead.request_limits import REQUEST_LIMITS
 from playhead.serve import decode
 from playhead.serve.assemble import make_application
 from playhead.serve.auth import KeyRing
@@ -29,7 +27,6 @@ from playhead.serve.protocol.completions import CompletionRequest
 from playhead.serve.protocol.notes import notes_of
 from playhead.serve.protocol.responses import ResponsesRequest
 from playhead.serve.tools import constraint
-from playhead.serve.tools.definitions import ToolLimits
 from playhead.serve.tools.formats import FORMATS
 from playhead.settings import Declared
 
@@ -99,12 +96,14 @@ def routes() -> str:
 
 
 def limits() -> str:
-    """The most that one request may ask for, and the most of JSON and of grammars."""
-    rows = [(meaning, f"{value:,}") for meaning, value in FIXED_LIMITS]
-    for owner in (RequestLimits(), ToolLimits()):
-        for one in fields(owner):
-            rows.append((code(f"{type(owner).__name__}.{one.name}"), f"{attrgetter(one.name)(owner):,g}"))
-    return table(("limit", "is"), rows)
+    """The most that one request may ask for: keys of the table [limits] in a configuration file."""
+    rows = ((code(one.name), f"{one.default:,g}", one.setting.help) for one in REQUEST_LIMITS)
+    return table(("limit", "default", "meaning"), rows)
+
+
+def fixed_limits() -> str:
+    """Limits of JSON and of grammars, which cannot be set."""
+    return table(("limit", "is"), ((meaning, f"{value:,}") for meaning, value in FIXED_LIMITS))
 
 
 def metrics() -> str:
@@ -203,6 +202,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "flags": flags,
     "routes": routes,
     "limits": limits,
+    "fixed-limits": fixed_limits,
     "metrics": metrics,
     "fields": noted_fields,
     "formats": formats,

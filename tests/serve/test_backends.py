@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import threading
 from contextlib import contextmanager
@@ -200,6 +201,37 @@ def hanging(backend, monkeypatch):
         yield
     finally:
         permits.release(1000)
+
+
+def test_a_storm_of_aborts_leaves_nothing_and_changes_nobodys_tokens(backend, loop, llm):
+    """Half of the callers leave: before the engine hears of them, in the queue, or in the middle of their tokens."""
+    rng, num_requests = random.Random(7), int(os.environ.get("PLAYHEAD_STORM", "60"))
+    prompts = [[5 + i, 6, 7] for i in range(8)]
+    params = replace(GREEDY, max_tokens=12)
+    wanted = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+    places = asyncio.Semaphore(100)
+
+    async def call(i, num_read):
+        """Its tokens; None for one that leaves after so many outputs."""
+        async with places:
+            stream = submitted(backend, f"r{i}", prompts[i % 8], params)
+            if num_read == 0:
+                stream.close()
+            num_left, newest = num_read, None
+            async for output in stream:
+                num_left, newest = num_left - 1, output.outputs[0].token_ids
+                if num_left == 0:
+                    stream.close()
+            return newest if num_read == 99 else None
+
+    async def storm():
+        read = [rng.choice([0, 1, 2, 5, 99, 99, 99, 99]) for _ in range(num_requests)]
+        return await asyncio.gather(*(call(i, num_read) for i, num_read in enumerate(read)))
+
+    found = loop.run(storm())
+    assert all(tokens in (None, wanted[i % 8]) for i, tokens in enumerate(found))
+    assert 0 < sum(tokens is None for tokens in found) < num_requests
+    assert len(asyncio.all_tasks(loop.get_loop())) <= 1  # the timer
 
 
 def test_a_request_that_waits_too_long_ends_with_a_typed_error(backend, loop, clock, monkeypatch):

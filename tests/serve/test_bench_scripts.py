@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+import json
 from dataclasses import replace
 
-import pytest
-
-from bench.http import make_tokenizer, planned, requests_of
+from bench.over_http import CLIENTS, model_with_words, planned
 from bench.overload import COLUMNS, row, verdicts
+from bench.workload import throughput_set
 from playhead.load.exchange import Outcome
 from playhead.models.text.tokenizer import tokenizer_from_directory
 from tests.serve.made_results import made_request, made_requests, made_run
@@ -38,16 +37,16 @@ def test_a_row_has_a_cell_for_each_column():
 
 
 def test_a_made_up_tokenizer_has_a_text_for_every_id(tmp_path):
-    make_tokenizer(tmp_path, 300)
-    tokenizer = tokenizer_from_directory(tmp_path)
+    (tmp_path / "from").mkdir()
+    (tmp_path / "from" / "config.json").write_text('{"vocab_size": 300}')
+    tokenizer = tokenizer_from_directory(model_with_words(tmp_path / "from", tmp_path))
     assert [tokenizer.decode([i]) for i in (0, 7, 299)] == [" w0", " w7", " w299"]
 
 
-@pytest.mark.parametrize("shrink", [1, 8])
-def test_the_mixed_workload_keeps_its_shape_when_it_is_shrunk(shrink):
-    whole, outs = requests_of(Namespace(streams=6, vocab=120_000, shrink=1), "t")
-    small, fewer = requests_of(Namespace(streams=6, vocab=500, shrink=shrink), "t")
-    assert [len(one) for one in small] == [len(one) // shrink for one in whole]
-    assert fewer == [n // shrink for n in outs]
-    assert max(max(one) for one in small) < 500
-    assert planned("m", small[0], fewer[0]).output_len == fewer[0]
+def test_the_clients_share_the_mixed_workload():
+    """Each request goes to one client, and asks for what the library is asked for."""
+    prompts, out_lens = throughput_set()
+    shares = [planned(share) for share in range(CLIENTS)]
+    assert sorted(one.output_len for share in shares for one in share) == sorted(out_lens)
+    assert shares[1][0].input_len == len(prompts[1])
+    assert json.loads(shares[1][0].body)["prompt"] == prompts[1]

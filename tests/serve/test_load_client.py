@@ -277,6 +277,8 @@ def test_fetch_reads_a_whole_body_or_says_what_failed():
     [
         ("http://127.0.0.1:8000/v1", "http://127.0.0.1:8000"),
         ("localhost:9", "http://localhost:9"),
+        ("http://[::1]:9/v1", "http://[::1]:9"),
+        ("http://user:secret@127.0.0.1:9", "http://127.0.0.1:9"),
         ("https://example.org/some/root/v1/", "https://example.org:443/some/root"),
     ],
 )

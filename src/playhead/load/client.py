@@ -44,12 +44,16 @@ class Target:
         return cls(host=parts.hostname, port=parts.port or (443 if is_tls else 80), is_tls=is_tls, root=root, key=key)
 
     @property
+    def address(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
     def url(self) -> str:
-        return f"{'https' if self.is_tls else 'http'}://{self.host}:{self.port}{self.root}"
+        return f"{'https' if self.is_tls else 'http'}://{self.address}{self.root}"
 
     def request(self, method: str, path: str, body: bytes = b"") -> bytes:
         """A whole request as it goes over the wire."""
-        lines = [f"{method} {self.root}{path} HTTP/1.1", f"Host: {self.host}:{self.port}"]
+        lines = [f"{method} {self.root}{path} HTTP/1.1", f"Host: {self.address}"]
         if self.key is not None:
             lines.append(f"Authorization: Bearer {self.key}")
         if body:

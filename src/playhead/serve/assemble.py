@@ -23,7 +23,7 @@ def make_application(backend: Backend, keys: KeyRing, config: ServeConfig) -> Ap
     recorder = Recorder(on_end=exporting_spans(config.served_model_name or config.model) if config.otel else None)
     measured = MeasuredBackend(backend, recorder)
     app = Application(measured, keys, config, recorder)
-    service = Service(backend=measured, tool_format=config.tool_format)
+    service = Service(backend=measured, limits=config.limits, tool_format=config.tool_format)
     app.serve(
         [
             *operations(measured, lambda: app.is_draining),

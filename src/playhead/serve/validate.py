@@ -108,7 +108,7 @@ def validate_chat(request: ChatRequest, rules: Rules) -> ChatWanted:
             continue_final_message=request.continue_final_message,
             chat_template_kwargs=template_variables(request.chat_template_kwargs, request.reasoning_effort),
         ),
-        tools=tools_of(request),
+        tools=tools_of(request, rules.limits),
     )
 
 
@@ -128,16 +128,17 @@ def validate_responses(request: ResponsesRequest, rules: Rules) -> ChatWanted:
         options=request_options(request, rules),
         messages=item_tables(request, rules),
         chat=ChatOptions(chat_template_kwargs=template_variables(request.chat_template_kwargs, effort)),
-        tools=tools_of(request),
+        tools=tools_of(request, rules.limits),
     )
 
 
-def tools_of(request: ChatRequest | ResponsesRequest) -> ToolRequest:
+def tools_of(request: ChatRequest | ResponsesRequest, limits: RequestLimits) -> ToolRequest:
     """The tools that the model is shown, and those that it must call."""
     return tool_request(
         msgspec.to_builtins(request.tools),
         msgspec.to_builtins(request.tool_choice),
         is_parallel=request.parallel_tool_calls is not False,
+        limits=limits,
     )
 
 

@@ -27,6 +27,7 @@ from playhead.testing.graph_checkers import GRAPH_CHECKERS
 from playhead.testing.graph_mutants import GRAPH_MUTANTS
 from playhead.testing.kv_checkers import KV_CHECKERS
 from playhead.testing.kv_mutants import KV_MUTANTS
+from playhead.testing.metrics_mutants import METRICS_CHECKERS, METRICS_MUTANTS
 from playhead.testing.model_checkers import MODEL_CHECKERS
 from playhead.testing.model_mutants import MODEL_MUTANTS
 from playhead.testing.mutant import Answer, MutantError, Oracles, Outcome, Package, hunt, last_line
@@ -63,6 +64,7 @@ PACKAGES: tuple[Package, ...] = (
     Package(name="transport", mutants=TRANSPORT_MUTANTS, checkers=TRANSPORT_CHECKERS),
     Package(name="backend", mutants=BACKEND_MUTANTS, checkers=BACKEND_CHECKERS),
     Package(name="protocol", mutants=PROTOCOL_MUTANTS, checkers=PROTOCOL_CHECKERS),
+    Package(name="metrics", mutants=METRICS_MUTANTS, checkers=METRICS_CHECKERS),
     Package(name="tools", mutants=TOOL_MUTANTS, checkers=TOOL_CHECKERS),
     Package(name="structured", mutants=STRUCTURED_MUTANTS, checkers=STRUCTURED_CHECKERS),
     *seeds(),
