@@ -6,7 +6,7 @@ import asyncio
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -62,11 +62,18 @@ def listening(apps: Sequence[Application]) -> Iterator[Listening]:
         thread.join()
 
 
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Return when it is so."""
+    pause = threading.Event()
+    while not is_so():
+        pause.wait(0.005)
+
+
 class Wire:
-    """A bare connection to a server here. Its timeout fails a test that would hang, and decides nothing else."""
+    """A bare connection to a server here."""
 
     def __init__(self, port: int, data: bytes = b"") -> None:
-        self.sock = socket.create_connection(("127.0.0.1", port), timeout=60)
+        self.sock = socket.create_connection(("127.0.0.1", port))
         if data:
             self.send(data)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from playhead.serve.auth import KeyRing, NamedKey
 from playhead.serve.config import ServeConfig
 from playhead.serve.limits import ServeLimits
 from playhead.serve.local import LocalBackend
-from tests.serve.listening import listening
+from tests.serve.listening import listening, wait_until
 
 ENGINE = EngineConfig(max_model_len=256, max_num_seqs=4, max_num_batched_tokens=64, kv_memory_bytes=1 << 24, seed=3)
 KEYS = {"alice": "alice-0123456789abcdef", "bob": "bob-0123456789abcdef01"}
@@ -43,8 +42,7 @@ class Running:
 
     def wait_until_idle(self) -> None:
         """Return when no request is with the server or the engine."""
-        while self.num_open or self.backend.engine.has_work:
-            time.sleep(0.01)
+        wait_until(lambda: not self.num_open and not self.backend.engine.has_work)
 
     @property
     def num_open(self) -> int:

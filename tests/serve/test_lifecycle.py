@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -21,7 +20,7 @@ import pytest
 from playhead.errors import ConfigError
 from playhead.serve.config import ServeConfig
 from playhead.serve.run import bind, hear_uvicorn
-from tests.serve.listening import Wire, listening
+from tests.serve.listening import Wire, listening, wait_until
 from tests.serve.plain import plain_application
 from tests.serve.running import running
 
@@ -76,7 +75,7 @@ def num_listening(pid: int) -> int:
 def streamed(port: int, accepted: threading.Semaphore) -> tuple[int, str]:
     """Status and whole text of one streamed request. It is accepted when its status has come."""
     body = {"prompt": SECRET, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True, "stream": True}
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=120)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
         response = connection.getresponse()
         accepted.release()
@@ -84,7 +83,7 @@ def streamed(port: int, accepted: threading.Semaphore) -> tuple[int, str]:
 
 
 def status_of(port: int, method: str, path: str) -> int:
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=120)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
         connection.request(method, path, "{}" if method == "POST" else None, {"Content-Type": "application/json"})
         return connection.getresponse().status
 
@@ -130,8 +129,7 @@ def test_a_second_signal_ends_a_server_that_waits_for_a_request():
     with listening([app]) as made:
         (port,) = made.ports
         wire = Wire(port, POST % (b"/wait", 2, b"{}"))
-        while not app.num_open:
-            time.sleep(0.001)
+        wait_until(lambda: app.num_open > 0)
         made.signal()
         with Wire(port, POST % (b"/echo", 2, b"{}")) as late:
             assert late.response()[0] == 503
