@@ -10,7 +10,7 @@ CORE := .venv/.core
 DEV := .venv/.dev
 DOCS := .venv/.docs
 
-.PHONY: demo test test-real test-faults test-hostile test-parity test-long test-wheel soak check lint pyright format mutants docs figures clean
+.PHONY: demo test test-real test-serve test-pages test-faults test-hostile test-parity test-long test-wheel soak check lint pyright format mutants docs figures clean
 
 demo: $(CORE)
 	$(BIN)/playhead generate "It is a truth universally acknowledged, that" --max-tokens 70 --temperature 0.6 --top-p 0.9 --seed 4
@@ -42,6 +42,19 @@ test-parity: $(DEV)
 test-long: $(DEV)
 	PLAYHEAD_FUZZ_REQUESTS=20000 PLAYHEAD_K9_CASES=100 PLAYHEAD_ORACLE_PROMPTS=50 PLAYHEAD_ORACLE_TOKENS=200 PLAYHEAD_KV_RULES=200000 \
 	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/e2e tests/integrity/test_kv_state_machine.py
+
+# The server: the openai package's cases, requests made from /openapi.json, hostile bytes, 10,000 requests of which half
+# disconnect, 300 schemas. The suite runs a slice of each.
+test-serve: $(DEV)
+	PLAYHEAD_SERVE=full OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/serve tests/e2e/test_structured.py
+
+# The pages in a browser, with axe-core's rules. Installs Debian's chromium if there is none and this user may.
+test-pages: $(DEV)
+	@command -v chromium >/dev/null || apt-get install -y --no-install-recommends chromium \
+	  || echo "playhead: no chromium, so tests that need a browser skip. On Debian and Ubuntu: apt install chromium"
+	@test -f .axe/axe.min.js || { npm install --silent --prefix .axe axe-core && cp .axe/node_modules/axe-core/axe.min.js .axe/; } \
+	  || echo "playhead: no axe-core, so the test of accessibility skips. It comes from npm"
+	PLAYHEAD_PAGES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/pages -rs
 
 soak: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m playhead.testing.soak --minutes 30 --fault-every 200

@@ -64,5 +64,7 @@ stream = client.chat.completions.create(
 print("streamed: ", end="")
 for chunk in stream:
     for call in chunk.choices[0].delta.tool_calls or []:
-        print(call.function.name or "", call.function.arguments or "", end="", flush=True)
+        if call.function.name:
+            print(call.function.name, end=" ")
+        print(call.function.arguments or "", end="", flush=True)
 print()

@@ -9,14 +9,14 @@ import ast
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields
-from operator import attrgetter
 from pathlib import Path
 
 import msgspec
 
+from playhead import structured_outputs
 from playhead.engine.config import EngineConfig
-from playhead.request_limits import RequestLimits
+from playhead.request_limits import REQUEST_LIMITS
+from playhead.serve import decode
 from playhead.serve.assemble import make_application
 from playhead.serve.auth import KeyRing
 from playhead.serve.config import SERVE_SETTINGS, ServeConfig
@@ -26,7 +26,7 @@ from playhead.serve.protocol.chat import ChatRequest, Message
 from playhead.serve.protocol.completions import CompletionRequest
 from playhead.serve.protocol.notes import notes_of
 from playhead.serve.protocol.responses import ResponsesRequest
-from playhead.serve.tools.definitions import ToolLimits
+from playhead.serve.tools import constraint
 from playhead.serve.tools.formats import FORMATS
 from playhead.settings import Declared
 
@@ -41,6 +41,15 @@ REQUESTS: Mapping[str, type[msgspec.Struct]] = {
     "/v1/responses": ResponsesRequest,
     "a message": Message,
 }
+FIXED_LIMITS = (
+    ("depth of a body's JSON", decode.MAX_DEPTH),
+    ("lists and objects in a body", decode.MAX_CONTAINERS),
+    ("strings in a body, keys included", decode.MAX_STRINGS),
+    ("values in a body", decode.MAX_VALUES),
+    ("bytes of a schema, an expression or a grammar", structured_outputs.MAX_GRAMMAR_BYTES),
+    ("depth of a schema, an expression or a grammar", structured_outputs.MAX_GRAMMAR_DEPTH),
+    ("calls that one answer can be forced to make", constraint.MAX_CALLS),
+)
 SIZES = {1 << 20: "MiB", 1 << 10: "KiB"}
 
 
@@ -87,12 +96,14 @@ def routes() -> str:
 
 
 def limits() -> str:
-    """The most that one request may ask for."""
-    rows = []
-    for owner in (RequestLimits(), ToolLimits()):
-        for one in fields(owner):
-            rows.append((code(f"{type(owner).__name__}.{one.name}"), f"{attrgetter(one.name)(owner):g}"))
-    return table(("limit", "default"), rows)
+    """The most that one request may ask for: keys of the table [limits] in a configuration file."""
+    rows = ((code(one.name), f"{one.default:,g}", one.setting.help) for one in REQUEST_LIMITS)
+    return table(("limit", "default", "meaning"), rows)
+
+
+def fixed_limits() -> str:
+    """Limits of JSON and of grammars, which cannot be set."""
+    return table(("limit", "is"), ((meaning, f"{value:,}") for meaning, value in FIXED_LIMITS))
 
 
 def metrics() -> str:
@@ -191,6 +202,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "flags": flags,
     "routes": routes,
     "limits": limits,
+    "fixed-limits": fixed_limits,
     "metrics": metrics,
     "fields": noted_fields,
     "formats": formats,

@@ -106,6 +106,7 @@ class NoTokenLeft(RequestError):
             "one that the grammar and the other sampling fields allow",
             "Change min_tokens, allowed_token_ids or bad_words, or the grammar.",
         )
+        self.num_tokens = num_tokens
 
 
 class QueueFull(RequestError):

@@ -86,4 +86,4 @@ def test_a_script_for_sglang_differs_in_its_import_line(path):
 
 
 def test_there_are_as_many_scripts_as_the_documents_say():
-    assert (len(VLLM), len(SGLANG)) == (42, 10)
+    assert (len(VLLM), len(SGLANG)) == (43, 10)

@@ -72,7 +72,7 @@ def test_the_tables_are_the_engines_graphs(visit, served, load):
     reasons = page.locator("#runners .said").all_inner_texts()
     for runner, text in zip(now.runners, reasons, strict=True):
         for reason, count in runner.reasons.items():
-            assert f"{count:,} times: {reason}" in text
+            assert f"{reason} ({count:,})" in text
 
 
 def test_the_arrow_keys_tell_one_step_after_the_other(visit, load):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 import uvloop
 
@@ -14,9 +16,23 @@ from playhead.serve.app import Application
 from playhead.serve.run import Server, bind
 
 
+@dataclass(frozen=True, kw_only=True)
+class Listening:
+    """The ports of applications, their servers, and the event loop on which all of them run."""
+
+    ports: list[int]
+    servers: list[Server]
+    loop: asyncio.AbstractEventLoop
+
+    def signal(self) -> None:
+        """What SIGTERM does to a server that has a process of its own."""
+        for server in self.servers:
+            server.handle_exit(signal.SIGTERM, None)
+
+
 @contextmanager
-def listening(apps: Sequence[Application]) -> Iterator[tuple[list[int], asyncio.AbstractEventLoop]]:
-    """Their ports, and the event loop on which all of them run. Their backend is started once."""
+def listening(apps: Sequence[Application]) -> Iterator[Listening]:
+    """Serve these until the end, which is a drain. Their backend is started once."""
     sockets = [bind(app.config) for app in apps]
     ports = [sock.getsockname()[1] for sock in sockets]
     is_up, loops, servers = threading.Event(), [], []
@@ -38,11 +54,11 @@ def listening(apps: Sequence[Application]) -> Iterator[tuple[list[int], asyncio.
     thread = threading.Thread(target=run, name="test server", daemon=True)
     thread.start()
     is_up.wait()
+    made = Listening(ports=ports, servers=servers, loop=loops[0])
     try:
-        yield ports, loops[0]
+        yield made
     finally:
-        for server in servers:
-            server.handle_exit(15, None)
+        made.signal()
         thread.join()
 
 
@@ -89,6 +105,15 @@ class Wire:
         while lengths and len(body) < int(lengths[0]) and (more := self._more()):
             body += more
         return int(head.split(b" ", 2)[1]), head + b"\r\n\r\n" + body
+
+    def events(self, count: int) -> bytes:
+        """Everything until so many events of a stream have come."""
+        data = b""
+        while data.count(b"data: ") < count:
+            more = self._more()
+            assert more, f"the server closed after {data!r}"
+            data += more
+        return data
 
     def to_the_end(self) -> bytes:
         """Everything until the server closes."""

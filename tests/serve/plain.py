@@ -79,8 +79,14 @@ class Plain:
 @contextmanager
 def plain_server(keys: KeyRing | None = None, **settings: Any) -> Iterator[tuple[int, Plain, Application]]:
     """Its port, what its endpoints saw, and the application."""
+    app, plain = plain_application(keys, **settings)
+    with listening([app]) as made:
+        yield made.ports[0], plain, app
+
+
+def plain_application(keys: KeyRing | None = None, **settings: Any) -> tuple[Application, Plain]:
+    """The application, and what its endpoints see."""
     app = Application(NoEngine(), keys or KeyRing([]), ServeConfig(port=0, **settings), Recorder())
     plain = Plain()
     app.serve([*operations(app.backend, lambda: app.is_draining), *plain.endpoints])
-    with listening([app]) as (ports, _):
-        yield ports[0], plain, app
+    return app, plain

@@ -62,5 +62,6 @@ def running(engine: EngineConfig = ENGINE, limits: ServeLimits | None = None, **
     backend = LocalBackend(config.model, engine, limits, name=config.served_model_name)
     keys = KeyRing([NamedKey(name=name, key=key, where=name) for name, key in KEYS.items()])
     apps = [make_application(backend, ring, config) for ring in (KeyRing([]), keys)]
-    with listening(apps) as (ports, loop):
-        yield Running(port=ports[0], locked_port=ports[1], apps=apps, backend=backend, loop=loop)
+    with listening(apps) as made:
+        port, locked_port = made.ports
+        yield Running(port=port, locked_port=locked_port, apps=apps, backend=backend, loop=made.loop)

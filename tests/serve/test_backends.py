@@ -6,15 +6,23 @@ Every test runs for the engine in this process and for the engine in a process o
 from __future__ import annotations
 
 import asyncio
+import os
+import random
+import signal
+import threading
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+import uvloop
 
 from playhead.errors import EngineStopped, QueueFull, RequestError, RequestTimedOut
 from playhead.llm import LLM
 from playhead.sampling_params import RequestOutputKind, SamplingParams
 from playhead.serve.backend import BackendState
 from playhead.serve.limits import ServeLimits
+from playhead.serve.remote import RemoteBackend
+from playhead.structured_outputs import StructuredOutputs
 from tests.serve.backends import CONFIG, ENDLESS, GREEDY, KINDS, HandClock, first_of, last, outputs_of, submitted
 
 CASES = {
@@ -33,6 +41,8 @@ CASES = {
     "bad words": replace(GREEDY, bad_words=("the", "a")),
     "no text": replace(GREEDY, detokenize=False),
     "penalties": replace(GREEDY, repetition_penalty=1.5, presence_penalty=0.5),
+    "one of two texts": replace(GREEDY, structured_outputs=StructuredOutputs(choice=["yes", "no"]), ignore_eos=False),
+    "a number": replace(GREEDY, structured_outputs=StructuredOutputs(regex="[0-9]{3}"), ignore_eos=False),
     "only the end": replace(GREEDY, output_kind=RequestOutputKind.FINAL_ONLY),
 }
 
@@ -50,7 +60,8 @@ def clock():
 
 @pytest.fixture(scope="module")
 def loop():
-    with asyncio.Runner() as runner:
+    """The server's kind of event loop: its transports are none of asyncio's classes."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         yield runner
 
 
@@ -173,18 +184,80 @@ def test_the_first_look_after_streams_were_closed_finds_nothing_of_them(backend,
     assert rest == [[]] * 7
 
 
-@pytest.mark.parametrize("what", ["waited for more than 60 s", "ran for more than 600 s"])
-def test_a_request_past_its_time_ends_with_a_typed_error(backend, loop, clock, what):
+@contextmanager
+def hanging(backend, monkeypatch):
+    """The engine does nothing in here, whatever it has to do."""
+    if isinstance(backend, RemoteBackend):
+        pid = backend.pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        return
+    permits, step = threading.Semaphore(0), backend.engine.step
+    monkeypatch.setattr(backend.engine, "step", lambda: permits.acquire() and step())
+    try:
+        yield
+    finally:
+        permits.release(1000)
+
+
+def test_a_storm_of_aborts_leaves_nothing_and_changes_nobodys_tokens(backend, loop, llm):
+    """Half of the callers leave: before the engine hears of them, in the queue, or in the middle of their tokens."""
+    rng, num_requests = random.Random(7), int(os.environ.get("PLAYHEAD_STORM", "60"))
+    prompts = [[5 + i, 6, 7] for i in range(8)]
+    params = replace(GREEDY, max_tokens=12)
+    wanted = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+    places = asyncio.Semaphore(100)
+
+    async def call(i, num_read):
+        """Its tokens; None for one that leaves after so many outputs."""
+        async with places:
+            stream = submitted(backend, f"r{i}", prompts[i % 8], params)
+            if num_read == 0:
+                stream.close()
+            num_left, newest = num_read, None
+            async for output in stream:
+                num_left, newest = num_left - 1, output.outputs[0].token_ids
+                if num_left == 0:
+                    stream.close()
+            return newest if num_read == 99 else None
+
+    async def storm():
+        read = [rng.choice([0, 1, 2, 5, 99, 99, 99, 99]) for _ in range(num_requests)]
+        return await asyncio.gather(*(call(i, num_read) for i, num_read in enumerate(read)))
+
+    found = loop.run(storm())
+    assert all(tokens in (None, wanted[i % 8]) for i, tokens in enumerate(found))
+    assert 0 < sum(tokens is None for tokens in found) < num_requests
+    assert len(asyncio.all_tasks(loop.get_loop())) <= 1  # the timer
+
+
+def test_a_request_that_waits_too_long_ends_with_a_typed_error(backend, loop, clock, monkeypatch):
+    """Even where the engine is stuck and cannot be told."""
+
     async def late():
-        streams = [submitted(backend, f"r{i}", [5, 6], ENDLESS) for i in range(5)]
-        await first_of(streams[0])
+        with hanging(backend, monkeypatch):
+            stream = submitted(backend, "late", [5, 6], ENDLESS)
+            clock.now += 61
+            backend.check()
+            with pytest.raises(RequestTimedOut, match="'late': waited for more than 60 s"):
+                await outputs_of(stream)
+        return await last(backend, "The whale", GREEDY)
+
+    assert loop.run(late()).finished
+
+
+def test_a_request_that_runs_too_long_ends_with_a_typed_error(backend, loop, clock):
+    async def late():
+        stream = submitted(backend, "late", [5, 6], ENDLESS)
+        await first_of(stream)
+        backend.check()  # sees it begun
+        clock.now += 601
         backend.check()
-        clock.now += 61 if "waited" in what else 601
-        backend.check()
-        with pytest.raises(RequestTimedOut, match=what):
-            await outputs_of(streams[4 if "waited" in what else 0])
-        for stream in streams:
-            stream.close()
+        with pytest.raises(RequestTimedOut, match="'late': ran for more than 600 s"):
+            await outputs_of(stream)
         return await last(backend, "The whale", GREEDY)
 
     assert loop.run(late()).finished
@@ -201,6 +274,28 @@ def test_a_request_that_the_engine_refuses_ends_alone(backend, loop):
         return await last(backend, [5], GREEDY)
 
     assert loop.run(refused()).finished
+
+
+def test_an_engine_that_hangs_with_work_is_wedged_until_it_goes_on(backend, loop, clock, monkeypatch):
+    async def hang():
+        with hanging(backend, monkeypatch):
+            clock.now += 100
+            backend.check()
+            assert backend.state is BackendState.READY  # without work there is nothing to be late with
+            stream = submitted(backend, "r", "The whale", GREEDY)
+            clock.now += 4
+            backend.check()
+            assert backend.state is BackendState.READY
+            clock.now += 0.5
+            backend.check()
+            assert backend.state is BackendState.WEDGED
+            assert (await backend.snapshot()).num_running == 0  # as it was when it last answered
+        outputs = await outputs_of(stream)
+        backend.check()
+        assert backend.state is BackendState.READY
+        return outputs[-1].finished
+
+    assert loop.run(hang())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from playhead.serve.decode import (
     MAX_CONTAINERS,
@@ -165,3 +167,53 @@ def test_a_refusal_is_short_whatever_was_sent():
     long = "x" * 100_000
     for body in ({long: 1}, {"messages": [{"role": long}]}, {**HELLO, "tool_choice": long}):
         assert len(str(refusal(json.dumps(body).encode()))) < 1000
+
+
+class Pairs(list):
+    """The pairs of an object, whose keys may come twice."""
+
+
+KEYS = st.text(st.sampled_from('ab":{}[],\\\n\u00e9'), max_size=2)
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | KEYS,
+    lambda inner: st.lists(inner, max_size=3) | st.lists(st.tuples(KEYS, inner), max_size=3).map(Pairs),
+    max_leaves=12,
+)
+
+
+def written(value) -> str:
+    """JSON of a value with `Pairs`."""
+    if isinstance(value, Pairs):
+        return "{" + ",".join(f"{json.dumps(key)}: {written(inner)}" for key, inner in value) + "}"
+    if isinstance(value, list):
+        return "[" + " , ".join(map(written, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def repeats(value) -> bool:
+    inner = [one for _, one in value] if isinstance(value, Pairs) else value if isinstance(value, list) else []
+    own = isinstance(value, Pairs) and len({key for key, _ in value}) < len(value)
+    return own or any(map(repeats, inner))
+
+
+@given(VALUES)
+def test_json_is_read_as_the_standard_library_reads_it_unless_a_key_comes_twice(value):
+    body = written(value)
+    if repeats(value):
+        with pytest.raises(BodyError, match="twice"):
+            parse(body.encode())
+    else:
+        assert parse(body.encode()) == json.loads(body)
+
+
+@given(st.binary(max_size=64))
+def test_any_bytes_are_read_or_refused(body):
+    try:
+        parse(body)
+    except BodyError:
+        return
+    json.loads(body)

@@ -21,6 +21,8 @@ SAYS = {
         "completion:",
         "refused:",
     ),
+    "openai_tools": ("ended by: tool_calls", "call: weather {'city': ", "answer:", 'streamed: weather {"city": "'),
+    "openai_schema": ("person: {'age': ", "choice: ", "date: "),
     "openai_async": ("Who is there?", "What news?", "only the beginning:"),
 }
 

@@ -189,7 +189,7 @@ def test_a_server_that_never_answers_is_left_after_the_time_limit():
         await visit.send(STREAM_HEAD, chunk(text_event("The")))
         await asyncio.Event().wait()
 
-    exchange = one_with(silent, SendOptions(timeout_s=0.05))
+    exchange = one_with(silent, SendOptions(give_up_after_s=0.05))
     assert (exchange.outcome, exchange.num_events) == (Outcome.TIMED_OUT, 1)
 
 
@@ -277,6 +277,8 @@ def test_fetch_reads_a_whole_body_or_says_what_failed():
     [
         ("http://127.0.0.1:8000/v1", "http://127.0.0.1:8000"),
         ("localhost:9", "http://localhost:9"),
+        ("http://[::1]:9/v1", "http://[::1]:9"),
+        ("http://user:secret@127.0.0.1:9", "http://127.0.0.1:9"),
         ("https://example.org/some/root/v1/", "https://example.org:443/some/root"),
     ],
 )

@@ -94,7 +94,9 @@ def test_events_per_second_keep_their_number():
 
 
 def test_a_file_gives_back_what_was_written(tmp_path):
-    result = made_result(made_run(made_requests(1, count=5)), made_run(made_requests(2, count=5), rate=None))
+    result = made_result(
+        made_run(made_requests(1, count=5)), made_run(made_requests(2, count=5), rate=None), rate="inf"
+    )
     result.write(tmp_path / "a.json")
     again = read_results(tmp_path / "a.json")
     assert again.runs[0].requests == result.runs[0].requests

@@ -140,7 +140,7 @@ def test_a_rate_that_is_none_is_refused(wrong):
 
 def test_rates_are_taken_as_text_and_as_numbers():
     assert LoadSpec(rate="2,4.5").rate == LoadSpec(rate=(2, 4.5)).rate == (2.0, 4.5)
-    assert LoadSpec(rate="inf").rate == (math.inf,)
+    assert LoadSpec(rate="inf").rates == LoadSpec().rates == (math.inf,)
 
 
 def test_a_duration_without_a_rate_is_refused():

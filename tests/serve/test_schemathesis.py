@@ -15,7 +15,7 @@ from playhead.serve.openapi import OTHER_PATHS
 from playhead.serve.routes import ROUTES
 
 NUM_EXAMPLES = 200 if os.environ.get("PLAYHEAD_SERVE") == "full" else 4
-HANGS_S = 120  # decides nothing but that a request hangs
+PATIENCE_S = 120  # decides nothing but that a request hangs
 READ_ONLY = [("GET", route.path, "positive") for route in ROUTES if route.method == "GET"]
 OPERATIONS = [
     *READ_ONLY,
@@ -49,7 +49,7 @@ def test_no_request_breaks_the_server_or_gets_an_undeclared_status(schema, serve
         )
         @given(operation.as_strategy(generation_mode=GenerationMode(mode)))
         def run(case):
-            response = case.call(base_url=server.url, session=session, timeout=HANGS_S)
+            response = case.call(base_url=server.url, session=session, timeout=PATIENCE_S)
             found.add(response.status_code)
             assert response.status_code < 500
             assert response.status_code in declared

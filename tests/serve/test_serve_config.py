@@ -29,6 +29,11 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(config_f
     assert (engine.max_model_len, engine.seed) == (64, 4)
 
 
+def test_a_file_may_set_what_one_request_may_ask_for(config_file):
+    config, _ = merged(config_file("[limits]\nn = 4\nbias = 5\ntools = 0\n"), {}, {})
+    assert (config.limits.n, config.limits.bias, config.limits.tools, config.limits.prompts) == (4, 5.0, 0, 64)
+
+
 def test_a_file_may_call_engine_settings_as_other_engines_do(config_file):
     _, engine = merged(config_file("[engine]\ncontext_length = 64\n"), {}, {})
     assert engine.max_model_len == 64
@@ -41,6 +46,10 @@ def test_a_file_may_call_engine_settings_as_other_engines_do(config_file):
         ("max_model_len = 64", r"put it into \[engine\]"),
         ("[engine]\nmax_modle_len = 64", "Did you mean max_model_len?"),
         ("engine = 1", "wanted a table"),
+        ("limits = 1", r"wanted a table, \[limits\]"),
+        ("[limits]\nnn = 1", r"config, \[limits\]: found 'nn'"),
+        ("[limits]\nn = -1", "limits, n: found -1; wanted an integer from 0"),
+        ("[limits]\nn = 1.5", "limits, n: found 1.5"),
         ("port = 70000", "port: found 70000; wanted an integer from 0 to 65535"),
         ("port = true", "port: found True"),
         ('port = "80"', "port: found '80'"),

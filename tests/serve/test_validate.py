@@ -321,15 +321,22 @@ def test_a_request_has_its_priority_and_both_salts():
     ("fields", "wanted"),
     [
         ({"response_format": {"type": "text"}}, None),
-        ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+        ({"response_format": {"type": "json_object"}}, {"json_object": True, "disable_any_whitespace": True}),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}},
-            {"json": '{"type":"object"}'},
+            {"json": '{"type":"object"}', "disable_any_whitespace": True},
         ),
         ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
         ({"structured_outputs": {"choice": ["yes", "no"]}}, {"choice": ("yes", "no")}),
         ({"structured_outputs": {"grammar": 'start: "a"'}}, {"grammar": 'start: "a"'}),
-        ({"structured_outputs": {"json": {"type": "integer"}}}, {"json": '{"type":"integer"}'}),
+        (
+            {"structured_outputs": {"json": {"type": "integer"}}},
+            {"json": '{"type":"integer"}', "disable_any_whitespace": True},
+        ),
+        (
+            {"structured_outputs": {"json": {"type": "integer"}, "disable_any_whitespace": False}},
+            {"json": '{"type":"integer"}'},
+        ),
     ],
 )
 @pytest.mark.parametrize("take", [chat, completion])
@@ -340,7 +347,8 @@ def test_the_form_of_an_answer_is_handed_on(take, fields, wanted):
 
 def test_a_response_says_its_form_under_text():
     schema = {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}}}
-    assert response(text=schema).params.structured_outputs.values() == {"json": '{"type":"object"}'}
+    found = response(text=schema).params.structured_outputs
+    assert found.values() == {"json": '{"type":"object"}', "disable_any_whitespace": True}
 
 
 def test_two_forms_of_one_answer_are_refused():
@@ -404,9 +412,10 @@ def test_tools_are_shown_unless_none_may_be_called():
 def test_variables_of_the_template_cannot_replace_the_conversation():
     assert chat(chat_template_kwargs={"enable_thinking": False}).chat.chat_template_kwargs == {"enable_thinking": False}
     assert chat(reasoning_effort="low").chat.chat_template_kwargs == {"reasoning_effort": "low"}
-    for name in ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token"):
-        with pytest.raises(RequestError, match=name):
+    for name in ("self", "messages", "tools", "add_generation_prompt", "bos_token", "eos_token"):
+        with pytest.raises(RequestError, match=name) as caught:
             chat(chat_template_kwargs={name: []})
+        assert param_of(caught.value) == "chat_template_kwargs"
 
 
 def test_an_answer_begins_or_the_last_message_goes_on():

@@ -223,6 +223,9 @@ def test_the_last_message_can_be_continued(llm):
         ({"mm_processor_kwargs": {"a": 1}}, "mm_processor_kwargs"),
         ({"chat_template_content_format": "openai"}, "wanted 'auto' or 'string'"),
         ({"chat_templat": "x"}, "Did you mean chat_template"),
+        ({"chat_template_kwargs": {"tools": []}}, "the key 'tools'"),
+        ({"chat_template_kwargs": {"self": 1}}, "the key 'self'"),
+        ({"chat_template_kwargs": {1: 1}}, "the key 1"),
     ],
 )
 def test_chat_keywords_that_cannot_be_had_are_refused_by_name(keywords, says):

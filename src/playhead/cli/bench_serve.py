@@ -53,7 +53,7 @@ def run_bench_serve(screen: Screen, options: BenchServeOptions, spec: LoadSpec) 
             spec=spec,
             endpoint=options.endpoint,
             slo=Slo(first_ms=options.slo_first_ms, inter_ms=options.slo_inter_ms),
-            timeout_s=options.timeout,
+            give_up_after_s=options.timeout,
             max_concurrency=options.max_concurrency,
         )
         result = asyncio.run(measure(asked, on_tick))

@@ -1,13 +1,15 @@
-"""`playhead serve`: the plan, the model, the address, and then requests until a signal comes."""
+"""`playhead serve`: the plan, the model, the address, and then requests until a signal comes. No torch at import."""
 
 from __future__ import annotations
 
 import sys
 import time
 
-from playhead.cli.plan import capacity_table, memory_table, plan_memory, planned_memory
+from rich.table import Table
+
 from playhead.cli.screen import Screen
 from playhead.engine.config import EngineConfig
+from playhead.engine.snapshot import EngineSnapshot
 from playhead.logs import LEVELS, write_to_stderr
 from playhead.serve.assemble import make_application
 from playhead.serve.auth import check_exposure, load_keys
@@ -15,7 +17,9 @@ from playhead.serve.backend import Backend
 from playhead.serve.choose import backend_for
 from playhead.serve.config import LogFormat, ServeConfig
 from playhead.serve.limits import ServeLimits
-from playhead.serve.run import Server, bind, run, url_of
+from playhead.serve.remote import RemoteBackend
+from playhead.serve.run import bind, run, url_of
+from playhead.settings import show_size
 
 
 def run_serve(screen: Screen, config: ServeConfig, engine: EngineConfig) -> int:
@@ -23,30 +27,50 @@ def run_serve(screen: Screen, config: ServeConfig, engine: EngineConfig) -> int:
     write_to_stderr(LEVELS[config.log_level], as_json=config.log_format is LogFormat.JSON)
     keys = load_keys(config.api_key_file)
     check_exposure(config.host, keys, allows_anyone=config.allow_anyone)
-    sock = bind(config)
-    show_plan(screen, config, engine)
     backend = make_backend(config, engine)
+    sock = bind(config)
+    is_remote = isinstance(backend, RemoteBackend)
+    if not is_remote:
+        show_plan(screen, config, engine)
     began_s = time.perf_counter()
 
-    def ready(server: Server) -> None:
-        screen.print(
+    async def ready() -> None:
+        if is_remote:
+            screen.print(kv_table(await backend.snapshot()))
+        say(
+            screen,
             f"{backend.facts.name} is served on {url_of(sock)} after {time.perf_counter() - began_s:.1f} s. "
             f"{len(keys) or 'No'} API {'key' if len(keys) == 1 else 'keys'}. Ctrl-C ends.",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
         )
-        sys.stdout.flush()
 
-    screen.print(f"loading {config.model}", highlight=False, markup=False, soft_wrap=True)
+    say(screen, f"loading {config.model}{' in a process of its own' if is_remote else ''}")
     return run(make_application(backend, keys, config), sock, ready)
+
+
+def say(screen: Screen, line: str) -> None:
+    """One line, at once: whoever waits for the address may read a pipe."""
+    screen.print(line, highlight=False, markup=False, soft_wrap=True)
+    sys.stdout.flush()
 
 
 def show_plan(screen: Screen, config: ServeConfig, engine: EngineConfig) -> None:
     """Where the memory goes, before anything is loaded."""
+    # Here and not at the top: where the engine has a process of its own, this one does without torch.
+    from playhead.cli.plan import capacity_table, memory_table, plan_memory, planned_memory
+
     made = plan_memory(config.model, engine, planned_memory(None))
     for table in (memory_table(made), capacity_table(made)):
         screen.print(table)
+
+
+def kv_table(snapshot: EngineSnapshot) -> Table:
+    """Where the KV memory of an engine in another process can go. Groups share slabs, so they do not add up."""
+    total = show_size(snapshot.num_slabs * snapshot.slab_bytes)
+    table = Table("group", "window", "a page", title=f"KV memory: {total}, {snapshot.num_slabs:,} slabs")
+    for group in snapshot.groups:
+        window = "every token" if group.window is None else f"the last {group.window:,} tokens"
+        table.add_row(group.name, window, f"{group.page_size} tokens, {show_size(group.bytes_per_page)}")
+    return table
 
 
 def make_backend(config: ServeConfig, engine: EngineConfig) -> Backend:

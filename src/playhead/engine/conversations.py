@@ -22,6 +22,9 @@ UNREAD_PARTS = frozenset(
     {"image", "image_url", "input_image", "image_pil", "image_embeds", "video", "video_url"}
     | {"audio", "audio_url", "input_audio", "file"}
 )
+RESERVED = frozenset({"self", "messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
+"""Variables of a template that the engine sets."""
+
 TEXT_ONLY = "Leave it out: images, audio and video are not read, for Playhead runs the text part of a model."
 
 
@@ -64,6 +67,10 @@ class ChatOptions:
         for name, value, kind, wanted in kinds:
             if not isinstance(value, kind):
                 raise RequestError(f"chat, {name}", f"a {type(value).__name__}", wanted, "Change it or leave it out.")
+        for name in self.chat_template_kwargs:
+            if not isinstance(name, str) or name in RESERVED:
+                wanted = "the template's own variables"
+                raise RequestError("chat, chat_template_kwargs", f"the key {shown(name)}", wanted, "Leave it out.")
         if self.add_generation_prompt and self.continue_final_message:
             raise RequestError(
                 "chat",

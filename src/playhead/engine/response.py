@@ -104,6 +104,8 @@ class ResponseBuilder:
         stops = params.stop or ()
         self.text += self.detokenizer.feed(self.request.output[self.num_read_into_text : num_tokens])
         self.num_read_into_text = max(num_tokens, self.num_read_into_text)
+        if not stops:
+            return
         if num_tokens < params.min_tokens:
             self.stop_from = len(self.text)  # what came before stop strings were in force stays
             return
@@ -116,20 +118,24 @@ class ResponseBuilder:
 
     def output(self) -> RequestOutput:
         """The output as its caller sees it now."""
+        return self._with_request(self.completion())
+
+    def completion(self, index: int = 0, *, first_token: int = 0, first_char: int = 0) -> CompletionOutput:
+        """The generated sequence as its caller sees it now, or what of it comes after these tokens and characters."""
         request = self.request
         # Text that may turn out to be a stop string is not shown yet: shown text never shrinks.
         hidden = () if request.params.include_stop_str_in_output else request.params.stop or ()
-        held_back = 0 if request.finish_reason is not None else num_held_back(self.text, hidden)
-        completion = CompletionOutput(
-            index=0,
-            text=self.text[: len(self.text) - held_back],
-            token_ids=list(request.output),
+        held_back = num_held_back(self.text, hidden) if hidden and request.finish_reason is None else 0
+        has_logprobs = request.params.logprobs is not None
+        return CompletionOutput(
+            index=index,
+            text=self.text[first_char : len(self.text) - held_back],
+            token_ids=request.output[first_token:],
             finish_reason=request.finish_reason,
             stop_reason=self.stop_reason,
-            cumulative_logprob=self.cumulative_logprob if request.params.logprobs is not None else None,
-            logprobs=list(self.logprobs) if request.params.logprobs is not None else None,
+            cumulative_logprob=self.cumulative_logprob if has_logprobs else None,
+            logprobs=self.logprobs[first_token:] if has_logprobs else None,
         )
-        return self._with_request(completion)
 
     def bare_output(self) -> RequestOutput:
         """The last output of a request whose text cannot be made: its tokens and the error."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # a process that only reads snapshots has no torch
     from playhead.engine.engine import Engine
     from playhead.graph.runner import GraphRunner
 
-MAX_CELLS = 4096  # of a map of pages: more than a screen can show
+MAX_SQUARES = 4096  # of a map of pages: more than a screen can show
 MAX_STEPS_SHOWN = 1024  # half a second of the fastest steps is half as many
 MAX_REQUESTS_SHOWN = 64
 
@@ -52,7 +52,7 @@ class GroupUse:
     quarantined ones. Groups share slabs, so it goes up and down. `num_available` pages could be taken now, had no
     other group the same wish. A page without bytes belongs to a full group without layers: it is a name.
 
-    `page_states` is the map: a byte per `pages_per_cell` pages, in the order of the pool, each a `PageState`.
+    `page_states` is the map: a byte per `pages_per_square` pages, in the order of the pool, each a `PageState`.
     """
 
     name: str
@@ -66,7 +66,7 @@ class GroupUse:
     num_cached: int
     num_in_flight: int
     num_quarantined: int
-    pages_per_cell: int = 1
+    pages_per_square: int = 1
     page_states: bytes = b""
 
 
@@ -171,7 +171,7 @@ def take_snapshot(engine: Engine, after_step: int = 0) -> EngineSnapshot:
 def _group_use(kv: HybridKVCache, index: int) -> GroupUse:
     allocator, layout = kv.allocator, kv.plan.layout.groups[index]
     group = allocator.groups[index]
-    pages_per_cell = -(-kv.plan.num_pages(index) // MAX_CELLS)
+    pages_per_square = -(-kv.plan.num_pages(index) // MAX_SQUARES)
     return GroupUse(
         name=group.name,
         window=layout.group.window,
@@ -184,12 +184,12 @@ def _group_use(kv: HybridKVCache, index: int) -> GroupUse:
         num_cached=allocator.num_cached[index],
         num_in_flight=allocator.num_pending[index],
         num_quarantined=group.num_quarantined,
-        pages_per_cell=pages_per_cell,
-        page_states=_page_states(kv, index, pages_per_cell),
+        pages_per_square=pages_per_square,
+        page_states=_page_states(kv, index, pages_per_square),
     )
 
 
-def _page_states(kv: HybridKVCache, index: int, pages_per_cell: int) -> bytes:
+def _page_states(kv: HybridKVCache, index: int, pages_per_square: int) -> bytes:
     """The map of a group's pages. The sink, page 0, is nobody's."""
     allocator = kv.allocator
     group = allocator.groups[index]
@@ -199,7 +199,7 @@ def _page_states(kv: HybridKVCache, index: int, pages_per_cell: int) -> bytes:
     states[list(allocator.pending_pages(index))] = PageState.IN_FLIGHT
     states[list(group.free_pages())] = PageState.FREE
     states[list(group.quarantined_pages())] = PageState.QUARANTINED
-    starts = np.arange(0, len(states), pages_per_cell)
+    starts = np.arange(0, len(states), pages_per_square)
     return np.maximum.reduceat(states, starts).tobytes()
 
 

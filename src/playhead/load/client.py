@@ -44,12 +44,16 @@ class Target:
         return cls(host=parts.hostname, port=parts.port or (443 if is_tls else 80), is_tls=is_tls, root=root, key=key)
 
     @property
+    def address(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
     def url(self) -> str:
-        return f"{'https' if self.is_tls else 'http'}://{self.host}:{self.port}{self.root}"
+        return f"{'https' if self.is_tls else 'http'}://{self.address}{self.root}"
 
     def request(self, method: str, path: str, body: bytes = b"") -> bytes:
         """A whole request as it goes over the wire."""
-        lines = [f"{method} {self.root}{path} HTTP/1.1", f"Host: {self.host}:{self.port}"]
+        lines = [f"{method} {self.root}{path} HTTP/1.1", f"Host: {self.address}"]
         if self.key is not None:
             lines.append(f"Authorization: Bearer {self.key}")
         if body:
@@ -220,7 +224,7 @@ class SendOptions:
     """How requests are sent. `max_concurrency` None: as many at a time as the plan says."""
 
     path: str = "/v1/completions"
-    timeout_s: float = 600.0
+    give_up_after_s: float = 600.0
     max_concurrency: int | None = None
 
 
@@ -269,7 +273,7 @@ class Load:
 
         def on_sent(connection: Connection) -> None:
             exchange.sent_s = exchange.sent_s or time.perf_counter()
-            timers.append(loop.call_later(self._options.timeout_s, connection.leave, Outcome.TIMED_OUT, ""))
+            timers.append(loop.call_later(self._options.give_up_after_s, connection.leave, Outcome.TIMED_OUT, ""))
             if exchange.plan.leave_after_s is not None:
                 timers.append(loop.call_later(exchange.plan.leave_after_s, connection.leave, Outcome.LEFT, ""))
 

@@ -33,13 +33,13 @@ class Measure:
     spec: LoadSpec
     endpoint: Endpoint = Endpoint.COMPLETIONS
     slo: Slo = field(default_factory=Slo)
-    timeout_s: float = 600.0
+    give_up_after_s: float = 600.0
     max_concurrency: int | None = None
 
 
 async def measure(asked: Measure, on_tick: OnTick = lambda rate, load: None) -> LoadResult:
     """A run for each rate, one after the other."""
-    runs = [await one_run(asked, rate, on_tick) for rate in asked.spec.rate]
+    runs = [await one_run(asked, rate, on_tick) for rate in asked.spec.rates]
     return LoadResult(
         url=asked.target.url,
         model=asked.model,
@@ -49,7 +49,7 @@ async def measure(asked: Measure, on_tick: OnTick = lambda rate, load: None) -> 
         facts={
             "endpoint": str(asked.endpoint),
             "max_concurrency": asked.max_concurrency,
-            "timeout_s": asked.timeout_s,
+            "give_up_after_s": asked.give_up_after_s,
             "client": f"playhead {__version__}, Python {platform.python_version()}, {os.cpu_count()} cores",
         },
     )
@@ -60,7 +60,9 @@ async def one_run(asked: Measure, rate: float, on_tick: OnTick) -> RunResult:
     spec = asked.spec
     requests = plan_requests(spec, rate, model=asked.model, endpoint=asked.endpoint)
     exchanges = [Exchange(request) for request in requests]
-    options = SendOptions(path=asked.endpoint.path, timeout_s=asked.timeout_s, max_concurrency=asked.max_concurrency)
+    options = SendOptions(
+        path=asked.endpoint.path, give_up_after_s=asked.give_up_after_s, max_concurrency=asked.max_concurrency
+    )
     load, watcher = Load(asked.target, exchanges, options), Watcher(asked.target)
     await watcher.sample()
     watching = asyncio.create_task(watcher.run())

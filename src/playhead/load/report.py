@@ -17,7 +17,7 @@ from playhead.load.scrape import HELD
 SPREADS = {
     "first_token_ms": "time to first token, ms",
     "inter_token_ms": "inter-token latency, ms",
-    "per_output_token_ms": "time per output token, of each request, ms",
+    "per_output_token_ms": "time per output token, ms",
     "whole_ms": "whole request, ms",
     "refusal_ms": "until a refusal, ms",
     "client_lag_ms": "lag of this client, ms",

@@ -94,9 +94,9 @@ class LoadSpec:
     """The same spec gives the same requests at the same moments."""
 
     rate: tuple[float, ...] = declare(
-        (math.inf,),
+        (),
         Setting(
-            help="requests per second; a list like 2,4,8 is one run for each, inf sends all at once",
+            help="requests per second; a list like 2,4,8 is one run for each; all at once, inf, if left out",
             metavar="X[,X...]",
             aliases=("--request-rate",),
             parse=parse_rates,
@@ -113,9 +113,7 @@ class LoadSpec:
     duration: float | None = declare(
         None, Setting(help="seconds during which requests are sent", low=0, high=86_400, above=True)
     )
-    warmup: float = declare(
-        0.0, Setting(help="seconds of sending before those that count", low=0, high=86_400, aliases=("--warm-up",))
-    )
+    warmup: float = declare(0.0, Setting(help="seconds of sending before those that count", low=0, high=86_400))
     dataset: Dataset = declare(
         Dataset.RANDOM,
         Setting(
@@ -166,8 +164,13 @@ class LoadSpec:
 
     def __post_init__(self) -> None:
         check_settings(self, LOAD_SETTINGS, refused)
-        if self.duration is not None and math.inf in self.rate:
+        if self.duration is not None and math.inf in self.rates:
             raise ConfigError("--duration: found it with --rate inf; wanted a finite rate. Give --num-prompts instead.")
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """One for each run."""
+        return self.rate or (math.inf,)
 
 
 LOAD_SETTINGS = settings_of(LoadSpec)

@@ -15,14 +15,15 @@ from playhead.serve.pages import PAGE_ROUTES
 from playhead.serve.recorder import MeasuredBackend, Recorder
 from playhead.serve.routes import ROUTES
 from playhead.serve.service import Route, Service, respond
+from playhead.serve.traces import exporting_spans
 
 
 def make_application(backend: Backend, keys: KeyRing, config: ServeConfig) -> Application:
     """The application over a backend, which need not be started yet."""
-    recorder = Recorder()
+    recorder = Recorder(on_end=exporting_spans(config.served_model_name or config.model) if config.otel else None)
     measured = MeasuredBackend(backend, recorder)
     app = Application(measured, keys, config, recorder)
-    service = Service(backend=measured, tool_format=config.tool_format)
+    service = Service(backend=measured, limits=config.limits, tool_format=config.tool_format)
     app.serve(
         [
             *operations(measured, lambda: app.is_draining),

@@ -75,6 +75,10 @@ class Backend(Protocol):
     def reader(self) -> PromptReader:
         """Tokenizer and chat template, on the HTTP side. Known once `start` has returned."""
 
+    @property
+    def num_restarts(self) -> int:
+        """How often an engine that died was replaced."""
+
     async def start(self) -> None:
         """Load the model. Returns when requests are served."""
 

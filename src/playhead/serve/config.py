@@ -9,23 +9,28 @@ its `Setting`. A configuration file is TOML, with the settings of the server at 
 
     [engine]
     max_model_len = 8192
+
+    [limits]
+    n = 4
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from playhead.engine.config import EMBEDDED, EngineConfig, by_field
 from playhead.errors import ConfigError, did_you_mean, shown
+from playhead.request_limits import REQUEST_LIMITS, RequestLimits
 from playhead.serve.tools import FORMAT_NAMES
-from playhead.settings import Setting, check_settings, declare, parse_size, settings_of
+from playhead.settings import Declared, Setting, check_settings, declare, parse_size, settings_of
 
 ENGINE_TABLE = "engine"
+LIMITS_TABLE = "limits"
 MAX_CONFIG_BYTES = 1 << 20
 
 
@@ -129,11 +134,15 @@ class ServeConfig:
     sse_comment_interval: float = declare(
         0.0, Setting(help="seconds between comments in a stream without events; 0 sends none", low=0, high=86400)
     )
+    otel: bool = declare(False, Setting(help="export a span per request; OTEL_EXPORTER_OTLP_ENDPOINT says where"))
     log_format: LogFormat = declare(LogFormat.TEXT, Setting(help="text, or json: one object per line", metavar="NAME"))
     log_level: str = declare(
         "info",
         Setting(help="debug, info, warning or error", metavar="NAME", choices=("debug", "info", "warning", "error")),
     )
+
+    limits: RequestLimits = field(default_factory=RequestLimits)
+    """What one request may ask for. It has a table in the file, and no flags."""
 
     def __post_init__(self) -> None:
         check_settings(self, SERVE_SETTINGS, refused)
@@ -154,15 +163,29 @@ def read_config(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
         found = tomllib.loads(text.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"config: {path!r} is not TOML: {error}.") from None
-    engine = found.pop(ENGINE_TABLE, {})
-    if not isinstance(engine, dict):
-        raise ConfigError(f"config: found {ENGINE_TABLE} = {shown(engine)}; wanted a table, [{ENGINE_TABLE}].")
-    known = [declared.name for declared in SERVE_SETTINGS]
+    engine, limits = table_of(found, ENGINE_TABLE), table_of(found, LIMITS_TABLE)
+    check_keys("config", found, SERVE_SETTINGS, f"Remove it, or put it into [{ENGINE_TABLE}].")
+    check_keys(f"config, [{LIMITS_TABLE}]", limits, REQUEST_LIMITS, "Remove it.")
+    if limits:
+        found["limits"] = RequestLimits(**limits)
+    return found, by_field(engine)
+
+
+def table_of(found: dict[str, Any], name: str) -> dict[str, Any]:
+    """A table of a file, taken out of it. Empty where it is absent."""
+    table = found.pop(name, {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"config: found {name} = {shown(table)}; wanted a table, [{name}].")
+    return table
+
+
+def check_keys(where: str, found: Mapping[str, Any], settings: Sequence[Declared], otherwise: str) -> None:
+    """`ConfigError` for the first key that is no setting."""
+    known = [declared.name for declared in settings]
     for key in found:
         if key not in known:
-            fix = did_you_mean(key, known, f"Remove it, or put it into [{ENGINE_TABLE}].")
-            raise ConfigError(f"config: found {key!r}; wanted one of {', '.join(known)}. {fix}")
-    return found, by_field(engine)
+            fix = did_you_mean(key, known, otherwise)
+            raise ConfigError(f"{where}: found {key!r}; wanted one of {', '.join(known)}. {fix}")
 
 
 def merged(

@@ -6,6 +6,7 @@ killed leaves no engine behind. Stop strings are found on the HTTP side, which t
     reader thread    socket -> orders
     main thread      orders -> engine, a step, its tokens -> socket
     writer thread    what the socket had no room for
+    grammar thread   compiles what structured answers must match
     beat thread      every second: how many steps are done
 
 The main thread never waits for the HTTP side: what does not fit into the socket waits in the outbox.
@@ -20,7 +21,8 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -31,7 +33,7 @@ from playhead.engine.engine import Engine
 from playhead.engine.front import CheckedPrompt, RequestOptions
 from playhead.engine.response import ResponseBuilder
 from playhead.engine.snapshot import take_snapshot
-from playhead.errors import PlayheadError, RequestError, StepFailed
+from playhead.errors import PlayheadError, RequestError, RequestFailed, StepFailed, caused
 from playhead.models.checkpoint.hub import resolve_model
 from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingKind
@@ -90,16 +92,32 @@ class Outbox:
                 self._filled.notify_all()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Compiled:
+    """A sequence with the grammar that was compiled for it, or with the error of that."""
+
+    number: int
+    checked: CheckedPrompt
+    options: RequestOptions
+    error: PlayheadError | None
+
+
 class Inbox:
     """Orders from the HTTP side. `on_end` is called in the reader thread when no more can come."""
 
     def __init__(self, connection: socket.socket, on_end: Callable[[], None]) -> None:
         self._socket, self._on_end = connection, on_end
         self._came = threading.Condition()
-        self._orders: deque[wire.Order] = deque()
+        self._orders: deque[wire.Order | Compiled] = deque()
         threading.Thread(target=self._keep_reading, name="playhead reader", daemon=True).start()
 
-    def take(self, *, waits: bool) -> list[wire.Order]:
+    def put(self, order: wire.Order | Compiled) -> None:
+        """From any thread."""
+        with self._came:
+            self._orders.append(order)
+            self._came.notify()
+
+    def take(self, *, waits: bool) -> list[wire.Order | Compiled]:
         """The orders that have come; with `waits` at least one."""
         with self._came:
             if waits:
@@ -108,7 +126,7 @@ class Inbox:
             self._orders.clear()
             return orders
 
-    def first(self) -> wire.Order:
+    def first(self) -> wire.Order | Compiled:
         """The next order alone."""
         with self._came:
             self._came.wait_for(lambda: self._orders)
@@ -118,10 +136,8 @@ class Inbox:
         frames = wire.Frames()
         try:
             while data := self._socket.recv(RECEIVED_BYTES):
-                orders = [wire.read_order(payload) for _, payload in frames.feed(data)]
-                with self._came:
-                    self._orders.extend(orders)
-                    self._came.notify()
+                for _, payload in frames.feed(data):
+                    self.put(wire.read_order(payload))
         finally:
             self._on_end()
 
@@ -135,15 +151,18 @@ class Sent:
     num_tokens: int = 0
     num_prompt: int = 1
 
-    def new_reports(self) -> wire.Reports | None:
-        """The logprobs that the HTTP side does not have yet. None if there are none."""
-        response, params = self.response, self.response.request.params
-        if params.logprobs is None and params.prompt_logprobs is None:
-            return None
+    @property
+    def wants_reports(self) -> bool:
+        params = self.response.request.params
+        return params.logprobs is not None or params.prompt_logprobs is not None
+
+    def new_reports(self) -> wire.Reports:
+        """The logprobs that the HTTP side does not have yet."""
+        response = self.response
         tokens = tuple(wire.report_of(table) for table in response.logprobs[self.num_tokens :])
         prompt = tuple(wire.report_of(table or {}) for table in response.prompt_logprobs[self.num_prompt :])
         self.num_prompt += len(prompt)
-        return wire.Reports(self.number, tokens, prompt) if tokens or prompt else None
+        return wire.Reports(self.number, tokens, prompt)
 
 
 class EngineLoop:
@@ -153,7 +172,15 @@ class EngineLoop:
         self._engine, self._inbox, self._outbox = engine, inbox, outbox
         self._sent: dict[str, Sent] = {}
         self._captures = CapturesLeft(engine)
+        self._compiling: set[int] = set()
+        self._compiler = ThreadPoolExecutor(1, thread_name_prefix="playhead grammars")
         engine.max_waiting = sys.maxsize  # the HTTP side refuses what is too much
+
+    @property
+    def beat(self) -> wire.Beat:
+        """How far the engine is. Any thread may ask."""
+        is_preparing = bool(self._compiling) or is_capturing(self._engine)
+        return wire.Beat(self._engine.stats.num_steps, is_preparing)
 
     def turn(self) -> None:
         """Follow the orders that have come, then run a step or capture a graph. Without either, wait for an order."""
@@ -165,20 +192,22 @@ class EngineLoop:
         elif self._captures.are_left:
             self._captures.do_one()
 
-    def _follow(self, order: wire.Order) -> None:
+    def _follow(self, order: wire.Order | Compiled) -> None:
         if isinstance(order, wire.Submit):
             self._submit(order)
         elif isinstance(order, wire.Abort):
+            self._compiling.difference_update(order.numbers)
             for name in map(str, order.numbers):
                 self._engine.abort(name)
                 self._sent.pop(name, None)
+        elif isinstance(order, Compiled):
+            self._take_compiled(order)
         elif isinstance(order, wire.Ask):
             shown = take_snapshot(self._engine, order.after_step)
             self._outbox.send(wire.framed(wire.Shown(shown)))
 
     def _submit(self, order: wire.Submit) -> None:
-        """Queue a sequence. If that raises, this sequence alone ends with the error."""
-        name = str(order.number)
+        """Queue a sequence, after its grammar is compiled if it has one. If that raises, the sequence alone ends."""
         try:
             checked = CheckedPrompt(
                 text=None,
@@ -188,11 +217,47 @@ class EngineLoop:
                 bad_words=order.bad_words,
                 salt=order.salt,
             )
-            response = self._engine.submit(name, checked, RequestOptions(priority=order.priority, streams=False))
         except PlayheadError as error:
-            self._outbox.send(wire.framed(wire.Failed(order.number, wire.note_of(error))))
+            self._refuse(order.number, error)
+            return
+        options = RequestOptions(priority=order.priority, streams=False)
+        if checked.params.structured_outputs is None:
+            self._queue(order.number, checked, options)
         else:
-            self._sent[name] = Sent(number=order.number, response=response)
+            self._compiling.add(order.number)
+            self._compiler.submit(self._compile, order.number, checked, options)
+
+    def _compile(self, number: int, checked: CheckedPrompt, options: RequestOptions) -> None:
+        """In a thread of its own: a grammar takes up to a second, and steps go on meanwhile."""
+        form, error = checked.params.structured_outputs, None
+        assert form is not None, "it has a grammar"
+        try:
+            checked = replace(checked, grammar=self._engine.reader.grammars.compile(form))
+        except PlayheadError as refusal:
+            error = refusal
+        except Exception as raised:  # noqa: BLE001  whatever it is, it is this request's
+            error = caused(RequestFailed(str(number)), raised)
+        self._inbox.put(Compiled(number=number, checked=checked, options=options, error=error))
+
+    def _take_compiled(self, compiled: Compiled) -> None:
+        if compiled.number not in self._compiling:
+            return  # aborted meanwhile
+        self._compiling.discard(compiled.number)
+        if compiled.error is not None:
+            self._refuse(compiled.number, compiled.error)
+        else:
+            self._queue(compiled.number, compiled.checked, compiled.options)
+
+    def _queue(self, number: int, checked: CheckedPrompt, options: RequestOptions) -> None:
+        try:
+            response = self._engine.submit(str(number), checked, options)
+        except PlayheadError as error:
+            self._refuse(number, error)
+        else:
+            self._sent[str(number)] = Sent(number=number, response=response)
+
+    def _refuse(self, number: int, error: PlayheadError) -> None:
+        self._outbox.send(wire.framed(wire.Failed(number, wire.note_of(error))))
 
     def _step(self) -> None:
         error: BaseException | None = None
@@ -230,9 +295,8 @@ class EngineLoop:
         tokens: list[int] = []
         counts: list[int] = []
         for sent, _ in rows:
-            reports = sent.new_reports()
-            if reports is not None:
-                frames.append(wire.framed(reports))
+            if sent.wants_reports:
+                frames.append(wire.framed(sent.new_reports()))
             new = sent.response.request.output[sent.num_tokens :]
             sent.num_tokens += len(new)
             counts.append(len(new))
@@ -280,12 +344,12 @@ class CapturesLeft:
             self._engine.capture_graphs()
 
 
-def keep_beating(engine: Engine, outbox: Outbox) -> None:
+def keep_beating(loop: EngineLoop, outbox: Outbox) -> None:
     """Say every second how far the engine is. A side that is behind with reading is told nothing twice."""
     waits = threading.Event()
     while not waits.wait(BEAT_S):
         if not outbox.is_behind:
-            outbox.send(wire.framed(wire.Beat(engine.stats.num_steps, is_capturing(engine))))
+            outbox.send(wire.framed(loop.beat))
 
 
 def ready(engine: Engine, model: str, config: EngineConfig, name: str | None) -> wire.Ready:
@@ -325,8 +389,8 @@ def main(descriptor: int) -> int:
         outbox.send(wire.framed(wire.Refused(wire.note_of(error))))
         outbox.wait_until_sent()
         return 1
-    threading.Thread(target=keep_beating, args=(engine, outbox), name="playhead beat", daemon=True).start()
     loop = EngineLoop(engine, inbox, outbox)
+    threading.Thread(target=keep_beating, args=(loop, outbox), name="playhead beat", daemon=True).start()
     while True:
         loop.turn()
 

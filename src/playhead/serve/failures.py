@@ -87,7 +87,9 @@ def named(error: RequestError, names: Mapping[str, str]) -> tuple[str | None, st
     if isinstance(error, BodyError):
         return error.param, error.code
     field = FIELD.match(error.where)
-    if field is not None:
+    if error.where == "chat, chat_template_kwargs":
+        param = "chat_template_kwargs"
+    elif field is not None:
         param = field["name"] if field["owner"] == "sampling" else f"structured_outputs.{field['name']}"
     else:
         param = "prompt" if error.where.startswith(("prompt", "chat")) else error.where

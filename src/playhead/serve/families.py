@@ -129,12 +129,3 @@ OF_ENGINE = (
 """What a snapshot of the engine says at the time of a scrape."""
 
 FAMILIES = (*RECORDED, *OF_ENGINE)
-
-
-def metrics_table() -> str:
-    """The table of `docs/serving.md`."""
-    lines = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
-    for family in FAMILIES:
-        labels = ", ".join(f"`{label}`" for label in family.labels)
-        lines.append(f"| `{family.name}` | {family.kind} | {labels} | {family.help} |")
-    return "\n".join(lines) + "\n"

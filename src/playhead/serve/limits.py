@@ -18,7 +18,11 @@ CHECK_S = 0.5  # between two checks
 WAITING_PER_RUNNING = 4  # in a longer queue every request would come too late
 MAX_RETRY_S = 60
 REMEMBERED_CHECKS = 40  # 20 s of ended requests say how fast places become free
-LONGEST_STEPS = 3.0  # an engine whose steps are slow is given this many of its longest before it counts as stuck
+# A model that is slow on its device is given three of its longest steps before it counts as stuck. A longest step is
+# forgotten within some dozens of steps. A pause of more than a minute was no step: something had stopped the engine.
+LONGEST_STEPS = 3.0
+FORGETTING = 0.95
+MAX_STEP_S = 60.0
 
 Clock = Callable[[], float]
 
@@ -137,7 +141,8 @@ class Pulse:
         """So many steps are done. An engine without work cannot be stuck."""
         now = self._clock()
         if num_steps != self._num_steps and has_work and self._was_busy:
-            self._longest_s = max(self._longest_s, now - self._last_s)
+            pause_s = now - self._last_s
+            self._longest_s = max(FORGETTING * self._longest_s, pause_s if pause_s <= MAX_STEP_S else 0.0)
         if num_steps != self._num_steps or not (has_work and self._was_busy):
             self._last_s = now
         self._num_steps, self._was_busy = num_steps, has_work

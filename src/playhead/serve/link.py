@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import cast
 
 from playhead.env import for_engine_process
 from playhead.serve import wire
@@ -58,8 +59,8 @@ class EngineLink(asyncio.Protocol):
             await asyncio.to_thread(end_process, process)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport), "a socket can be written to"
-        self._transport = transport
+        # uvloop's is none of asyncio's classes, and can the same.
+        self._transport = cast(asyncio.WriteTransport, transport)
 
     def data_received(self, data: bytes) -> None:
         assert self._transport is not None, "it is connected"

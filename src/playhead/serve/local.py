@@ -19,7 +19,7 @@ from playhead.engine.snapshot import EngineSnapshot, take_snapshot
 from playhead.errors import EngineStopped, PlayheadError
 from playhead.outputs import RequestOutput
 from playhead.serve.backend import BackendState, ModelFacts
-from playhead.serve.facts import facts_of
+from playhead.serve.facts import facts_of, is_capturing
 from playhead.serve.limits import CHECK_S, Clock, Lifetimes, Pulse, ServeLimits
 
 SNAPSHOT_S = 1.0  # an engine that captures or is stuck is shown as it was
@@ -102,6 +102,11 @@ class LocalBackend:
     def retry_after_s(self) -> int:
         return self._lifetimes.retry_after_s
 
+    @property
+    def num_restarts(self) -> int:
+        """None: an engine in this process dies with it."""
+        return 0
+
     async def start(self) -> None:
         """Load the model, beside the event loop, and start the thread that runs its steps."""
         engine = await asyncio.to_thread(build_engine, self._model, self._config)
@@ -119,6 +124,7 @@ class LocalBackend:
             raise EngineStopped(f"request {request_id!r}")
         stream = LocalStream(self._engine.submit(request_id, checked, options))
         self._lifetimes.add(stream)
+        self._pulse.saw(self.engine.stats.num_steps, has_work=True)
         return stream
 
     async def snapshot(self, *, after_step: int = 0) -> EngineSnapshot:
@@ -137,6 +143,8 @@ class LocalBackend:
         self._lifetimes.check()
         served = self._served
         self._pulse.saw(served.stats.num_steps, has_work=served.has_requests)
+        if is_capturing(served.engine):
+            self._pulse.beat()
 
     async def close(self) -> None:
         """Stop after the step under way, and give all memory back. A second call does nothing."""

@@ -56,24 +56,30 @@ async def exposition(recorder: Recorder, backend: Backend) -> bytes:
     # Before the engine has started it has no name.
     name = "" if state is BackendState.STARTING else backend.facts.name
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Scrape(name, recorder, state, snapshot))
+    registry.register(Scrape(name, recorder, backend, snapshot))
     return generate_latest(registry)
 
 
 class Scrape(Collector):
     """One scrape's metrics."""
 
-    def __init__(self, name: str, recorder: Recorder, state: BackendState, snapshot: EngineSnapshot | None) -> None:
-        self._name, self._recorder, self._state, self._snapshot = name, recorder, state, snapshot
+    def __init__(self, name: str, recorder: Recorder, backend: Backend, snapshot: EngineSnapshot | None) -> None:
+        self._name, self._recorder, self._backend, self._snapshot = name, recorder, backend, snapshot
 
     def collect(self) -> Iterator[Metric]:
         for family, tally in histograms(self._recorder):
             yield self._histogram(family, tally)
-        known = [*recorded(self._recorder), *engine_state(self._state, answered=self._snapshot is not None)]
+        known = [*recorded(self._recorder), *self._engine_state()]
         if self._snapshot is not None:
             known += [*steps(self._snapshot), *kv(self._snapshot), *graphs(self._snapshot.graphs)]
         for family, values in known:
             yield self._values(family, values)
+
+    def _engine_state(self) -> Known:
+        state = self._backend.state
+        yield f.STATE, [((str(word),), float(word is state)) for word in BackendState]
+        yield f.SCRAPED, one(self._snapshot is not None)
+        yield f.RESTARTS, one(self._backend.num_restarts)
 
     def _histogram(self, family: f.Family, tally: Tally) -> Metric:
         made = HistogramMetricFamily(family.name, family.help, labels=["model_name"])
@@ -110,15 +116,9 @@ def recorded(recorder: Recorder) -> Known:
     yield f.PREFIX_QUERIES, one(recorder.num_prompt_tokens)
     yield f.PREFIX_HITS, one(recorder.num_cached_tokens)
     yield f.FINISHED, by_word(recorder.finished.items())
-    yield f.RESTARTS, one(recorder.num_restarts)
     yield f.OPEN_STREAMS, one(recorder.num_open_streams)
     yield f.RESPONSES, [((route, str(status)), count) for (route, status), count in recorder.responses.items()]
     yield f.REFUSED, by_word(recorder.refused_by.items())
-
-
-def engine_state(state: BackendState, *, answered: bool) -> Known:
-    yield f.STATE, [((str(word),), float(word is state)) for word in BackendState]
-    yield f.SCRAPED, one(answered)
 
 
 def steps(snapshot: EngineSnapshot) -> Known:

@@ -4,17 +4,18 @@ backend = MeasuredBackend(backend, recorder)      every request that is submitte
 recorder.responded("/v1/completions", 200)        the transport says what it answered
 
 Everything happens on one event loop, so nothing is locked. A token costs two clock reads at most and one look-up in a
-list of bucket edges. Nothing of a request is kept after its end: no prompt, no key, no request id.
+list of bucket edges. Nothing of a request is kept after its end: no prompt, no key, no request id. `Recorder.on_end` is
+told of each end.
 """
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from time import perf_counter
 from typing import Self
 
 from playhead.engine.front import CheckedPrompt, PromptReader, RequestOptions
@@ -70,15 +71,32 @@ class Tally:
         self.total += value * count
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """One request that ended, in seconds of `time.perf_counter`. `first_s` is None if it had no token."""
+
+    request_id: str
+    why: FinishReason
+    begun_s: float
+    first_s: float | None
+    ended_s: float
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_generated_tokens: int
+
+
 @dataclass(slots=True, kw_only=True)  # mutable: counters
 class Recorder:
-    """Counters and histograms since the start. `routes` are the only paths that become labels."""
+    """Counters and histograms since the start. `routes` are the only paths that become labels.
 
+    `on_end` is told of every request that ended.
+    """
+
+    on_end: Callable[[Ended], None] | None = None
     routes: frozenset[str] = frozenset()
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_generated_tokens: int = 0
-    num_restarts: int = 0
     num_open_streams: int = 0
     first_token_s: Tally = field(default_factory=lambda: Tally(FIRST_TOKEN_S))
     between_tokens_s: Tally = field(default_factory=lambda: Tally(BETWEEN_TOKENS_S))
@@ -98,10 +116,6 @@ class Recorder:
         """A request was refused before it reached the engine, or by its queue."""
         self.refused_by[why] += 1
 
-    def restarted(self) -> None:
-        """A dead engine process was replaced."""
-        self.num_restarts += 1
-
     def stream_opened(self) -> None:
         self.num_open_streams += 1
 
@@ -113,33 +127,39 @@ class RequestWatch:
     """Times one request, from when it was submitted to its end."""
 
     __slots__ = (
-        *("_begun_s", "_first_s", "_is_cumulative", "_is_open"),
-        *("_last_s", "_num_samples", "_num_seen", "_recorder"),
+        *("_begun_s", "_first_s", "_is_cumulative", "_is_open", "_last_s", "_num_cached"),
+        *("_num_prompt", "_num_samples", "_num_seen", "_recorder", "_request_id"),
     )
 
-    def __init__(self, recorder: Recorder, kind: RequestOutputKind) -> None:
+    def __init__(self, recorder: Recorder, request_id: str, kind: RequestOutputKind) -> None:
         self._recorder, self._is_cumulative = recorder, kind is not RequestOutputKind.DELTA
-        self._begun_s = self._last_s = self._first_s = time.perf_counter()
+        self._request_id, self._num_prompt, self._num_cached = request_id, 0, 0
+        self._begun_s = self._last_s = self._first_s = perf_counter()
         self._num_seen, self._num_samples, self._is_open = 0, 1, True
 
     def saw(self, output: RequestOutput) -> None:
         """An output came. An output without a new token is no token."""
-        counts = [len(completion.token_ids) for completion in output.outputs]
-        num_new = sum(counts) - (self._num_seen if self._is_cumulative else 0)
+        outputs = output.outputs
+        num_samples = len(outputs)
+        num_new = len(outputs[0].token_ids) if num_samples == 1 else sum(len(one.token_ids) for one in outputs)
+        if self._is_cumulative:
+            num_new -= self._num_seen
         if num_new > 0:
-            now_s = time.perf_counter()
-            if not self._num_seen:
-                self._begin(output, now_s)
-                self._spread(output, num_new - len(counts))
+            now_s, recorder = perf_counter(), self._recorder
+            if self._num_seen:
+                gap_s = now_s - self._last_s
+                if num_new > num_samples:
+                    # The samples of a request advance together: each got its share of the new tokens in this time.
+                    gap_s *= num_samples / num_new
+                recorder.between_tokens_s.add(gap_s, num_new)
             else:
-                # The samples of a request advance together: each got its share of the new tokens since the last output.
-                gap_s = (now_s - self._last_s) * len(counts) / max(num_new, len(counts))
-                self._recorder.between_tokens_s.add(gap_s, num_new)
+                self._begin(output, now_s)
+                self._spread(output, num_new - num_samples)
             self._num_seen += num_new
-            self._num_samples, self._last_s = len(counts), now_s
-            self._recorder.num_generated_tokens += num_new
+            self._num_samples, self._last_s = num_samples, now_s
+            recorder.num_generated_tokens += num_new
         if output.finished:
-            reasons = [completion.finish_reason for completion in output.outputs]
+            reasons = [completion.finish_reason for completion in outputs]
             self.end(FinishReason.ERROR if output.error is not None else next(filter(None, reasons), FinishReason.STOP))
 
     def _begin(self, output: RequestOutput, now_s: float) -> None:
@@ -149,10 +169,11 @@ class RequestWatch:
         if output.finished and times.first_token_s is not None and times.finished_s is not None:
             waited_s = max(0.0, waited_s - (times.finished_s - times.first_token_s))
         self._first_s = self._begun_s + waited_s
+        self._num_prompt, self._num_cached = len(output.prompt_token_ids), output.num_cached_tokens
         recorder.first_token_s.add(waited_s)
-        recorder.num_prompt_tokens += len(output.prompt_token_ids)
-        recorder.num_cached_tokens += output.num_cached_tokens
-        recorder.prompt_tokens.add(len(output.prompt_token_ids))
+        recorder.num_prompt_tokens += self._num_prompt
+        recorder.num_cached_tokens += self._num_cached
+        recorder.prompt_tokens.add(self._num_prompt)
 
     def _spread(self, output: RequestOutput, num_more: int) -> None:
         """Tokens that came together with the first one: only their mean distance is known."""
@@ -166,8 +187,10 @@ class RequestWatch:
         if not self._is_open:
             return
         self._is_open = False
-        recorder, now_s = self._recorder, time.perf_counter()
+        recorder, now_s = self._recorder, perf_counter()
         recorder.finished[why] += 1
+        if recorder.on_end is not None:
+            recorder.on_end(self._ended(why, now_s))
         if why not in (FinishReason.STOP, FinishReason.LENGTH):
             return
         recorder.whole_s.add(now_s - self._begun_s)
@@ -175,6 +198,18 @@ class RequestWatch:
         num_after_first = self._num_seen - self._num_samples
         if num_after_first > 0:
             recorder.per_output_token_s.add((now_s - self._first_s) * self._num_samples / num_after_first)
+
+    def _ended(self, why: FinishReason, now_s: float) -> Ended:
+        return Ended(
+            request_id=self._request_id,
+            why=why,
+            begun_s=self._begun_s,
+            first_s=self._first_s if self._num_seen else None,
+            ended_s=now_s,
+            num_prompt_tokens=self._num_prompt,
+            num_cached_tokens=self._num_cached,
+            num_generated_tokens=self._num_seen,
+        )
 
 
 class MeasuredStream:
@@ -225,11 +260,15 @@ class MeasuredBackend:
     def retry_after_s(self) -> int:
         return self._backend.retry_after_s
 
+    @property
+    def num_restarts(self) -> int:
+        return self._backend.num_restarts
+
     async def start(self) -> None:
         await self._backend.start()
 
     def submit(self, request_id: str, checked: CheckedPrompt, options: RequestOptions) -> MeasuredStream:
-        watch = RequestWatch(self.recorder, checked.params.output_kind)
+        watch = RequestWatch(self.recorder, request_id, checked.params.output_kind)
         try:
             stream = self._backend.submit(request_id, checked, options)
         except QueueFull:

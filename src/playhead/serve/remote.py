@@ -60,6 +60,7 @@ class RemoteBackend:
         self._next_number = 1
         self._num_steps = 0
         self._restarted_s: float | None = None
+        self.num_restarts = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -199,6 +200,7 @@ class RemoteBackend:
             self._fail_streams(list(self._streams.values()))
             return
         self._state = BackendState.READY
+        self.num_restarts += 1
         for stream in self._streams.values():
             self._send(stream)
 
@@ -271,7 +273,7 @@ class RemoteBackend:
     def _on_beat(self, beat: wire.Beat) -> None:
         self._num_steps = beat.num_steps
         self._pulse.saw(beat.num_steps, has_work=bool(self._samples))
-        if beat.is_capturing:
+        if beat.is_preparing:
             self._pulse.beat()
 
     def _on_failed(self, news: wire.Failed) -> None:

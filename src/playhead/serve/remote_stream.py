@@ -8,15 +8,15 @@ the engine must hear soon that it has ended.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from playhead.engine.front import CheckedPrompt, PromptReader, RequestOptions, joined, split_n
-from playhead.engine.output_kind import OutputView
+from playhead.engine.front import CheckedPrompt, PromptReader, RequestOptions, split_n
 from playhead.engine.response import ResponseBuilder
 from playhead.errors import PlayheadError, RequestFailed, caused
-from playhead.outputs import FinishReason, RequestOutput
-from playhead.sampling_params import SamplingParams
+from playhead.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
+from playhead.sampling_params import RequestOutputKind
 from playhead.schedule.request import Request
 from playhead.serve import wire
 
@@ -31,10 +31,18 @@ class Sample:
         self._reports: deque[Sequence[wire.Report]] = deque()
         self._prompt: list[Sequence[wire.Report]] = []
         self._end: FinishReason | None = None
+        self._num_tokens = self._num_chars = 0  # that were shown, where each output has what is new
+        self.has_stops = bool(request.params.stop)
 
     @property
-    def params(self) -> SamplingParams:
-        return self.request.params
+    def times_s(self) -> tuple[float, float | None]:
+        """When the request came, and when its first token was read."""
+        return self._response.arrival_s, self._response.first_token_s
+
+    @property
+    def prompt_logprobs(self) -> list[dict[int, Logprob] | None] | None:
+        """What was reported of the prompt, if the request wants it."""
+        return None if self.request.params.prompt_logprobs is None else list(self._response.prompt_logprobs)
 
     def reported(self, reports: wire.Reports) -> None:
         """Logprobs came. Their tokens come next."""
@@ -66,9 +74,12 @@ class Sample:
             response.complete_text()
             request.finish_reason, self.is_over = end, True
 
-    def output(self) -> RequestOutput:
-        """What there is now."""
-        return self._response.output()
+    def completion(self, index: int, *, is_delta: bool) -> CompletionOutput:
+        """What there is now, or what of it was not shown yet."""
+        made = self._response.completion(index, first_token=self._num_tokens, first_char=self._num_chars)
+        if is_delta:
+            self._num_tokens, self._num_chars = len(self.request.output), self._num_chars + len(made.text)
+        return made
 
 
 class RemoteStream:
@@ -84,7 +95,10 @@ class RemoteStream:
     ) -> None:
         self.request_id, self.checked, self.options, self._abort = request_id, checked, options, abort
         self.samples: list[Sample] = []
-        self._view = OutputView(checked.params.output_kind)
+        kind = checked.params.output_kind
+        self._is_delta = kind is RequestOutputKind.DELTA
+        self._shows_all = options.streams and kind is not RequestOutputKind.FINAL_ONLY
+        self._prompt_ids, self._num_shown = list(checked.ids), 0
         self._changed = asyncio.Event()
         self._error: PlayheadError | None = None
         self._is_read = False
@@ -117,13 +131,9 @@ class RemoteStream:
         """Whether nothing of it runs any more. There may be outputs to read yet."""
         return self._is_read or self._error is not None or all(sample.is_over for sample in self.samples)
 
-    @property
-    def _shows_all(self) -> bool:
-        return self.options.streams and self._view.shows_all
-
     def came(self, sample: Sample) -> None:
         """Something of a sample has come."""
-        if sample.params.stop:
+        if sample.has_stops:
             self._try(sample.read)
             if sample.is_over:
                 self._abort([sample])
@@ -161,12 +171,32 @@ class RemoteStream:
             if self._error is not None:
                 self._is_read = True
                 raise self._error
-            output = joined(self.request_id, [sample.output() if sample.has_begun else None for sample in self.samples])
+            output = self._output()
             self._is_read = output.finished
-            shown = self._view.of(output)
-            if shown is not None:
-                return shown
+            if self._shows_all or output.finished:
+                return output
         raise StopAsyncIteration
+
+    def _output(self) -> RequestOutput:
+        """The samples as they are now, as far as they have begun, as `joined` and `OutputView` show them."""
+        begun = [(i, sample) for i, sample in enumerate(self.samples) if sample.has_begun]
+        finished = all(sample.request.finish_reason is not None for sample in self.samples)
+        firsts = [first_s for _, first_s in (sample.times_s for _, sample in begun) if first_s is not None]
+        is_first, self._num_shown = not self._num_shown, self._num_shown + 1
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.checked.text,
+            prompt_token_ids=self._prompt_ids,
+            outputs=[sample.completion(i, is_delta=self._is_delta) for i, sample in begun],
+            finished=finished,
+            prompt_logprobs=begun[0][1].prompt_logprobs if is_first or not self._is_delta else None,
+            num_cached_tokens=begun[0][1].request.num_cached_tokens,
+            metrics=RequestMetrics(
+                arrival_s=self.samples[0].times_s[0],
+                first_token_s=min(firsts, default=None),
+                finished_s=time.perf_counter() if finished else None,
+            ),
+        )
 
     def _try(self, read: Callable[[], None]) -> None:
         """Text that cannot be made ends this request, and no other."""

@@ -13,7 +13,7 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
 from typing import cast
@@ -35,11 +35,32 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 STOPPED_AT_ONCE = 1
 
+OnReady = Callable[[], Awaitable[None]]
+"""Called once, when requests are served."""
+
+
+class UvicornRecords(logging.Handler):
+    """Writes down what uvicorn has to say, without tracebacks: lines of code and words of errors belong in no log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[0] if record.exc_info else None
+        kind = None if error is None else error.__name__
+        event(LOG, record.levelno, "uvicorn", said=str(record.msg).strip(), error=kind)
+
+
+def hear_uvicorn() -> None:
+    """Have uvicorn's warnings among our own records."""
+    logger = logging.getLogger("uvicorn.error")
+    if not any(isinstance(handler, UvicornRecords) for handler in logger.handlers):
+        logger.addHandler(UvicornRecords(logging.WARNING))
+    logger.propagate = False
+
 
 class Server(uvicorn.Server):
     """uvicorn's server with our end: it drains before it closes, and it exits with a code, not by its signal."""
 
     def __init__(self, app: Application) -> None:
+        hear_uvicorn()
         super().__init__(GuardedConfig(app, app.config))
         self._app, self._backend, self._limits = app, app.backend, app.config
         self._swept_at = 0.0
@@ -85,11 +106,15 @@ class Server(uvicorn.Server):
         for connection in self._connections():
             connection.shutdown()
         await self._wait(lambda: not self.server_state.connections, LAST_WORDS_S)
+        # Whoever is left now is cut off. An event loop that is closed beside an open connection would wait for it.
         for connection in self._connections():
-            connection.abort()  # its client neither reads nor leaves
-        await asyncio.sleep(0)  # an aborted transport is closed by the loop
-        for task in list(self.server_state.tasks):
+            connection.abort()
+        tasks = list(self.server_state.tasks)
+        for task in tasks:
             task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=LAST_WORDS_S)
+        await asyncio.sleep(0)
         event(LOG, logging.INFO, "stopped", cut_off=num_cut_off)
 
     def _connections(self) -> list[Connection]:
@@ -135,7 +160,7 @@ def url_of(sock: socket.socket) -> str:
     return f"http://[{host}]:{port}" if sock.family == socket.AF_INET6 else f"http://{host}:{port}"
 
 
-async def serve(app: Application, sock: socket.socket, on_ready: Callable[[Server], None]) -> int:
+async def serve(app: Application, sock: socket.socket, on_ready: OnReady) -> int:
     """Serve until a signal ends it, and give the exit code. What keeps the backend from starting is raised."""
     server = Server(app)
     serving = asyncio.create_task(server.serve(sockets=[sock]))
@@ -144,7 +169,7 @@ async def serve(app: Application, sock: socket.socket, on_ready: Callable[[Serve
     if not starting.done():  # a signal came first
         starting.cancel()
     elif starting.exception() is None:
-        on_ready(server)
+        await on_ready()
     else:
         server.handle_exit(signal.SIGTERM, None)
     await serving
@@ -154,7 +179,7 @@ async def serve(app: Application, sock: socket.socket, on_ready: Callable[[Serve
     return STOPPED_AT_ONCE if server.force_exit else 0
 
 
-def run(app: Application, sock: socket.socket, on_ready: Callable[[Server], None]) -> int:
+def run(app: Application, sock: socket.socket, on_ready: OnReady) -> int:
     """`serve` on an event loop of its own."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve(app, sock, on_ready))

@@ -34,12 +34,12 @@ from playhead.serve.protocol.fields import (
     StreamOptions,
     StructuredFields,
 )
-from playhead.serve.protocol.notes import check_refused, notes_of
+from playhead.serve.protocol.notes import check_refused
 from playhead.serve.protocol.responses import InputItem, Part, RefusalText, ResponsesRequest, SchemaFormat
 from playhead.serve.tools.definitions import ToolRequest, tool_request
 
 MAX_ID_DIGITS = 10
-TEMPLATE_NAMES = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
+JSON_FORMS = {"json", "json_object"}
 OWN_NAMES = ("max_tokens", "logit_bias", "prompt_logprobs")
 SAMPLING_NAMES = tuple(
     one.name
@@ -108,7 +108,7 @@ def validate_chat(request: ChatRequest, rules: Rules) -> ChatWanted:
             continue_final_message=request.continue_final_message,
             chat_template_kwargs=template_variables(request.chat_template_kwargs, request.reasoning_effort),
         ),
-        tools=tools_of(request),
+        tools=tools_of(request, rules.limits),
     )
 
 
@@ -128,23 +128,22 @@ def validate_responses(request: ResponsesRequest, rules: Rules) -> ChatWanted:
         options=request_options(request, rules),
         messages=item_tables(request, rules),
         chat=ChatOptions(chat_template_kwargs=template_variables(request.chat_template_kwargs, effort)),
-        tools=tools_of(request),
+        tools=tools_of(request, rules.limits),
     )
 
 
-def tools_of(request: ChatRequest | ResponsesRequest) -> ToolRequest:
+def tools_of(request: ChatRequest | ResponsesRequest, limits: RequestLimits) -> ToolRequest:
     """The tools that the model is shown, and those that it must call."""
     return tool_request(
         msgspec.to_builtins(request.tools),
         msgspec.to_builtins(request.tool_choice),
         is_parallel=request.parallel_tool_calls is not False,
+        limits=limits,
     )
 
 
 def template_variables(given: Mapping[str, object] | None, effort: str | None) -> dict[str, object]:
     """The variables of the chat template that a request sets."""
-    for name in TEMPLATE_NAMES & set(given or ()):
-        raise BodyError("chat_template_kwargs", f"the key {name!r}", "switches of the template", "Use its own field.")
     return ({} if effort is None else {"reasoning_effort": effort}) | dict(given or {})
 
 
@@ -265,7 +264,12 @@ def structured(
             found = "structured_outputs and response_format"
             raise BodyError("response_format", found, "one of them", "Leave one out.")
         wanted = {name: value for name, value in msgspec.structs.asdict(fields).items() if value is not None}
-    return {} if wanted is None else {"structured_outputs": wanted}
+    if wanted is None:
+        return {}
+    if not JSON_FORMS.isdisjoint(wanted):
+        # A small model may write white space between two parts of JSON until its answer is cut off.
+        wanted = {"disable_any_whitespace": True, **wanted}
+    return {"structured_outputs": wanted}
 
 
 def message_tables(messages: Sequence[Message], rules: Rules) -> list[dict[str, object]]:
@@ -365,13 +369,3 @@ def parts_text(content: str | Sequence[Part] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return "\n".join(part.refusal if isinstance(part, RefusalText) else part.text for part in content)
-
-
-def ignored_fields(kind: type[msgspec.Struct]) -> dict[str, str]:
-    """The fields of a request that change nothing, with the reason. For the documents."""
-    return {name: note.why for name, note in notes_of(kind).items() if not note.is_refused}
-
-
-def refused_fields(kind: type[msgspec.Struct]) -> dict[str, str]:
-    """The fields of a request that are refused, with what to do instead. For the documents."""
-    return {name: note.why for name, note in notes_of(kind).items() if note.is_refused}

@@ -24,6 +24,7 @@ from playhead.errors import (
     CheckpointError,
     ConfigError,
     DescribedError,
+    NoTokenLeft,
     PagesLost,
     PlayheadError,
     QueueFull,
@@ -134,10 +135,13 @@ class Shown(msgspec.Struct, frozen=True, tag="shown"):
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
-    """From the engine, every second and in the middle of a step too: how many steps are done."""
+    """From the engine, every second and in the middle of a step too: how many steps are done.
+
+    Where it captures a graph or compiles a grammar, no step may end for a while.
+    """
 
     num_steps: int
-    is_capturing: bool
+    is_preparing: bool
 
 
 Order = Begin | Submit | Abort | Ask
@@ -287,6 +291,8 @@ def reports_from(report: Sequence[Report]) -> list[TokenReport]:
 
 def note_of(error: PlayheadError) -> ErrorNote:
     """An error for the other side."""
+    if isinstance(error, NoTokenLeft):
+        return ErrorNote("NoTokenLeft", (str(error.num_tokens),))
     if isinstance(error, DescribedError):
         return ErrorNote(type(error).__name__, (error.where, error.found, error.wanted, error.fix))
     if isinstance(error, PagesLost):
@@ -300,6 +306,8 @@ def request_error(note: ErrorNote, request_id: str) -> PlayheadError:
         return (QueueFull if note.name == "QueueFull" else RequestError)(*note.texts)
     if note.name == "PagesLost":
         return PagesLost(request_id, "".join(note.texts))
+    if note.name == "NoTokenLeft":
+        return NoTokenLeft(request_id, int("".join(note.texts)))
     if note.name == "StepFailed":
         return StepFailed(f"request {request_id!r}")
     return RequestFailed(request_id)

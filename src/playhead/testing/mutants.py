@@ -18,6 +18,7 @@ from multiprocessing import get_context
 from rich.console import Console
 from rich.table import Table
 
+from playhead.testing.backend_mutants import BACKEND_CHECKERS, BACKEND_MUTANTS
 from playhead.testing.engine_mutants import ENGINE_CHECKERS, ENGINE_MUTANTS
 from playhead.testing.field_mutants import FIELD_CHECKERS, FIELD_MUTANTS
 from playhead.testing.front_mutants import FRONT_CHECKERS, FRONT_MUTANTS
@@ -26,6 +27,7 @@ from playhead.testing.graph_checkers import GRAPH_CHECKERS
 from playhead.testing.graph_mutants import GRAPH_MUTANTS
 from playhead.testing.kv_checkers import KV_CHECKERS
 from playhead.testing.kv_mutants import KV_MUTANTS
+from playhead.testing.metrics_mutants import METRICS_CHECKERS, METRICS_MUTANTS
 from playhead.testing.model_checkers import MODEL_CHECKERS
 from playhead.testing.model_mutants import MODEL_MUTANTS
 from playhead.testing.mutant import Answer, MutantError, Oracles, Outcome, Package, hunt, last_line
@@ -35,6 +37,7 @@ from playhead.testing.seeds_mutants import SEEDS_MUTANTS
 from playhead.testing.step_mutants import STEP_CHECKERS, STEP_MUTANTS
 from playhead.testing.structured_mutants import STRUCTURED_CHECKERS, STRUCTURED_MUTANTS
 from playhead.testing.tool_mutants import TOOL_CHECKERS, TOOL_MUTANTS
+from playhead.testing.transport_mutants import TRANSPORT_CHECKERS, TRANSPORT_MUTANTS
 
 TABLE_COLUMNS = 150
 MAX_SEED = 2**31
@@ -58,7 +61,10 @@ PACKAGES: tuple[Package, ...] = (
     Package(name="engine", mutants=ENGINE_MUTANTS, checkers=ENGINE_CHECKERS),
     Package(name="fields", mutants=FIELD_MUTANTS, checkers=FIELD_CHECKERS),
     Package(name="front", mutants=FRONT_MUTANTS, checkers=FRONT_CHECKERS),
+    Package(name="transport", mutants=TRANSPORT_MUTANTS, checkers=TRANSPORT_CHECKERS),
+    Package(name="backend", mutants=BACKEND_MUTANTS, checkers=BACKEND_CHECKERS),
     Package(name="protocol", mutants=PROTOCOL_MUTANTS, checkers=PROTOCOL_CHECKERS),
+    Package(name="metrics", mutants=METRICS_MUTANTS, checkers=METRICS_CHECKERS),
     Package(name="tools", mutants=TOOL_MUTANTS, checkers=TOOL_CHECKERS),
     Package(name="structured", mutants=STRUCTURED_MUTANTS, checkers=STRUCTURED_CHECKERS),
     *seeds(),

@@ -73,6 +73,7 @@ class ScriptedBackend:
     options: list[RequestOptions] = field(default_factory=list)
     streams: list[ScriptedStream] = field(default_factory=list)
     retry_after_s: int = 7
+    num_restarts: int = 0
 
     @property
     def state(self) -> BackendState:

@@ -77,6 +77,26 @@ class Asking:
 
         return take() if self._runner is None else self._runner.run(take_async())
 
+    def managed(self, made: Any) -> tuple[list[Any], Any]:
+        """The events of one of the package's own stream managers, and the stream, which knows the final answer."""
+
+        async def take_async() -> tuple[list[Any], Any]:
+            async with made as stream:
+                return [event async for event in stream], stream
+
+        if self._runner is not None:
+            return self._runner.run(take_async())
+        with made as stream:
+            return list(stream), stream
+
+    def listed(self, pages: Any) -> list[Any]:
+        """All entries of a list that comes in pages."""
+
+        async def take_async() -> list[Any]:
+            return [one async for one in pages]
+
+        return list(pages) if self._runner is None else self._runner.run(take_async())
+
     def chat(self, messages: Any = None, **fields: Any) -> Any:
         """A chat completion; greedy and short unless said otherwise."""
         return self._made(self.client.chat.completions.create, messages=messages or HELLO, **fields)

@@ -288,3 +288,22 @@ def test_many_requests_at_once_get_their_own_answers(ask):
         for one in prompts
     ]
     assert [content(ask.items(one)) for one in made] == list(alone.values())
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"logprobs": True, "top_logprobs": 1}, {"n": 2}], ids=["plain", "logprobs", "n"]
+)
+def test_the_packages_own_reader_of_streams_adds_up_an_answer(ask, fields):
+    stop = ask.chat(**ask.exact).choices[0].message.content[4:7]  # the package refuses answers that were cut off
+    wanted = {"model": ask.model, "messages": HELLO, "temperature": 0, "stop": stop, **ask.exact, **fields}
+    events, stream = ask.managed(ask.client.chat.completions.stream(**wanted))
+    final = ask.run(stream.get_final_completion())
+    whole = ask.run(ask.client.chat.completions.create(**wanted))
+    assert [one.message.content for one in final.choices] == [one.message.content for one in whole.choices]
+    assert [one.finish_reason for one in final.choices] == ["stop"] * len(whole.choices)
+    deltas = [event.delta for event in events if event.type == "content.delta"]
+    assert sorted("".join(deltas)) == sorted("".join(one.message.content for one in whole.choices))
+
+
+def test_a_page_of_models_can_be_walked(ask):
+    assert [one.id for one in ask.listed(ask.client.models.list())] == [ask.model]

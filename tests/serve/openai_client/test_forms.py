@@ -118,7 +118,7 @@ def test_a_form_that_cannot_be_kept_is_refused(ask, form, param, stream):
     "choice", ["required", {"type": "function", "function": {"name": "weather"}}], ids=["required", "named"]
 )
 def test_a_call_that_must_be_made_is_made(ask, choice, stream):
-    answer = ask.chat(tools=[WEATHER], tool_choice=choice, stream=stream, **ROOM)
+    answer = ask.chat(tools=[WEATHER], tool_choice=choice, stream=stream, parallel_tool_calls=False, **ROOM)
     if stream:
         pieces = [piece for chunk in answer for piece in chunk.choices]
         calls = [call for piece in pieces for call in piece.delta.tool_calls or ()]

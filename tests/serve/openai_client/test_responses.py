@@ -171,3 +171,14 @@ def test_items_that_cannot_be_read_are_refused(ask, items):
     error = ask.refusal(ask.respond, items)
     assert error.status_code == 400
     assert error.param.startswith("input")
+
+
+@pytest.mark.parametrize("most", [2, 12])
+def test_the_packages_own_reader_of_streams_adds_up_a_response(ask, most):
+    wanted = {"model": ask.model, "input": "Who is there?", "temperature": 0, "max_output_tokens": most, **ask.exact}
+    events, stream = ask.managed(ask.client.responses.stream(**wanted))
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    whole = ask.run(ask.client.responses.create(**wanted))
+    assert "".join(deltas) == whole.output_text
+    assert events[-1].response.output_text == whole.output_text
+    assert stream is not None

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from playhead.engine.engine import Engine
-from playhead.engine.snapshot import MAX_CELLS, EngineSnapshot, GroupUse, PageState, take_snapshot
+from playhead.engine.snapshot import MAX_SQUARES, EngineSnapshot, GroupUse, PageState, take_snapshot
 from playhead.testing.tiny_engine import LITTLE_BYTES, Ask, crowd, greedy, tiny_engine
 
 MAX_STEPS = 400
@@ -63,7 +63,7 @@ def test_every_page_of_a_group_is_counted_once(crowded):
 def test_the_map_shows_the_counts(crowded):
     _, snapshots = crowded
     for group in (group for snapshot in snapshots for group in snapshot.groups):
-        assert group.pages_per_cell == 1
+        assert group.pages_per_square == 1
         shown = Counter(group.page_states)
         assert {state: shown[state] for state in counts(group)} == counts(group)
         assert group.page_states[0] == PageState.ELSEWHERE
@@ -78,19 +78,19 @@ def test_a_page_in_quarantine_is_shown_as_such():
     assert sum(counts(group).values()) == group.num_pages
 
 
-def test_a_large_pool_is_shown_in_few_cells():
-    """A cell shows the state of its busiest page."""
+def test_a_large_pool_is_shown_in_few_squares():
+    """A square shows the state of its busiest page."""
     engine = tiny_engine(overlap=False, kv_memory_bytes=1 << 24)
     engine.add_request("one", (1, 2, 3), greedy(4))
     engine.step()
     group = take_snapshot(engine).groups[0]
     num_pages = engine.worker.kv.plan.num_pages(0)
-    assert num_pages > MAX_CELLS
-    assert len(group.page_states) <= MAX_CELLS
-    assert len(group.page_states) * group.pages_per_cell >= num_pages
+    assert num_pages > MAX_SQUARES
+    assert len(group.page_states) <= MAX_SQUARES
+    assert len(group.page_states) * group.pages_per_square >= num_pages
     (seq,) = engine.worker.kv.sequences.values()
-    cells = {page // group.pages_per_cell for page in seq.pages}
-    assert {cell for cell, state in enumerate(group.page_states) if state == PageState.HELD} == cells
+    squares = {page // group.pages_per_square for page in seq.pages}
+    assert {square for square, state in enumerate(group.page_states) if state == PageState.HELD} == squares
 
 
 def test_a_running_request_shows_its_windows_slide():

@@ -188,7 +188,7 @@ export class PageMap {
     if (!this.states) return;
     const count = this.states.length;
     const width = this.canvas.clientWidth;
-    // The largest cells that fit, gap included.
+    // The largest squares that fit, gap included.
     let pitch = 15;
     while (pitch > 3 && Math.ceil(count / Math.floor(width / pitch)) * pitch > PageMap.MAX_HEIGHT) pitch -= 1;
     const columns = Math.max(1, Math.floor(width / pitch));
@@ -217,9 +217,9 @@ export class PageMap {
       write(item, count === undefined ? words : `${shortNumber(count)} ${words}`);
       item.hidden = name === "quarantined" && !count;
     }
-    const cell = group.pages_per_cell > 1 ? `, ${shortNumber(group.pages_per_cell)} pages a cell` : "";
+    const square = group.pages_per_square > 1 ? `, ${shortNumber(group.pages_per_square)} pages a square` : "";
     const bytes = group.bytes_per_page ? `, ${shortBytes(group.bytes_per_page)} each` : "";
-    write(this.facts, `pages of ${group.page_size} tokens${bytes}${cell}`);
+    write(this.facts, `pages of ${group.page_size} tokens${bytes}${square}`);
     this.canvas.setAttribute(
       "aria-label",
       `Map of the pages of ${group.name}: ${group.num_held} held, ${group.num_cached} cached, ${group.num_free} free.`,

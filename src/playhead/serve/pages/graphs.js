@@ -35,7 +35,7 @@ function counters(data, perSecond) {
     ["Waiting", shortNumber(now.num_waiting), "requests"],
     ["Tokens/s", shortNumber(perSecond), "generated"],
     ["Generated", shortNumber(stats.num_generated_tokens), "tokens"],
-    ["Prompts", shortNumber(stats.num_prompt_tokens), `tokens, + ${shortNumber(stats.num_cached_tokens)} cached`],
+    ["Prompt tokens", shortNumber(stats.num_prompt_tokens), `+ ${shortNumber(stats.num_cached_tokens)} cached`],
     ["Steps", shortNumber(stats.num_steps), `${shortNumber(stats.num_wasted_rows)} rows wasted`],
     ["Replayed", share(numReplays, stats.num_steps), "of steps"],
     ["Padding", share(numPadded - numRaw, numPadded), "of rows"],
@@ -172,7 +172,7 @@ function showGraph({ cells, figure, fill }, graph) {
 function showReasons({ said }, runner, graphs) {
   const captured = new Set(graphs.map((graph) => graph.bucket));
   const others = runner.buckets.filter((bucket) => !captured.has(bucket));
-  const words = Object.entries(runner.reasons).map(([reason, count]) => `${shortNumber(count)} times: ${reason}`);
+  const words = Object.entries(runner.reasons).map(([reason, count]) => `${reason} (${shortNumber(count)})`);
   const reasons = words.length ? `Steps: ${words.join("; ")}.` : "No step yet.";
   write(said, runner.mode === "eager" ? reasons : reasons + waitingSizes(others));
 }

@@ -59,6 +59,8 @@ class StructuredFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     choice: Annotated[list[str], Meta(min_length=1)] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    disable_any_whitespace: bool | None = None
+    """JSON has no white space between its parts unless this is false."""
 
 
 class ServedFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

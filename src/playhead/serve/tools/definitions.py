@@ -10,20 +10,10 @@ from enum import StrEnum
 from typing import Any
 
 from playhead.errors import RequestError, shown
+from playhead.request_limits import RequestLimits
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 NAME_RULE = "1 to 64 letters, digits, '_', '-' and '.'"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolLimits:
-    """The most that the tools of one request may be. Each number can be set."""
-
-    tools: int = 128
-    description_chars: int = 16_384
-    parameters_bytes: int = 64 << 10
-    parameters_depth: int = 32
-    all_bytes: int = 256 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,14 +63,14 @@ class ToolRequest:
 
 
 def tool_request(
-    tools: object, tool_choice: object = None, *, is_parallel: bool = True, limits: ToolLimits | None = None
+    tools: object, tool_choice: object = None, *, is_parallel: bool = True, limits: RequestLimits | None = None
 ) -> ToolRequest:
     """The checked tools of a request, or `RequestError`. Values are those of the body: lists and tables.
 
     Both ways of writing a function are taken: `{"type": "function", "function": {"name": ...}}` of chat completions,
     and `{"type": "function", "name": ...}` of responses. `tool_choice` is "auto" where it is not given.
     """
-    known = read_tools(tools, limits or ToolLimits())
+    known = read_tools(tools, limits or RequestLimits())
     choice, name = read_choice(tool_choice)
     if choice is Choice.NONE or (not known and choice is Choice.AUTO):
         return ToolRequest(is_parallel=is_parallel)
@@ -91,7 +81,7 @@ def tool_request(
     return ToolRequest(tools=known, choice=choice, forced=forced, is_parallel=is_parallel)
 
 
-def read_tools(tools: object, limits: ToolLimits) -> tuple[FunctionTool, ...]:
+def read_tools(tools: object, limits: RequestLimits) -> tuple[FunctionTool, ...]:
     """The functions of the field `tools`, each name once."""
     if tools is None:
         return ()
@@ -110,13 +100,13 @@ def read_tools(tools: object, limits: ToolLimits) -> tuple[FunctionTool, ...]:
         num_bytes += schema_bytes(where, function.parameters, limits) + len(
             function.description.encode(errors="replace")
         )
-        if num_bytes > limits.all_bytes:
-            found, wanted = f"over {limits.all_bytes} bytes in all", f"at most {limits.all_bytes} here"
+        if num_bytes > limits.tools_bytes:
+            found, wanted = f"over {limits.tools_bytes} bytes in all", f"at most {limits.tools_bytes} here"
             raise RequestError("tools", found, wanted, "Send fewer tools, or shorter ones.")
     return tuple(known.values())
 
 
-def read_function(where: str, tool: object, limits: ToolLimits) -> FunctionTool:
+def read_function(where: str, tool: object, limits: RequestLimits) -> FunctionTool:
     """One function, with its texts and its schema of the right kind and size."""
     if not isinstance(tool, Mapping) or tool.get("type") != "function":
         raise RequestError(where, shown(tool), 'a tool of type "function"', "There are no other tools.")
@@ -127,8 +117,8 @@ def read_function(where: str, tool: object, limits: ToolLimits) -> FunctionTool:
         raise RequestError(f"{where}, name", shown(name), NAME_RULE, "Rename the function.")
     if not isinstance(description, str | None):
         raise RequestError(f"{where}, description", f"a {type(description).__name__}", "a text", "Change it.")
-    if len(description or "") > limits.description_chars:
-        found, wanted = f"{len(description or '')} characters", f"at most {limits.description_chars} here"
+    if len(description or "") > limits.tool_description_chars:
+        found, wanted = f"{len(description or '')} characters", f"at most {limits.tool_description_chars} here"
         raise RequestError(f"{where}, description", found, wanted, "Shorten it.")
     if parameters is None or parameters == {}:
         parameters = {"type": "object", "properties": {}}
@@ -138,17 +128,17 @@ def read_function(where: str, tool: object, limits: ToolLimits) -> FunctionTool:
     return FunctionTool(name=name, description=description or "", parameters=parameters)
 
 
-def schema_bytes(where: str, schema: Mapping[str, Any], limits: ToolLimits) -> int:
+def schema_bytes(where: str, schema: Mapping[str, Any], limits: RequestLimits) -> int:
     """How long a schema is as JSON. One that is too long, or nested too deeply, is refused."""
     level: Sequence[object] = [schema]
-    for _ in range(limits.parameters_depth):
+    for _ in range(limits.tool_parameters_depth):
         level = [child for parent in level for child in children(parent)]
     if any(isinstance(one, Mapping | list | tuple) for one in level):
-        found, wanted = "deeper nesting", f"a depth of at most {limits.parameters_depth} here"
+        found, wanted = "deeper nesting", f"a depth of at most {limits.tool_parameters_depth} here"
         raise RequestError(f"{where}, parameters", found, wanted, "Send a flatter schema.")
     num_bytes = len(json.dumps(schema, ensure_ascii=False).encode(errors="replace"))
-    if num_bytes > limits.parameters_bytes:
-        found, wanted = f"{num_bytes} bytes", f"at most {limits.parameters_bytes} here"
+    if num_bytes > limits.tool_parameters_bytes:
+        found, wanted = f"{num_bytes} bytes", f"at most {limits.tool_parameters_bytes} here"
         raise RequestError(f"{where}, parameters", found, wanted, "Send a smaller schema.")
     return num_bytes
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, Protocol
 
-from playhead.errors import ConfigError, did_you_mean
+from playhead.errors import ConfigError, RequestError, did_you_mean
 from playhead.serve.tools.calls import CallLog, new_call_id
 from playhead.serve.tools.constraint import CallGrammar, CallText, TokenNames
 from playhead.serve.tools.definitions import ToolRequest
@@ -23,6 +23,7 @@ from playhead.serve.tools.harmony import CHANNEL, HARMONY_TEXT, MARKERS, MESSAGE
 from playhead.serve.tools.json_calls import JsonCalls, JsonCallSyntax
 from playhead.serve.tools.messages import as_text, for_template
 from playhead.serve.tools.reasoning import ReasoningMarks, ReasoningSplitter
+from playhead.structured_outputs import MAX_GRAMMAR_BYTES
 
 
 class CallStage(Protocol):
@@ -136,8 +137,12 @@ class ToolFormat:
         if not request.is_forced:
             return None
         marks = self.text.reasoning or self.reasoning
-        grammar = CallGrammar(text=self.text, markers=self.all_markers, reasoning=marks)
-        return {"grammar": grammar.grammar(request, tokens, prompt_end=prompt_end)}
+        writer = CallGrammar(text=self.text, markers=self.all_markers, reasoning=marks)
+        grammar = writer.grammar(request, tokens, prompt_end=prompt_end)
+        if (num_bytes := len(grammar.encode(errors="replace"))) > MAX_GRAMMAR_BYTES:
+            wanted = f"at most {MAX_GRAMMAR_BYTES} where a call is forced"
+            raise RequestError("tools", f"{num_bytes} bytes", wanted, "Send fewer, or name one in tool_choice.")
+        return {"grammar": grammar}
 
     @property
     def all_markers(self) -> tuple[str, ...]:

@@ -97,10 +97,10 @@ class HarmonyMessages:
         return True
 
     def _in_header(self) -> bool:
-        found = HEADER_END.find(self._text, self._at)
+        found = HEADER_END.find(self._text, self._at, self._at + MAX_HEADER_CHARS)
         if found is None and len(self._text) - self._at < MAX_HEADER_CHARS:
             return False
-        if found is None or found[0] != MESSAGE or found.start() - self._at > MAX_HEADER_CHARS - len(MESSAGE):
+        if found is None or found[0] != MESSAGE:
             self._begin(Content)
             self._put(self._text[self._at])  # so that the same text is not taken for a header again
             self._at += 1

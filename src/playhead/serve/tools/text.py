@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from playhead.engine.response import num_held_back
 from playhead.serve.tools.events import Content, Event, Reasoning
+
+NOTHING = "(?!)"
 
 MAX_SPACE_CHARS = 64
 """So much white space before a marker belongs to the marker. More is text, so that little has to be kept."""
@@ -17,14 +18,27 @@ class MarkerFinder:
 
     def __init__(self, markers: Sequence[str]) -> None:
         self.markers = tuple(markers)
-        self._pattern = re.compile("|".join(map(re.escape, markers)) or "(?!)")
+        self._whole = re.compile("|".join(map(re.escape, markers)) or NOTHING)
+        begun = [beginnings(marker) for marker in markers if len(marker) > 1]
+        self._begun = re.compile(rf"(?:{'|'.join(begun) or NOTHING})\Z")
+        self._num_held = max(map(len, markers), default=1) - 1
 
-    def find(self, text: str, at: int) -> re.Match[str] | None:
-        return self._pattern.search(text, at)
+    def find(self, text: str, at: int, end: int | None = None) -> re.Match[str] | None:
+        """The first marker in `text[at:end]`."""
+        return self._whole.search(text, at, len(text) if end is None else end)
 
     def end_of_plain(self, text: str, at: int) -> int:
         """Up to where a text without markers can hold none, whatever comes next."""
-        return len(text) - min(num_held_back(text, self.markers), len(text) - at)
+        found = self._begun.search(text, max(at, len(text) - self._num_held))
+        return len(text) if found is None else found.start()
+
+
+def beginnings(marker: str) -> str:
+    """A pattern of all beginnings of a marker that are not the whole of it: "a(?:b)?" for "abc"."""
+    pattern = ""
+    for char in reversed(marker[:-1]):
+        pattern = re.escape(char) + (f"(?:{pattern})?" if pattern else "")
+    return pattern
 
 
 class TextOut:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from llguidance import LLMatcher, LLTokenizer, grammar_from
 
+from playhead.errors import RequestError
 from playhead.serve.tools.constraint import TokenNames
 from playhead.serve.tools.definitions import tool_request
 from playhead.serve.tools.formats import FORMATS, format_for
@@ -119,3 +120,12 @@ def test_special_tokens_are_named_by_their_ids():
 
 def test_nothing_is_forced_where_the_model_may_choose():
     assert FORMATS["hermes"].structured_outputs(tool_request(TOOLS), NO_TOKENS) is None
+
+
+def test_tools_that_are_too_long_to_be_forced_are_refused_by_their_name():
+    long = {"type": "object", "properties": {"a": {"type": "string", "description": "x" * 40_000}}}
+    tools = [{"type": "function", "name": name, "parameters": long} for name in ("a", "b")]
+    with pytest.raises(RequestError, match=r"tools: .* bytes; wanted at most 65536 where a call is forced"):
+        FORMATS["hermes"].structured_outputs(tool_request(tools, "required"), NO_TOKENS)
+    named = tool_request(tools, {"type": "function", "name": "b"})
+    assert FORMATS["hermes"].structured_outputs(named, NO_TOKENS) is not None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from playhead.errors import RequestError
-from playhead.serve.tools.definitions import Choice, ToolLimits, tool_request
+from playhead.request_limits import RequestLimits
+from playhead.serve.tools.definitions import Choice, tool_request
 
 
 def function(name: str = "weather", **fields: object) -> dict[str, object]:
@@ -98,4 +99,4 @@ def test_a_choice_that_cannot_be_made_is_refused(tools, choice, says):
 
 def test_limits_can_be_set():
     with pytest.raises(RequestError, match="2 tools; wanted at most 1 here"):
-        tool_request(TOOLS, limits=ToolLimits(tools=1))
+        tool_request(TOOLS, limits=RequestLimits(tools=1))

@@ -7,6 +7,8 @@ import pytest
 from playhead.serve.tools.calls import MAX_HELD_CHARS
 from playhead.serve.tools.events import Content
 from playhead.serve.tools.formats import FORMATS, format_for
+from playhead.serve.tools.harmony import HEADER_END, MAX_HEADER_CHARS
+from playhead.serve.tools.text import MarkerFinder
 from tests.unit.serve.tools.answers import events_of, merged, read
 
 SIZE = 1 << 17
@@ -75,3 +77,18 @@ def test_long_reasoning_is_passed_on_as_it_comes():
     for _ in range(64):
         (event,) = parser.feed("x<" * 1024 + "x")
         assert len(event.text) == 2049
+
+
+def test_a_header_without_end_is_looked_for_no_further_than_a_header_can_reach(monkeypatch):
+    """Each marker of a long answer would be searched to the answer's end: a million characters took minutes."""
+    find, ends = MarkerFinder.find, []
+
+    def watched(self, text, at, end=None):
+        if self is HEADER_END:
+            ends.append(len(text) - at if end is None else end - at)
+        return find(self, text, at, end)
+
+    monkeypatch.setattr(MarkerFinder, "find", watched)
+    read(FORMATS["harmony"], "<|channel|>" * 1000)
+    assert len(ends) > 900
+    assert max(ends) == MAX_HEADER_CHARS

@@ -1,0 +1,183 @@
+"""Bugs between a server and its engine, and what notices them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator, Sequence
+
+from playhead.engine.front import RequestOptions
+from playhead.errors import PlayheadError
+from playhead.outputs import RequestOutput
+from playhead.sampling_params import SamplingParams
+from playhead.serve import wire
+from playhead.serve.engine_process import Outbox
+from playhead.serve.limits import Lifetimes, Pulse, ServeLimits
+from playhead.serve.remote_stream import RemoteStream, Sample
+from playhead.testing.mutant import Checker, Mutant, Patch, mutant, swapped
+from playhead.testing.tiny_engine import small_llm
+
+PIECES, LIMITS, IDLE, ORDER = "frames in pieces", "a request past its time", "an idle engine", "a reader that is behind"
+STOPS, TOLD = "tokens after a stop string", "the engine hears of a stop string"
+
+
+@mutant("half a frame dropped", source="stream sockets: a read gives what there is", killed_by=(PIECES,))
+def half_a_frame_dropped() -> Patch:
+    feed = wire.Frames.feed
+
+    def forgetful(self: wire.Frames, data: bytes) -> Iterator[tuple[int, bytes]]:
+        yield from feed(self, data)
+        self._bytes.clear()
+
+    return swapped(wire.Frames, "feed", forgetful)
+
+
+@mutant("limits that nobody keeps", source="servers whose requests never end", killed_by=(LIMITS,))
+def limits_that_nobody_keeps() -> Patch:
+    def forget(self: Lifetimes) -> None:
+        self._open = {stream: life for stream, life in self._open.items() if not stream.is_over}
+
+    return swapped(Lifetimes, "check", forget)
+
+
+@mutant("idle counts as stuck", source="health checks that restart an idle server", killed_by=(IDLE,))
+def idle_counts_as_stuck() -> Patch:
+    saw = Pulse.saw
+
+    def always_busy(self: Pulse, num_steps: int, *, has_work: bool) -> None:
+        saw(self, num_steps, has_work=True)
+
+    return swapped(Pulse, "saw", always_busy)
+
+
+@mutant("news overtake each other", source="queues between engine and slow clients", killed_by=(ORDER,))
+def news_overtake_each_other() -> Patch:
+    def hasty(self: Outbox, frames: bytes) -> None:
+        with self._filled:
+            self._unsent.appendleft(frames)
+            self._filled.notify()
+
+    return swapped(Outbox, "send", hasty)
+
+
+@mutant("tokens after the stop kept", source="text found to have ended a step late", killed_by=(STOPS,))
+def tokens_after_the_stop_kept() -> Patch:
+    def greedy(self: Sample) -> None:
+        for token in self._unread:
+            self.request.output.append(token)
+            self._response.take(token, ())
+        self._unread.clear()
+
+    return swapped(Sample, "read", greedy)
+
+
+@mutant("the engine not told of a stop", source="pages held for a text that has ended", killed_by=(TOLD,))
+def the_engine_not_told_of_a_stop() -> Patch:
+    def quiet(self: RemoteStream, sample: Sample) -> None:
+        self._changed.set()
+
+    return swapped(RemoteStream, "came", quiet)
+
+
+def frames_in_pieces() -> list[str]:
+    """A frame that comes byte by byte is the frame that was sent."""
+    sent, frames = wire.framed(wire.Abort((1, 2, 3))), wire.Frames()
+    found = [wire.read_order(payload) for byte in sent for _, payload in frames.feed(bytes([byte]))]
+    return [] if found == [wire.Abort((1, 2, 3))] else [f"found {found}"]
+
+
+class Waiting:
+    """A stream that never begins."""
+
+    request_id, has_begun, is_over = "r", False, False
+    error: PlayheadError | None = None
+
+    def give_up(self, error: PlayheadError) -> None:
+        self.error = error
+
+
+def request_past_its_time() -> list[str]:
+    """A request that waits too long ends with an error."""
+    now, stream = [0.0], Waiting()
+    lifetimes = Lifetimes(ServeLimits(max_waiting_s=5), lambda: now[0])
+    lifetimes.add(stream)
+    now[0] = 6.0
+    lifetimes.check()
+    return [] if stream.error is not None else ["it waits for ever"]
+
+
+def idle_engine() -> list[str]:
+    """An engine without work is well, however long ago its last step was."""
+    now = [0.0]
+    pulse = Pulse(ServeLimits(wedged_after_s=4), lambda: now[0])
+    for now[0], has_work in ((0.0, True), (1.0, False), (100.0, False)):
+        pulse.saw(1, has_work=has_work)
+    now[0] = 200.0
+    return ["it counts as stuck"] if pulse.is_stuck else []
+
+
+def reader_that_is_behind() -> list[str]:
+    """Whoever reads late reads everything in the order it was sent."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        outbox, frames = Outbox(theirs), wire.Frames()
+        for i in range(100):
+            outbox.send(wire.framed(wire.Failed(i, wire.ErrorNote("x" * 10_000))))
+        numbers: list[int] = []
+        while len(numbers) < 100:
+            news = [wire.read_news(payload) for _, payload in frames.feed(ours.recv(1 << 16))]
+            numbers += [one.number for one in news if isinstance(one, wire.Failed)]
+    return [] if numbers == list(range(100)) else [f"the order was {numbers[:5]}..."]
+
+
+def stopped_stream() -> tuple[list[RequestOutput], list[int]]:
+    """A request whose text stops after its third token, given six at once; and the samples that were aborted."""
+    reader = small_llm().engine.reader
+    aborted: list[int] = []
+    ids = reader.tokenizer.encode("one two three four five six", add_special_tokens=False)
+    stop = reader.tokenizer.decode(ids[:3])[-2:]
+
+    async def run() -> list[RequestOutput]:
+        def abort(samples: Sequence[Sample]) -> None:
+            aborted.extend(sample.number for sample in samples)
+
+        checked = reader.check([5], SamplingParams(stop=(stop,), max_tokens=60))
+        stream = RemoteStream("r", checked, RequestOptions(), abort=abort)
+        stream.add_samples(1, reader)
+        stream.samples[0].came(ids, None, 0)
+        stream.came(stream.samples[0])
+        return [await anext(stream)]
+
+    return asyncio.run(run()), aborted
+
+
+def tokens_after_a_stop_string() -> list[str]:
+    """Tokens that came after the one which completes a stop string are not shown."""
+    (output,), _ = stopped_stream()
+    found = len(output.outputs[0].token_ids)
+    return [] if found == 3 and output.finished else [f"{found} tokens, finished: {output.finished}"]
+
+
+def engine_hears_of_a_stop_string() -> list[str]:
+    """A request whose text has ended is aborted."""
+    _, aborted = stopped_stream()
+    return [] if aborted == [1] else [f"aborted were {aborted}"]
+
+
+BACKEND_MUTANTS: tuple[Mutant, ...] = (
+    half_a_frame_dropped,
+    limits_that_nobody_keeps,
+    idle_counts_as_stuck,
+    news_overtake_each_other,
+    tokens_after_the_stop_kept,
+    the_engine_not_told_of_a_stop,
+)
+
+BACKEND_CHECKERS: tuple[Checker, ...] = (
+    Checker(name=PIECES, run=frames_in_pieces),
+    Checker(name=LIMITS, run=request_past_its_time),
+    Checker(name=IDLE, run=idle_engine),
+    Checker(name=ORDER, run=reader_that_is_behind),
+    Checker(name=STOPS, run=tokens_after_a_stop_string),
+    Checker(name=TOLD, run=engine_hears_of_a_stop_string),
+)

@@ -1,0 +1,89 @@
+"""Bugs in what a server counts and times, and what notices them. No model is loaded."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from playhead.engine.front import RequestOptions
+from playhead.outputs import FinishReason
+from playhead.sampling_params import RequestOutputKind, SamplingParams
+from playhead.serve.recorder import MeasuredBackend, MeasuredStream, Recorder, RequestWatch
+from playhead.testing.mutant import Checker, Mutant, Patch, mutant, swapped
+from playhead.testing.scripted_backend import ScriptedBackend
+
+ROUTE = "/v1/completions"
+PIECES = ("a", "b", "c", "d")
+
+
+@mutant("a departure that the engine never hears of", source="leaks on abort", killed_by=("departures",))
+def departure_unheard() -> Patch:
+    def close(self: MeasuredStream) -> None:
+        self._watch.end(FinishReason.ABORT)
+
+    return swapped(MeasuredStream, "close", close)
+
+
+@mutant("clients choose labels", source="servers whose metrics grow with every scanned path", killed_by=("labels",))
+def clients_choose_labels() -> Patch:
+    def responded(self: Recorder, route: str, status: int) -> None:
+        self.responses[route, status] += 1
+
+    return swapped(Recorder, "responded", responded)
+
+
+@mutant("an end counted twice", source="counters of requests that exceed the requests", killed_by=("ends",))
+def end_counted_twice() -> Patch:
+    def end(self: RequestWatch, why: FinishReason) -> None:
+        self._recorder.finished[why] += 1
+
+    return swapped(RequestWatch, "end", end)
+
+
+def submitted(backend: MeasuredBackend, kind: RequestOutputKind) -> MeasuredStream:
+    params = SamplingParams(output_kind=kind)
+    checked = replace(backend.reader.check([5, 6], SamplingParams(max_tokens=len(PIECES))), params=params)
+    return backend.submit("r", checked, RequestOptions())
+
+
+def measured() -> tuple[ScriptedBackend, MeasuredBackend]:
+    scripted = ScriptedBackend(pieces=PIECES)
+    return scripted, MeasuredBackend(scripted, Recorder(routes=frozenset({ROUTE})))
+
+
+def check_departures() -> list[str]:
+    """A client that leaves ends its request."""
+    scripted, backend = measured()
+    submitted(backend, RequestOutputKind.DELTA).close()
+    return [] if all(stream.is_closed for stream in scripted.streams) else ["the engine goes on"]
+
+
+def check_labels() -> list[str]:
+    """A path that a client invents is no label."""
+    recorder = Recorder(routes=frozenset({ROUTE}))
+    for number in range(9):
+        recorder.responded(f"/{number}", 404)
+    return [] if len(recorder.responses) == 1 else [f"{len(recorder.responses)} series of one"]
+
+
+def check_ends() -> list[str]:
+    """A request ends once, however often it is closed."""
+    _, backend = measured()
+
+    async def work() -> None:
+        stream = submitted(backend, RequestOutputKind.DELTA)
+        async for _ in stream:
+            pass
+        stream.close()
+
+    asyncio.run(work())
+    num_ends = backend.recorder.finished.total()
+    return [] if num_ends == 1 else [f"one request ended {num_ends} times"]
+
+
+METRICS_MUTANTS: tuple[Mutant, ...] = (departure_unheard, clients_choose_labels, end_counted_twice)
+METRICS_CHECKERS: tuple[Checker, ...] = (
+    Checker(name="departures", run=check_departures),
+    Checker(name="labels", run=check_labels),
+    Checker(name="ends", run=check_ends),
+)

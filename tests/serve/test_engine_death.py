@@ -1,0 +1,113 @@
+"""An engine's process that is killed or left alone: what its requests, its state and the machine see.
+
+A process that is stopped has done nothing since, so no test depends on who is faster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from playhead.env import for_engine_process
+from playhead.errors import ConfigError, EngineStopped
+from playhead.llm import LLM
+from playhead.serve.backend import BackendState
+from playhead.serve.link import MODULE
+from playhead.serve.local import LocalBackend
+from playhead.serve.remote import HEALTHY_S, RemoteBackend
+from tests.serve.backends import CONFIG, ENDLESS, GREEDY, HandClock, first_of, outputs_of, submitted
+
+
+async def lose(backend):
+    """Kill the engine's process in the middle of its work; gives what became of two requests.
+
+    The process is stopped first: the second request cannot have begun.
+    """
+    begun = submitted(backend, "begun", [5, 6, 7], ENDLESS)
+    await first_of(begun)
+    os.kill(backend.pid, signal.SIGSTOP)
+    waiting = submitted(backend, "waiting", "The whale", GREEDY)
+    os.kill(backend.pid, signal.SIGKILL)
+    with pytest.raises(EngineStopped, match="'begun'"):
+        await outputs_of(begun)
+    return waiting
+
+
+def test_a_killed_engine_is_replaced_once_and_what_had_not_begun_runs_again():
+    clock = HandClock()
+
+    async def kill_twice():
+        backend = RemoteBackend("embedded", CONFIG, clock=clock)
+        await backend.start()
+        try:
+            waiting = await lose(backend)
+            assert backend.state is BackendState.RESTARTING
+            with pytest.raises(EngineStopped):
+                submitted(backend, "too early", [5], GREEDY)
+            answer = (await outputs_of(waiting))[-1]
+            assert backend.state is BackendState.READY
+            clock.now += HEALTHY_S - 1  # it dies again too soon
+            waiting = await lose(backend)
+            assert backend.state is BackendState.DEAD
+            with pytest.raises(EngineStopped, match="'waiting'"):
+                await outputs_of(waiting)
+            with pytest.raises(EngineStopped):
+                submitted(backend, "too late", [5], GREEDY)
+            await backend.snapshot()  # as it was when it last answered
+            return answer
+        finally:
+            await backend.close()
+
+    with LLM("embedded", CONFIG) as llm:
+        wanted = llm.generate("The whale", GREEDY)[0]
+    found = asyncio.run(kill_twice())
+    assert (found.outputs, found.finished) == (wanted.outputs, True)
+
+
+def test_a_closed_engine_ends_its_streams_with_a_typed_error():
+    async def close(backend):
+        await backend.start()
+        stream = submitted(backend, "r", [5, 6], ENDLESS)
+        await backend.close()
+        await backend.close()
+        assert backend.state is BackendState.DEAD
+        with pytest.raises(EngineStopped):
+            await outputs_of(stream)
+        with pytest.raises(EngineStopped):
+            backend.submit("late", None, None)
+
+    asyncio.run(close(LocalBackend("embedded", CONFIG)))
+
+
+def test_an_engine_that_cannot_be_loaded_says_why():
+    async def start():
+        await RemoteBackend("/nowhere/at/all", CONFIG).start()
+
+    with pytest.raises(Exception, match="nowhere") as raised:
+        asyncio.run(start())
+    assert not isinstance(raised.value, EngineStopped | ConfigError)
+
+
+def test_an_engine_whose_server_is_gone_ends():
+    """The socket is all that ties the two: a server that is killed closes it."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", MODULE, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env=for_engine_process(sys.path),
+        )
+    ours.close()
+    assert process.wait() == 0
+
+
+def test_the_engines_process_is_not_given_the_keys(monkeypatch):
+    monkeypatch.setenv("PLAYHEAD_API_KEYS", "secret")
+    assert "secret" not in for_engine_process(["/a", "", "/b"]).values()
+    assert for_engine_process(["/a", "", "/b"])["PYTHONPATH"] == "/a:/b"
