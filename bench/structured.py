@@ -1,8 +1,9 @@
 """Tokens per second of requests with forms, beside plain ones: `PYTHONPATH=src python -m bench.structured`.
 
 Batches of equal size decode in turn, round after round in one engine, so that a busy machine is busy for all of them:
-all plain, all with a form, and plain ones beside one or several with a form. Ratios are of the median step times, by
-the clock and by the seconds of a processor that the process took: on a shared machine the clock says little.
+all plain, all with a form, and plain ones beside one or several with a form. Ratios are of the mean time of a step
+for each token that it gave, by the clock and by the seconds of a processor that the process took: on a shared machine
+the clock says little.
 Forms cannot be finished within the tokens that are measured.
 """
 
@@ -58,7 +59,7 @@ def batches(num_rows: int) -> dict[str, list[str]]:
 
 
 class Step(NamedTuple):
-    """Microseconds by the clock, and of a processor."""
+    """Microseconds for each token, by the clock and of a processor."""
 
     wall_us: float
     cpu_us: float
@@ -70,11 +71,13 @@ def steps_of(engine: Engine, forms: Sequence[str], num_tokens: int, temperature:
         engine.add_request(f"{i}", PROMPT, params_of(form, num_tokens, temperature))
     times, num_begun = [], 0
     while engine.has_work:
-        start, start_cpu = time.perf_counter(), time.process_time()
+        start, start_cpu, num_before = time.perf_counter(), time.process_time(), engine.stats.num_generated_tokens
         outputs = engine.step()
-        elapsed = Step(1e6 * (time.perf_counter() - start), 1e6 * (time.process_time() - start_cpu))
+        num_tokens_given = max(1, engine.stats.num_generated_tokens - num_before)
+        wall_s, cpu_s = time.perf_counter() - start, time.process_time() - start_cpu
+        elapsed = Step(1e6 * wall_s / num_tokens_given, 1e6 * cpu_s / num_tokens_given)
         num_begun += 1
-        is_whole = len(outputs) == len(forms) and not any(output.finished for output in outputs)
+        is_whole = len(outputs) >= len(forms) and not any(output.finished for output in outputs)
         if num_begun > 4 and is_whole:
             times.append(elapsed)
     return times
@@ -96,7 +99,7 @@ def main() -> None:
                 gc.collect()
                 found = steps_of(llm.engine, forms, options.tokens, options.temperature)
                 if number:  # the first round captures
-                    times[name].append(Step(*map(statistics.median, zip(*found, strict=True))))
+                    times[name].append(Step(*map(statistics.mean, zip(*found, strict=True))))
     for name, rounds in times.items():
         # Round by round: what slows a round slows all of its batches.
         pairs = list(zip(times["plain"], rounds, strict=True))

@@ -178,6 +178,12 @@ class GraphRunner:
         self._last = ctx, live, self.registry.num_fills
         return self._run_filled(decision, ctx, live)
 
+    def run_or_go_on(self, batch: Batch | None, num_requests: int) -> StepResult:
+        """A step over requests; without a batch, the one that the slots hold already."""
+        if batch is None:
+            return self.replay_advanced()
+        return self.run(batch, raw_bs=num_requests, raw_num_tokens=num_requests * self.step.num_tokens_per_bs)
+
     def replay_advanced(self) -> StepResult:
         """The step after the one that ran last, over slots which that one left as this one's. Nothing is filled.
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -20,14 +21,17 @@ import torch
 from playhead.grammar.matcher import num_words
 from playhead.graph.capture import Inputs
 from playhead.graph.late import LateRegistry
-from playhead.graph.slots import FillContext, GraphSlot, PaddingPolicy
+from playhead.graph.shapes import Decision
+from playhead.graph.slots import Batch, FillContext, GraphSlot, PaddingPolicy
 from playhead.graph.split import SplitRunner
 from playhead.sampling_params import SamplingKind
 from playhead.schedule.rows import DecodeSlots
 from playhead.step.forward import StepOutput
 from playhead.step.inputs import StepRequests
-from playhead.step.readback import Readback, Stopwatch
 from playhead.step.sampling import MASKS_SLOT, SampledTokens
+
+if TYPE_CHECKING:
+    from playhead.step.worker import Readback, Stopwatch, Worker
 
 ALL_ALLOWED = -1  # every bit of a word: a padded row, or a request without a grammar, may get any token
 
@@ -93,7 +97,7 @@ class MaskedSteps:
 class Tail:
     """The second part of a launched step. Its results come back when it was launched, by `launch`.
 
-    `sample` makes tokens of masks: it was given by the first part.
+    `sample` makes tokens of masks: the first part leaves it here.
     """
 
     steps: MaskedSteps
@@ -106,6 +110,23 @@ class Tail:
     @property
     def is_launched(self) -> bool:
         return self._readback is not None
+
+    def launch_body(
+        self, worker: Worker, requests: StepRequests, batch: Batch | None
+    ) -> tuple[Decision, torch.Tensor, SampledTokens | None]:
+        """Launch all of a step that does not wait for masks. Gives where its logits will be, and reports of prompts."""
+        steps, kind, forward, prompt = self.steps, self.kind, worker.forward, None
+        if requests.is_decode:
+            steps.decode_slots = None  # an error below leaves the slots as nobody knows
+            runner = steps.decoder_for(kind)
+            result = runner.run_or_go_on(batch, self.num_requests)
+            steps.decode_slots = worker.slots_after(requests, kind, runner)
+            self.sample = lambda masks_NW: runner.finish({MASKS_SLOT: masks_NW}).output
+        else:
+            result, inputs, prompt = worker.run_tokens(requests, batch)
+            h_TM = result.output  # held alone: with the worker there would be a cycle
+            self.sample = lambda masks_NW: forward.sample_last(h_TM, {**inputs, **steps.filled(masks_NW)}, kind)
+        return result.decision, forward.logits(self.num_requests), prompt
 
     def masks(self) -> npt.NDArray[np.int32]:
         """A line per request of the step, all of it allowed, to be written for those that have a grammar."""

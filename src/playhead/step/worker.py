@@ -10,8 +10,10 @@ Shapes: N requests of a step, V vocabulary.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -25,13 +27,13 @@ from playhead.kv.plan import KVLimits
 from playhead.sampling_params import SamplingKind
 from playhead.schedule.request import Chunk
 from playhead.schedule.rows import DecodeSlots, DeviceRows
+from playhead.step.cuda_readback import CudaStopwatch
 from playhead.step.forward import Forward, KVPool, ModelStep, StepOutput
 from playhead.step.inputs import StepInput, StepRequests, batch_of
 from playhead.step.masks import MaskedSteps, Tail
 from playhead.step.prompt_report import report_prompts
 from playhead.step.publish import DevicePageTable, Publisher
-from playhead.step.readback import Readback, start_stopwatch
-from playhead.step.sampling import MASKS_SLOT, SampledTokens, SamplerRows
+from playhead.step.sampling import SampledTokens, SamplerRows
 from playhead.types import Mode, Step
 
 
@@ -183,18 +185,21 @@ class Worker:
         step = self.kv.begin()
         try:
             stopwatch = start_stopwatch(self.device)
-            if masked is not None:
-                launched = self._launch_body(step, requests, batch, masked.tail(kind, len(chunks), stopwatch))
+            tail = None if masked is None else masked.tail(kind, len(chunks), stopwatch)
+            if tail is not None:
+                decision, logits_NV, prompt = tail.launch_body(self, requests, batch)
             else:
                 run = self._run_decode if requests.is_decode else self._run_prefill
                 decision, output, prompt = run(requests, kind, batch)
-                launched = InFlight(
-                    step=step,
-                    decision=decision,
-                    prompt_readback=None if prompt is None else stopwatch.read_back(prompt),
-                    readback=stopwatch.read_back(output.sampled),
-                    logits_NV=output.logits_NV,
-                )
+                logits_NV = output.logits_NV
+            launched = InFlight(
+                step=step,
+                decision=decision,
+                prompt_readback=None if prompt is None else stopwatch.read_back(prompt),
+                readback=tail or stopwatch.read_back(output.sampled),
+                logits_NV=logits_NV,
+                tail=tail,
+            )
             self._in_flight[step] = launched
             self.kv.commit()
         except BaseException:
@@ -208,11 +213,11 @@ class Worker:
         """A step over requests; without a batch, the one that the slots hold already."""
         self.rows.decode_slots = None  # an error below leaves the slots as nobody knows
         runner = self.decoder_for(kind)
-        result = run_requests(runner, batch, len(requests.chunks))
-        self.rows.decode_slots = self._slots_after(requests, kind, runner)
+        result = runner.run_or_go_on(batch, len(requests.chunks))
+        self.rows.decode_slots = self.slots_after(requests, kind, runner)
         return result.decision, result.output, None
 
-    def _slots_after(self, requests: StepRequests, kind: SamplingKind, runner: GraphRunner) -> DecodeSlots:
+    def slots_after(self, requests: StepRequests, kind: SamplingKind, runner: GraphRunner) -> DecodeSlots:
         """What the slots of a decode runner hold after this step."""
         return DecodeSlots(
             kind=kind,
@@ -226,10 +231,10 @@ class Worker:
         self, requests: StepRequests, kind: SamplingKind, batch: Batch | None
     ) -> tuple[Decision, StepOutput, SampledTokens | None]:
         """A step over tokens, a new token for each request that gets one, and reports of prompts that want them."""
-        result, inputs, prompt = self._run_tokens(requests, batch)
+        result, inputs, prompt = self.run_tokens(requests, batch)
         return result.decision, self.forward.sample_last(result.output, inputs, kind), prompt
 
-    def _run_tokens(
+    def run_tokens(
         self, requests: StepRequests, batch: Batch | None
     ) -> tuple[StepResult, Inputs, SampledTokens | None]:
         """A step over tokens up to its hidden states, with what sampling reads."""
@@ -243,28 +248,6 @@ class Worker:
             inputs = {name: slot.rows(0, num_requests) for name, slot in slots if slot.axis == "bs"}
             self._inputs_by_request[num_requests] = inputs
         return result, inputs, report_prompts(self.forward, requests, result.output)
-
-    def _launch_body(self, step: Step, requests: StepRequests, batch: Batch | None, tail: Tail) -> InFlight:
-        """All of a step that does not wait for masks. The tail is given the rest."""
-        masked, kind, prompt = tail.steps, tail.kind, None
-        if requests.is_decode:
-            masked.decode_slots = None  # an error below leaves the slots as nobody knows
-            runner = masked.decoder_for(kind)
-            result = run_requests(runner, batch, len(requests.chunks))
-            masked.decode_slots = self._slots_after(requests, kind, runner)
-            tail.sample = lambda masks_NW: runner.finish({MASKS_SLOT: masks_NW}).output
-        else:
-            result, inputs, prompt = self._run_tokens(requests, batch)
-            forward, h_TM = self.forward, result.output  # the tail must not hold the worker: that would be a cycle
-            tail.sample = lambda masks_NW: forward.sample_last(h_TM, {**inputs, **masked.filled(masks_NW)}, kind)
-        return InFlight(
-            step=step,
-            decision=result.decision,
-            prompt_readback=None if prompt is None else tail.stopwatch.read_back(prompt),
-            readback=tail,
-            logits_NV=self.forward.logits(len(requests.chunks)),
-            tail=tail,
-        )
 
     def collect(self, launched: InFlight) -> Collected:
         """Wait for a step's tokens. What was given up while it ran can be reused. A second time gives the same."""
@@ -295,8 +278,49 @@ class Worker:
             self.kv.retire(done)
 
 
-def run_requests(runner: GraphRunner, batch: Batch | None, num_requests: int) -> StepResult:
-    """A step of decode; without a batch, the one that the runner's slots hold already."""
-    if batch is None:
-        return runner.replay_advanced()
-    return runner.run(batch, raw_bs=num_requests, raw_num_tokens=num_requests)
+# How results come back from the device, and how long it took.
+
+
+class Readback(Protocol):
+    """Results on their way to the host. The device's memory may be overwritten by the next launch at once."""
+
+    def wait(self) -> SampledTokens:
+        """The results, as soon as they have arrived."""
+
+    def device_us(self) -> float:
+        """The time the step took on its device. Call `wait` first."""
+
+
+class Stopwatch(Protocol):
+    """Started before a step's work is launched."""
+
+    def read_back(self, results: SampledTokens) -> Readback: ...
+
+
+class HostStopwatch:
+    """A launch on a CPU returns when the step is done."""
+
+    def __init__(self) -> None:
+        self._started_s = time.perf_counter()
+
+    def read_back(self, results: SampledTokens) -> HostReadback:
+        copies = SampledTokens(*(tensor.clone() for tensor in results))
+        return HostReadback(copies, 1e6 * (time.perf_counter() - self._started_s))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostReadback:
+    """Results that need no waiting for."""
+
+    results: SampledTokens
+    elapsed_us: float
+
+    def wait(self) -> SampledTokens:
+        return self.results
+
+    def device_us(self) -> float:
+        return self.elapsed_us
+
+
+def start_stopwatch(device: torch.device) -> Stopwatch:
+    return CudaStopwatch() if device.type == "cuda" else HostStopwatch()

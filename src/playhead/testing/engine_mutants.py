@@ -22,9 +22,8 @@ from playhead.schedule.request import Chunk, Request
 from playhead.schedule.rows import DeviceRows
 from playhead.schedule.scheduler import Scheduler
 from playhead.step import inputs
-from playhead.step.readback import HostReadback, HostStopwatch
 from playhead.step.sampling import SampledTokens, SamplerRows
-from playhead.step.worker import Collected, InFlight, Worker
+from playhead.step.worker import Collected, HostReadback, HostStopwatch, InFlight, Worker
 from playhead.testing.fault_mutants import FAULT_CHECKERS, FAULT_MUTANTS
 from playhead.testing.mutant import Checker, Mutant, Oracle, Patch, mutant, swapped
 from playhead.testing.tiny_engine import (
