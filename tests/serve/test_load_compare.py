@@ -33,25 +33,25 @@ def test_a_server_that_is_faster_is_better():
 
 
 def test_the_same_server_twice_is_hardly_ever_called_changed():
-    """Fifteen pairs of runs that differ by their draws alone, six latencies each."""
+    """Eight pairs of runs that differ by their draws alone, six latencies each."""
     counts: Counter[Verdict] = Counter()
-    for seed in range(15):
+    for seed in range(8):
         found = verdicts(made_requests(seed), made_requests(1000 + seed))
         counts.update(row.verdict for name, row in found.items() if name.endswith("ms"))
-    assert counts.total() == 90
-    assert counts[Verdict.WORSE] + counts[Verdict.BETTER] <= 5
-    assert counts[Verdict.SAME] >= 15
+    assert counts.total() == 48
+    assert counts[Verdict.WORSE] + counts[Verdict.BETTER] <= 3
+    assert counts[Verdict.SAME] >= 8
 
 
 def test_the_same_results_are_the_same():
-    found = verdicts(made_requests(1, count=4000), made_requests(1, count=4000))
+    found = verdicts(made_requests(1, count=2000), made_requests(1, count=2000))
     assert found["inter token p50, ms"].verdict is Verdict.SAME
     assert {row.ratio for row in found.values()} == {1.0}
 
 
 def test_a_change_below_the_threshold_is_none():
     assert (
-        verdicts(made_requests(1, count=4000), made_requests(1, count=4000, slow=1.02), threshold=0.1)[
+        verdicts(made_requests(1, count=2000), made_requests(1, count=2000, slow=1.02), threshold=0.1)[
             "inter token p50, ms"
         ].verdict
         is Verdict.SAME
