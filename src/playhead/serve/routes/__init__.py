@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import lru_cache
+
 from playhead import __version__
+from playhead.request_limits import RequestLimits
 from playhead.serve.call import Answer, Call
 from playhead.serve.openapi import document
 from playhead.serve.protocol.chat import ChatAnswer, ChatChunk, ChatRequest
@@ -20,9 +24,14 @@ from playhead.serve.service import ENCODER, GENERATES, READS, Route, Service
 
 async def openapi(service: Service, call: Call) -> Answer:
     """The handler of /openapi.json."""
-    vocab_size = service.backend.facts.vocab_size
-    made = document(ROUTES, version=__version__, limits=service.limits, vocab_size=vocab_size)
-    return Answer(body=ENCODER.encode(made))
+    # Made once, and beside the event loop: it takes tens of milliseconds, for which no token would be sent.
+    return Answer(body=await asyncio.to_thread(openapi_json, service.limits, service.backend.facts.vocab_size))
+
+
+@lru_cache(maxsize=1)
+def openapi_json(limits: RequestLimits, vocab_size: int) -> bytes:
+    """The document of the routes under these limits."""
+    return ENCODER.encode(document(ROUTES, version=__version__, limits=limits, vocab_size=vocab_size))
 
 
 ROUTES: tuple[Route, ...] = (
