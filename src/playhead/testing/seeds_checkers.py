@@ -27,7 +27,18 @@ ROW = re.compile(r"^\| (S\d\.\d) ", re.MULTILINE)
 NODE = re.compile(r"`([\w/]+\.py::[^`]+)`")
 GPU_TESTS = "gpu/"
 # Fast to start, and nothing of this run is left in the checkout.
-OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:hypothesispytest", f"--rootdir={CHECKOUT}")
+OPTIONS = (
+    "-q",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:xdist",
+    "-p",
+    "no:hypothesispytest",
+    "-p",
+    "no:anyio",
+    f"--rootdir={CHECKOUT}",
+)
 
 
 class TestsCrashed(Exception):
