@@ -26,8 +26,8 @@ SEEDS = CHECKOUT / "docs" / "seeds.md"
 ROW = re.compile(r"^\| (S\d\.\d) ", re.MULTILINE)
 NODE = re.compile(r"`([\w/]+\.py::[^`]+)`")
 GPU_TESTS = "gpu/"
-# Fast to start, and nothing of this run is left in the checkout. pytest rewrites the modules of its plugins, and warns of
-# those that are imported already: anyio, which the server uses.
+# Fast to start, and nothing of this run is left in the checkout. pytest rewrites the modules of its plugins, and warns
+# of those that are imported already: anyio, which the server uses.
 PLUGINS = ("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:hypothesispytest")
 OPTIONS = ("-q", *PLUGINS, "-W", "ignore::pytest.PytestAssertRewriteWarning", f"--rootdir={CHECKOUT}")
 
