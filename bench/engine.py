@@ -46,6 +46,15 @@ def theirs(model: transformers.PreTrainedModel, batch: list[list[int]], new_toke
     return len(batch) * new_tokens / (time.perf_counter() - started)
 
 
+def middle_rates(
+    llm: LLM, model: transformers.PreTrainedModel, batch: list[list[int]], new_tokens: int, rounds: int
+) -> dict[str, float]:
+    """Both in turns, and the middle of each."""
+    rates = [(ours(llm, batch, new_tokens), theirs(model, batch, new_tokens)) for _ in range(rounds)]
+    found, reference = (sorted(column)[rounds // 2] for column in zip(*rates, strict=True))
+    return {"ours_tok_s": found, "transformers_tok_s": reference, "ratio": found / reference}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--new-tokens", type=int, default=64)
@@ -59,12 +68,7 @@ def main() -> None:
         resolve_model_name("embedded"), dtype=torch.float32
     ).eval()
     for count in (1, 16):
-        batch = prompts(count)
-        rounds = [
-            (ours(llm, batch, args.new_tokens), theirs(model, batch, args.new_tokens)) for _ in range(args.rounds)
-        ]
-        found, reference = (sorted(column)[args.rounds // 2] for column in zip(*rounds, strict=True))
-        emit("generate", batch=count, ours_tok_s=found, transformers_tok_s=reference, ratio=found / reference)
+        emit("generate", batch=count, **middle_rates(llm, model, prompts(count), args.new_tokens, args.rounds))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from bench.engine import ours, prompts, theirs
+from bench.engine import middle_rates, ours, prompts
 from bench.measure import emit
 from playhead.engine.config import EngineConfig
 from playhead.llm import LLM
@@ -20,12 +20,13 @@ from playhead.models.checkpoint.gguf_model import GgufWeights
 from playhead.models.load import describe_model
 
 
-def reference_model(path: Path) -> transformers.PreTrainedModel:
+def reference_model(path: Path, attention: str = "sdpa") -> transformers.PreTrainedModel:
     """The file's weights in transformers."""
     config = describe_model(str(path)).config
     weights = GgufWeights(GgufFile(path), config, path.name)
     rope = {"rope_type": "default", "rope_theta": config["rope_theta"]}
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**config, "rope_parameters": rope})).eval()
+    theirs = transformers.LlamaConfig(**{**config, "rope_parameters": rope})
+    model = transformers.LlamaForCausalLM._from_config(theirs, attn_implementation=attention).eval()
     state = {name: weights.read(name) for name in weights.tensors}
     state["lm_head.weight"] = state["model.embed_tokens.weight"]
     model.load_state_dict(state)
@@ -45,18 +46,8 @@ def main() -> None:
     for count in args.batches:
         batch = prompts(count)
         ours(llm, batch, 4)  # captures what it needs
-        rounds = [
-            (ours(llm, batch, args.new_tokens), theirs(model, batch, args.new_tokens)) for _ in range(args.rounds)
-        ]
-        found, reference = (sorted(column)[args.rounds // 2] for column in zip(*rounds, strict=True))
-        emit(
-            "smollm2",
-            batch=count,
-            threads=torch.get_num_threads(),
-            ours_tok_s=found,
-            transformers_tok_s=reference,
-            ratio=found / reference,
-        )
+        rates = middle_rates(llm, model, batch, args.new_tokens, args.rounds)
+        emit("smollm2", batch=count, threads=torch.get_num_threads(), **rates)
 
 
 if __name__ == "__main__":

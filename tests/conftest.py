@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for processes that a test starts; see `_one_thread`
 os.environ.setdefault("PLAYHEAD_STRICT_LEDGER", "1")  # a violation fails the test in whose step it is found
 
 if not torch.cuda.is_available():

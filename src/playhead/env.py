@@ -51,5 +51,5 @@ def for_engine_process(path: Sequence[str], log: str = "") -> dict[str, str]:
 
     `log` is what it shows, as PLAYHEAD_LOG has it.
     """
-    kept = {name: value for name, value in os.environ.items() if name != API_KEYS}
-    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, path))} | ({LOG: log} if log else {})
+    added = {"PYTHONPATH": os.pathsep.join(filter(None, path)), **({LOG: log} if log else {})}
+    return environment_without_keys() | added

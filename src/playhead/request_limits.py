@@ -7,12 +7,12 @@ from typing import Any
 
 from playhead.errors import ConfigError, RequestError, shown
 from playhead.sampling_params import SamplingParams
-from playhead.settings import Setting, check_settings, declare, settings_of
+from playhead.settings import Setting, check_settings, declare, refused_setting, settings_of
 
 
 def refused(name: str, value: object, wanted: str) -> ConfigError:
     """The error for one limit."""
-    return ConfigError(f"limits, {name}: found {shown(value)}; wanted {wanted}.")
+    return refused_setting(f"limits, {name}", value, wanted)
 
 
 def most(default: float, meaning: str) -> Any:

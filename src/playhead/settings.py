@@ -5,11 +5,11 @@ class Workload:
     num_prompts: int = declare(32, Setting(help="prompts, all sent at once", group="workload", low=1))
 
     def __post_init__(self) -> None:
-        check_settings(self, WORKLOAD, refused)
+        check_settings(self, WORKLOAD, refused_flag)
 
 WORKLOAD = settings_of(Workload)
 
-`Workload(num_prompts=0)` raises what `refused` makes of it. The command line (`cli/command.py`) offers
+`Workload(num_prompts=0)` raises what `refused_flag` makes of it. The command line (`cli/command.py`) offers
 `--num-prompts N` to every command that names the group "workload".
 """
 
@@ -32,6 +32,16 @@ POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
 
 Refused = Callable[[str, object, str], PlayheadError]
 """(field name, value, what was wanted) to the error that the setting's owner raises."""
+
+
+def refused_setting(name: str, value: object, wanted: str) -> ConfigError:
+    """The error for a setting that is called by its own name."""
+    return ConfigError(f"{name}: found {shown(value)}; wanted {wanted}.")
+
+
+def refused_flag(name: str, value: object, wanted: str) -> ConfigError:
+    """The error for a setting that only a command line has."""
+    return refused_setting("--" + name.replace("_", "-"), value, wanted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 
+from bench.smollm2 import reference_model
 from playhead.llm import LLM
 from playhead.models.checkpoint.gguf_file import GgufFile
-from playhead.models.checkpoint.gguf_model import GgufWeights
 from playhead.models.dense_context import DenseSequence
 from playhead.models.load import describe_model, load_weights
 from playhead.models.text.chat import ChatTemplate
@@ -45,15 +44,7 @@ def decoder(path):
 @pytest.fixture(scope="module")
 def model(path):
     """The same dequantised weights in transformers."""
-    config = describe_model(str(path)).config
-    weights = GgufWeights(GgufFile(path), config, path.name)
-    rope = {"rope_type": "default", "rope_theta": config["rope_theta"]}
-    reference_config = transformers.LlamaConfig(**{**config, "rope_parameters": rope})
-    reference = transformers.LlamaForCausalLM._from_config(reference_config, attn_implementation="eager").eval()
-    state = {name: weights.read(name) for name in weights.tensors}
-    state["lm_head.weight"] = state["model.embed_tokens.weight"]
-    reference.load_state_dict(state)
-    return reference
+    return reference_model(path, attention="eager")
 
 
 @pytest.fixture(scope="module")

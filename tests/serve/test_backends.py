@@ -20,6 +20,7 @@ from playhead.errors import EngineStopped, QueueFull, RequestError, RequestTimed
 from playhead.llm import LLM
 from playhead.sampling_params import RequestOutputKind, SamplingParams
 from playhead.serve.backend import BackendState
+from playhead.serve.facts import is_capturing
 from playhead.serve.limits import ServeLimits
 from playhead.serve.remote import RemoteBackend
 from playhead.structured_outputs import StructuredOutputs
@@ -304,3 +305,13 @@ def test_a_backend_that_was_not_started_refuses(kind):
     assert backend.state is BackendState.STARTING
     with pytest.raises(EngineStopped):
         backend.submit("early", None, None)
+
+
+def test_a_graph_of_steps_with_a_form_counts_as_being_captured(llm):
+    """Its capture takes as long as any other, and must not pass for an engine that is stuck."""
+    llm.generate("The whale", SamplingParams(structured_outputs={"choice": ["yes", "no"]}))
+    (runner, *_) = llm.engine.worker.masked.decoders.values()
+    assert not is_capturing(llm.engine)
+    runner.is_capturing = True
+    assert is_capturing(llm.engine)
+    runner.is_capturing = False

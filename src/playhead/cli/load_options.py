@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 
-from playhead.cli.options import AS_JSON, output_path, refused
+from playhead.cli.options import AS_JSON, output_path
 from playhead.engine.config import EMBEDDED
 from playhead.load.spec import Endpoint
-from playhead.settings import Setting, check_settings, declare, settings_of
+from playhead.settings import Setting, check_settings, declare, refused_flag, settings_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class BenchServeOptions:
     )
 
     def __post_init__(self) -> None:
-        check_settings(self, BENCH_SERVE_OPTIONS, refused)
+        check_settings(self, BENCH_SERVE_OPTIONS, refused_flag)
 
 
 BENCH_SERVE_OPTIONS = settings_of(BenchServeOptions)
@@ -67,7 +67,7 @@ class CompareOptions:
     as_json: bool = declare(False, AS_JSON)
 
     def __post_init__(self) -> None:
-        check_settings(self, COMPARE_OPTIONS, refused)
+        check_settings(self, COMPARE_OPTIONS, refused_flag)
 
 
 COMPARE_OPTIONS = settings_of(CompareOptions)

@@ -9,17 +9,12 @@ from pathlib import Path
 
 from playhead.cli.command import MODEL
 from playhead.engine.config import EMBEDDED
-from playhead.errors import ConfigError, shown
+from playhead.errors import ConfigError
 from playhead.sampling_params import PARAMETERS, SamplingParams
-from playhead.settings import Setting, check_settings, declare, parse_size, settings_of
+from playhead.settings import Setting, check_settings, declare, parse_size, refused_flag, settings_of
 
 MAX_RANGE_RATIO = 0.99  # a length may shrink to 1%, not to nothing
 AS_JSON = Setting(help="print JSON", flag="--json")
-
-
-def refused(name: str, value: object, wanted: str) -> ConfigError:
-    """The error for one option."""
-    return ConfigError(f"--{name.replace('_', '-')}: found {shown(value)}; wanted {wanted}.")
 
 
 def output_path(where: str, text: str) -> Path:
@@ -81,7 +76,7 @@ class GenerateOptions:
     )
 
     def __post_init__(self) -> None:
-        check_settings(self, GENERATE_OPTIONS, refused)
+        check_settings(self, GENERATE_OPTIONS, refused_flag)
 
 
 GENERATE_OPTIONS = settings_of(GenerateOptions)
@@ -166,7 +161,7 @@ class BenchOptions:
     num_iters: int = declare(5, Setting(group="batches", help="measured batches", low=1))
 
     def __post_init__(self) -> None:
-        check_settings(self, BENCH_OPTIONS, refused)
+        check_settings(self, BENCH_OPTIONS, refused_flag)
 
 
 BENCH_OPTIONS = settings_of(BenchOptions)
@@ -188,7 +183,7 @@ class WorkloadSpec:
     temperature: float = declare(1.0, replace(PARAMETERS["temperature"], group="fixed"))
 
     def __post_init__(self) -> None:
-        check_settings(self, WORKLOAD, refused)
+        check_settings(self, WORKLOAD, refused_flag)
 
     def params(self, num_tokens: int) -> SamplingParams:
         """Exactly that many tokens, whatever the model says."""

@@ -14,6 +14,7 @@ from playhead.engine.front import RequestOptions
 from playhead.engine.timeline import EngineStats
 from playhead.errors import ConfigError
 from playhead.llm import LLM
+from playhead.load.figures import mean_and_shares
 from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
 
@@ -104,7 +105,4 @@ def run_workload(llm: LLM, workload: Workload, on_finished: Callable[[RequestOut
 
 def spread(values: Sequence[float], percentiles: Sequence[int] = SHOWN_PERCENTILES) -> dict[str, float]:
     """Mean and percentiles; of nothing, nothing."""
-    if not values:
-        return {}
-    shares = {f"p{p}": float(np.percentile(values, p)) for p in percentiles}
-    return {"mean": float(np.mean(values)), **shares}
+    return mean_and_shares(values, percentiles)

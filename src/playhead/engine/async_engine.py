@@ -43,7 +43,6 @@ from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
 
 T = TypeVar("T")
-LONG_PROMPT_CHARS = 1 << 14  # encoding more takes milliseconds, and then happens beside the event loop
 
 
 class AdapterKeywords(TypedDict, total=False):
@@ -238,7 +237,7 @@ class AsyncEngine:
         options = RequestOptions(priority=priority, salt=cache_salt or "")
         self._serve_here()
         name = self._request_name(request_id)
-        stream = self.submit(name, await self._checked(prompt, wanted), options)
+        stream = self.submit(name, await self.engine.reader.read(prompt, wanted), options)
         try:
             async for output in stream:
                 yield output
@@ -359,14 +358,6 @@ class AsyncEngine:
         if not isinstance(name, str):
             raise RequestError("request_id", f"a {type(name).__name__}", "a str", "Change it or leave it out.")
         return name
-
-    async def _checked(self, prompt: Prompt, wanted: SamplingParams) -> CheckedPrompt:
-        """The prompt, checked. The thread does not know of it yet."""
-        reader = self.engine.reader
-        is_long = isinstance(prompt, str) and len(prompt) > LONG_PROMPT_CHARS
-        if is_long or wanted.structured_outputs is not None:  # a grammar may have to be compiled
-            return await asyncio.to_thread(reader.check, prompt, wanted)
-        return reader.check(prompt, wanted)
 
 
 def checked_queue(max_queued: object, when_full: object) -> tuple[int | None, WhenFull]:

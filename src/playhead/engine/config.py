@@ -13,7 +13,7 @@ from typing import Any
 from playhead.engine.foreign import FOREIGN_SETTINGS
 from playhead.errors import ConfigError, did_you_mean, shown
 from playhead.models.config import MAX_SIZE
-from playhead.settings import Auto, Setting, Switch, check_settings, declare, parse_size, settings_of
+from playhead.settings import Auto, Setting, Switch, check_settings, declare, parse_size, refused_setting, settings_of
 from playhead.types import LoadFormat, Mode
 
 EMBEDDED = "embedded"
@@ -30,7 +30,7 @@ DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,2})?")
 def device_name(name: str, value: object) -> str:
     """The name of a device as torch spells it; whether this machine has it is checked by `resolve_device`."""
     if not isinstance(value, str) or not DEVICE.fullmatch(value):
-        raise refused(name, value, "auto, cpu or cuda[:N]")
+        raise refused_setting(name, value, "auto, cpu or cuda[:N]")
     return value
 
 
@@ -40,13 +40,8 @@ def dtype_name(name: str, value: object) -> str:
     if (kind.__module__, kind.__qualname__) == ("torch", "dtype"):
         value = str(value).removeprefix("torch.")
     if not isinstance(value, str) or value not in DTYPE_NAMES:
-        raise refused(name, value, f"one of {', '.join(DTYPE_NAMES)}, or a torch.dtype of these")
+        raise refused_setting(name, value, f"one of {', '.join(DTYPE_NAMES)}, or a torch.dtype of these")
     return DTYPE_NAMES[value]
-
-
-def refused(name: str, value: object, wanted: str) -> ConfigError:
-    """The error for one setting."""
-    return ConfigError(f"{name}: found {shown(value)}; wanted {wanted}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +233,7 @@ class EngineConfig:
     in any case."""
 
     def __post_init__(self) -> None:
-        check_settings(self, ENGINE_SETTINGS, refused)
+        check_settings(self, ENGINE_SETTINGS, refused_setting)
 
 
 ENGINE_SETTINGS = settings_of(EngineConfig)
@@ -276,7 +271,7 @@ def by_field(keywords: Mapping[str, Any]) -> dict[str, Any]:
         if switch is None:
             values[name] = value
         elif not isinstance(value, bool):
-            raise refused(keyword, value, "True or False")
+            raise refused_setting(keyword, value, "True or False")
         elif value:
             values[name] = switch.sets
     return values

@@ -39,12 +39,11 @@ from playhead.models.text.tokenizer import Tokenizer
 from playhead.outputs import FinishReason, RequestOutput
 from playhead.sampling_params import SamplingParams
 from playhead.schedule.request import Chunk, Request
-from playhead.schedule.scheduler import ScheduleLimits, Scheduler
+from playhead.schedule.scheduler import WAITING_PER_RUNNING, ScheduleLimits, Scheduler
 from playhead.step.sampling import SampledTokens
 from playhead.step.worker import Worker
 
 LOG = logging.getLogger(__name__)
-WAITING_PER_RUNNING = 4  # in a longer queue every request would come too late
 
 
 class Engine:

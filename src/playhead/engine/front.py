@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,8 @@ from playhead.models.text.template_worker import TemplateWorker
 from playhead.models.text.tokenizer import Tokenizer
 from playhead.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
 from playhead.sampling_params import SamplingParams
+
+LONG_PROMPT_CHARS = 1 << 14  # encoding more takes milliseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +80,13 @@ class PromptReader:
     def __post_init__(self) -> None:
         tokenizer, vocab_size = self.tokenizer, self.vocab_size
         self.grammars = GrammarCompiler(lambda: grammar_vocabulary(tokenizer, vocab_size))
+
+    async def read(self, prompt: Prompt, params: SamplingParams) -> CheckedPrompt:
+        """What `check` gives. What takes long, a long text or a grammar, is done beside the event loop."""
+        is_long = isinstance(prompt, str) and len(prompt) > LONG_PROMPT_CHARS
+        if is_long or params.structured_outputs is not None:  # a grammar may have to be compiled
+            return await asyncio.to_thread(self.check, prompt, params)
+        return self.check(prompt, params)
 
     def check(self, prompt: Prompt, params: SamplingParams) -> CheckedPrompt:
         """The prompt as the engine takes it, or `RequestError`.

@@ -138,11 +138,15 @@ def figures_of(requests: Sequence[Answered], window: Window, slo: Slo) -> dict[s
 
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Mean, percentiles and the largest; of nothing, nothing."""
+    return {**mean_and_shares(values, PERCENTILES), "max": float(np.max(values))} if values else {}
+
+
+def mean_and_shares(values: Sequence[float], percentiles: Sequence[int]) -> dict[str, float]:
+    """Mean and percentiles; of nothing, nothing."""
     if not values:
         return {}
-    found = np.percentile(values, PERCENTILES)
-    shares = {f"p{p}": float(value) for p, value in zip(PERCENTILES, found, strict=True)}
-    return {"mean": float(np.mean(values)), **shares, "max": float(np.max(values))}
+    shares = {f"p{p}": float(np.percentile(values, p)) for p in percentiles}
+    return {"mean": float(np.mean(values)), **shares}
 
 
 def token_times(requests: Sequence[Answered]) -> Values:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from playhead.errors import ConfigError, shown
-from playhead.settings import Setting, Switch, check_settings, declare, settings_of
+from playhead.settings import Setting, Switch, check_settings, declare, refused_flag, settings_of
 
 MAX_RATIO = 0.99
 MAX_REQUESTS = 1_000_000
@@ -61,10 +61,6 @@ class Endpoint(StrEnum):
     @property
     def path(self) -> str:
         return "/v1/completions" if self is Endpoint.COMPLETIONS else "/v1/chat/completions"
-
-
-def refused(name: str, value: object, wanted: str) -> ConfigError:
-    return ConfigError(f"--{name.replace('_', '-')}: found {shown(value)}; wanted {wanted}.")
 
 
 def parse_rates(where: str, text: str) -> tuple[float, ...]:
@@ -163,7 +159,7 @@ class LoadSpec:
     seed: int = declare(0, Setting(help="same seed, same requests and moments", low=0))
 
     def __post_init__(self) -> None:
-        check_settings(self, LOAD_SETTINGS, refused)
+        check_settings(self, LOAD_SETTINGS, refused_flag)
         if self.duration is not None and math.inf in self.rates:
             raise ConfigError("--duration: found it with --rate inf; wanted a finite rate. Give --num-prompts instead.")
 

@@ -26,6 +26,7 @@ from playhead.schedule.rows import DeviceRows
 
 RESERVED_TOKENS = 64  # places kept ahead of decoding requests: their steps then need nothing from the host
 VACANCY = 4  # reserve only where this many times as much is to be had
+WAITING_PER_RUNNING = 4  # in a longer queue every request would come too late
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

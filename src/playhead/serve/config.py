@@ -27,16 +27,11 @@ from playhead.engine.config import EMBEDDED, EngineConfig, by_field
 from playhead.errors import ConfigError, did_you_mean, shown
 from playhead.request_limits import REQUEST_LIMITS, RequestLimits
 from playhead.serve.tools import FORMAT_NAMES
-from playhead.settings import Declared, Setting, check_settings, declare, parse_size, settings_of
+from playhead.settings import Declared, Setting, check_settings, declare, parse_size, refused_setting, settings_of
 
 ENGINE_TABLE = "engine"
 LIMITS_TABLE = "limits"
 MAX_CONFIG_BYTES = 1 << 20
-
-
-def refused(name: str, value: object, wanted: str) -> ConfigError:
-    """The error for one setting."""
-    return ConfigError(f"{name}: found {shown(value)}; wanted {wanted}.")
 
 
 class Processes(StrEnum):
@@ -145,7 +140,7 @@ class ServeConfig:
     """What one request may ask for. It has a table in the file, and no flags."""
 
     def __post_init__(self) -> None:
-        check_settings(self, SERVE_SETTINGS, refused)
+        check_settings(self, SERVE_SETTINGS, refused_setting)
 
 
 SERVE_SETTINGS = settings_of(ServeConfig)

@@ -44,5 +44,4 @@ def client_name(model: str) -> str:
 
 def is_capturing(engine: Engine) -> bool:
     """Whether the engine captures a graph now, which may take longer than any step. Any thread may ask."""
-    worker = engine.worker
-    return any(runner.is_capturing for runner in (worker.prefill, *tuple(worker.decoders.values())))
+    return any(runner.is_capturing for runner in engine.worker.runners)

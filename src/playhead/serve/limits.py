@@ -11,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from playhead.errors import ConfigError, PlayheadError, RequestTimedOut, shown
-from playhead.settings import Setting, check_settings, declare, settings_of
+from playhead.errors import PlayheadError, RequestTimedOut
+from playhead.schedule.scheduler import WAITING_PER_RUNNING
+from playhead.settings import Setting, check_settings, declare, refused_setting, settings_of
 
 CHECK_S = 0.5  # between two checks
-WAITING_PER_RUNNING = 4  # in a longer queue every request would come too late
+SNAPSHOT_S = 1.0  # an engine that captures or is stuck is shown as it was
 MAX_RETRY_S = 60
 REMEMBERED_CHECKS = 40  # 20 s of ended requests say how fast places become free
 # A model that is slow on its device is given three of its longest steps before it counts as stuck. A longest step is
@@ -25,11 +26,6 @@ FORGETTING = 0.95
 MAX_STEP_S = 60.0
 
 Clock = Callable[[], float]
-
-
-def refused(name: str, value: object, wanted: str) -> ConfigError:
-    """The error for one limit."""
-    return ConfigError(f"{name}: found {shown(value)}; wanted {wanted}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +50,7 @@ class ServeLimits:
     )
 
     def __post_init__(self) -> None:
-        check_settings(self, SERVE_LIMITS, refused)
+        check_settings(self, SERVE_LIMITS, refused_setting)
 
     def max_requests(self, max_running: int) -> int:
         """How many sequences may be there, running and waiting: 5 x 16 with room for 16 that run."""

@@ -20,9 +20,7 @@ from playhead.errors import EngineStopped, PlayheadError
 from playhead.outputs import RequestOutput
 from playhead.serve.backend import BackendState, ModelFacts
 from playhead.serve.facts import facts_of, is_capturing
-from playhead.serve.limits import CHECK_S, Clock, Lifetimes, Pulse, ServeLimits
-
-SNAPSHOT_S = 1.0  # an engine that captures or is stuck is shown as it was
+from playhead.serve.limits import CHECK_S, SNAPSHOT_S, Clock, Lifetimes, Pulse, ServeLimits
 
 
 class LocalStream:

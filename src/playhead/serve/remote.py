@@ -24,13 +24,12 @@ from playhead.errors import EngineStopped, PlayheadError, QueueFull, RequestErro
 from playhead.logs import event
 from playhead.serve import wire
 from playhead.serve.backend import BackendState, ModelFacts
-from playhead.serve.limits import CHECK_S, Clock, Lifetimes, Pulse, ServeLimits
+from playhead.serve.limits import CHECK_S, SNAPSHOT_S, Clock, Lifetimes, Pulse, ServeLimits
 from playhead.serve.link import EngineLink
 from playhead.serve.remote_stream import RemoteStream, Sample
 
 LOG = logging.getLogger(__name__)
 HEALTHY_S = 600.0
-SNAPSHOT_S = 1.0
 
 
 class RemoteBackend:

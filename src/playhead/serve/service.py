@@ -12,7 +12,6 @@ import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -32,7 +31,6 @@ from playhead.serve.tools.formats import ToolFormat, format_for
 from playhead.serve.validate import Rules
 
 LOG = logging.getLogger(__name__)
-LONG_PROMPT_CHARS = 1 << 14  # encoding more takes milliseconds, and then happens beside the event loop
 ENCODER = msgspec.json.Encoder()
 
 
@@ -83,10 +81,7 @@ class Service:
 
     async def read_prompt(self, prompt: Prompt, params: SamplingParams) -> CheckedPrompt:
         """The prompt as the engine takes it, or `RequestError`."""
-        check = partial(self.backend.reader.check, prompt, params)
-        is_long = isinstance(prompt, str) and len(prompt) > LONG_PROMPT_CHARS
-        has_grammar = params.structured_outputs is not None  # which may have to be compiled
-        return await asyncio.to_thread(check) if is_long or has_grammar else check()
+        return await self.backend.reader.read(prompt, params)
 
     async def read_chat(self, messages: Conversation, options: ChatOptions) -> list[int]:
         """A conversation as the model reads it. The chat template runs in a process of its own."""
