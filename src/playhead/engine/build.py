@@ -15,7 +15,7 @@ from playhead.engine.config import EMBEDDED, EngineConfig, config_from
 from playhead.engine.engine import Engine
 from playhead.engine.keywords import EngineKeywords
 from playhead.engine.memory import worker_config
-from playhead.engine.resolve import resolve_device, resolve_dtype
+from playhead.engine.resolve import check_batch_invariant, resolve_device, resolve_dtype
 from playhead.engine.tokenizer_files import tokenizer_at
 from playhead.errors import ConfigError
 from playhead.logs import event, set_up_logging
@@ -49,6 +49,7 @@ def build_engine(
     prepare_fork(device)
     is_dummy = config.load_format is LoadFormat.DUMMY
     description = describe_model(resolve_model_name(model), revision=config.revision, config_only=is_dummy)
+    check_batch_invariant(config, description.spec)
     sizes = worker_config(description, config, device)  # before the weights: what cannot fit is refused at once
     tokenizer = load_tokenizer(description, config)
     generation = load_generation_config(description, tokenizer)

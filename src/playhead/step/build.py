@@ -6,6 +6,7 @@ import torch
 
 from playhead.attention.base import AttentionBackend, LayerAttention
 from playhead.attention.cpu import CpuBackend
+from playhead.attention.ordered import OrderedBackend
 from playhead.attention.triton import TritonBackend
 from playhead.graph.backends.base import Backend
 from playhead.graph.backends.cuda import CudaBackend
@@ -26,6 +27,7 @@ from playhead.kernels.binders import cpu_binders
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.plan import plan_kv
 from playhead.kv.swa_pool import create_kv_pool
+from playhead.layers.linear import order_sums
 from playhead.models.decoder import Decoder
 from playhead.sampling_params import SamplingKind
 from playhead.step.forward import Forward, ModelStep, kv_geometry, layer_attentions
@@ -55,7 +57,9 @@ def build_worker(decoder: Decoder, config: WorkerConfig) -> Worker:
     page_table = DevicePageTable(kv.rows, device)
     decoder.reach(limits.max_context_tokens)
     layers = layer_attentions(decoder, pool)
-    attention = attention_backend(page_table.table_RP, layers)
+    attention = attention_backend(page_table.table_RP, layers, batch_invariant=config.batch_invariant)
+    if config.batch_invariant:
+        order_sums(decoder)
     sampler = SamplerRows(max_running=limits.max_running, vocab_size=decoder.spec.vocab_size, device=device)
     forward = Forward(ModelStep(decoder, pool, layers, attention), sampler, page_table.table_RP)
     fill_value = attention.seq_len_fill_value
@@ -86,10 +90,14 @@ def build_worker(decoder: Decoder, config: WorkerConfig) -> Worker:
     )
 
 
-def attention_backend(page_table_RP: torch.Tensor, layers: tuple[LayerAttention, ...]) -> AttentionBackend:
+def attention_backend(
+    page_table_RP: torch.Tensor, layers: tuple[LayerAttention, ...], *, batch_invariant: bool = False
+) -> AttentionBackend:
     """Our kernels on a GPU, numpy elsewhere."""
     if page_table_RP.device.type == "cuda":
         max_running = page_table_RP.shape[0] - 1  # row 0 is the sink's
+        if batch_invariant:
+            return OrderedBackend(page_table_RP, layers, max_bs=max_running)
         return TritonBackend(page_table_RP, layers, max_bs=max_running)
     return CpuBackend(page_table_RP, layers)
 

@@ -1,0 +1,35 @@
+"""Bugs by which an engine with `batch_invariant` gives other tokens in another batch, though each is right alone."""
+
+from __future__ import annotations
+
+import torch
+
+import playhead.step.build
+from playhead.layers.linear import PlainLinear
+from playhead.testing.mutant import Mutant, Patch, mutant, swapped
+
+HUNTERS = ("sums in order",)
+
+
+@mutant(
+    "batch_invariant not told to the projections",
+    source="54 of 96 requests of the embedded model differed in bfloat16",
+    killed_by=HUNTERS,
+)
+def projections_not_told() -> Patch:
+    return swapped(playhead.step.build, "order_sums", lambda decoder: None)
+
+
+@mutant(
+    "a projection that adds to its output forgets batch_invariant",
+    source="only models that run attention and MLP side by side would show it",
+    killed_by=HUNTERS,
+)
+def adding_forgets() -> Patch:
+    def add_to(self: PlainLinear, sum_TO: torch.Tensor, x_TI: torch.Tensor) -> torch.Tensor:
+        return sum_TO.addmm_(x_TI, self.weight.t(), alpha=self.scale)
+
+    return swapped(PlainLinear, "add_to", add_to)
+
+
+ORDER_MUTANTS: tuple[Mutant, ...] = (projections_not_told, adding_forgets)
