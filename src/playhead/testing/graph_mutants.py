@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map_only
 
+from playhead.graph import piecewise as piecewise_module
 from playhead.graph import registry as registry_module
 from playhead.graph import runner as runner_module
 from playhead.graph.audit import SampledStep
@@ -294,6 +295,15 @@ def dataclasses_are_opaque() -> Patch:
     return swapped(runner_module, "map_tensors", by_pytree)
 
 
+@mutant(
+    "row counts become numbers",
+    source="linear maps over blocks asked for len(x): piecewise steps of other sizes failed or computed other rows",
+    killed_by=("fixed rows refused",),
+)
+def fixed_rows_accepted() -> Patch:
+    return swapped(piecewise_module, "refuse_fixed_rows", lambda traced, examples, num_rows: None)
+
+
 STALE_LOC_TAIL = Mutant(
     name="stale location tail",
     source="SGLang #23552: padded rows wrote into live requests' KV",
@@ -335,4 +345,5 @@ GRAPH_MUTANTS: tuple[Mutant, ...] = (
     shared_fill_not_counted,
     joining_goes_unnoticed,
     dataclasses_are_opaque,
+    fixed_rows_accepted,
 )
