@@ -19,7 +19,7 @@ from playhead.graph.breakable import BreakableStep
 from playhead.graph.breaks import BreakOp, TensorSpec
 from playhead.graph.bridges import BridgePool, Direction
 from playhead.graph.leases import BridgeLeases
-from playhead.graph.oplog import OpObserver
+from playhead.graph.oplog import Issued, OpObserver
 from playhead.graph.registry import CudaGraphBufferRegistry, DeviceEntry
 from playhead.graph.report import Report
 from playhead.graph.runner import GraphRunner
@@ -185,7 +185,7 @@ def dummy_run_through_live_rows() -> Iterator[None]:
 def host_sync_recorded() -> Patch:
     """A value read on the host at capture becomes a constant of the graph."""
 
-    def lenient(self: OpObserver, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def lenient(self: OpObserver, issued: Issued) -> None:
         return None
 
     return swapped(OpObserver, "_refuse", lenient)

@@ -10,7 +10,7 @@ import torch
 from playhead.errors import CaptureError
 from playhead.graph import TapeBackend, record
 from playhead.graph.backends.out_variants import out_variant
-from playhead.graph.oplog import op_name
+from playhead.graph.op_facts import op_name
 
 
 @torch.library.custom_op("playhead_test::scale_into", mutates_args=("out",))
