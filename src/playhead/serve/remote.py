@@ -111,10 +111,7 @@ class RemoteBackend:
             raise EngineStopped(where)
         if request_id in self._streams:
             raise RequestError(where, "an id in use", "a new id", "Wait for the other to end.")
-        num_there, most = len(self._samples), self._limits.max_requests(self.facts.max_running)
-        if num_there and num_there + checked.params.n > most:
-            found = f"{num_there} sequences running or waiting and {checked.params.n} more"
-            raise QueueFull(where, found, f"at most {most}", "Send it again when some are done.")
+        self._check_room(where, checked.params.n)
         stream = RemoteStream(request_id, checked, options, abort=self._abort)
         stream.add_samples(self._next_number, self.reader)
         self._next_number += len(stream.samples)
@@ -122,6 +119,14 @@ class RemoteBackend:
         self._lifetimes.add(stream)
         self._send(stream)
         return stream
+
+    def check_room(self) -> None:
+        self._check_room("request", 1)
+
+    def _check_room(self, where: str, num_more: int) -> None:
+        num_there, most = len(self._samples), self._limits.max_requests(self.facts.max_running)
+        if num_there and num_there + num_more > most:
+            raise QueueFull.of(where, num_there, num_more, most)
 
     async def snapshot(self, *, after_step: int = 0) -> EngineSnapshot:
         """The engine between two steps."""
