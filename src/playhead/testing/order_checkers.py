@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from playhead.graph.oplog import Op
 from playhead.schedule.request import Chunk
 from playhead.step.worker import Worker
 from playhead.testing.mutant import Checker
@@ -47,7 +47,7 @@ class OpNames(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.found: set[str] = set()
 
     def __torch_dispatch__(
-        self, func: Op, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         self.found.add(str(func).rsplit(".", 1)[0])  # "aten.mm.out" without its overload
         return func(*args, **(kwargs or {}))
