@@ -19,19 +19,30 @@ import torch
 from playhead.engine.config import EngineConfig
 from playhead.graph import Mode
 from playhead.llm import LLM
+from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
 from playhead.step.audit import audit_worker
 from playhead.testing.order_checkers import unordered_ops
 from playhead.testing.tiny_worker import dense_logits, last_logits, spread, tiny_worker
-from tests.e2e.embedded import sampling, tokens_of
+from tests.e2e.embedded import sampling
 
 NUM_CASES = int(os.environ.get("PLAYHEAD_INVARIANT_CASES", "24"))
 GEMMA = str(Path(__file__).parents[2] / "bench" / "models" / "gemma3-1b")
 
 
+Answer = tuple[list[int], list[dict[int, float]]]
+"""Tokens; and for each the logprobs that were asked for."""
+
+
+def answer_of(output: RequestOutput) -> Answer:
+    (completion,) = output.outputs
+    logprobs = completion.logprobs or []
+    return completion.token_ids, [{token: one.logprob for token, one in position.items()} for position in logprobs]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Campaign:
-    """Requests to one model: every third greedy, the others drawn, half of those with filters.
+    """Requests to one model: every third greedy, the others drawn, half of those with filters; some with logprobs.
 
     Every twentieth prompt is long: attention takes it in several segments where the model reaches so far.
     """
@@ -49,7 +60,7 @@ class Campaign:
         return [[rng.randrange(3, 4096) for _ in range(length)] for length in lengths]
 
     def params(self, i: int) -> SamplingParams:
-        return sampling("drawn" if i % 3 else "greedy", i, self.num_tokens)
+        return sampling("drawn" if i % 3 else "greedy", i, self.num_tokens, logprobs=3 if i % 10 == 9 else None)
 
     def llm(self, **settings) -> LLM:
         usual = {"dtype": "bfloat16", "max_model_len": self.longest + 64, "max_num_seqs": 64, "batch_invariant": True}
@@ -60,11 +71,11 @@ class Campaign:
             spread(llm.engine.worker.model.decoder)
         return llm
 
-    def run(self, llm: LLM, order: list[int] | None = None) -> list[list[int]]:
-        """Tokens by prompt, of requests that are sent at once in this order."""
+    def run(self, llm: LLM, order: list[int] | None = None) -> list[Answer]:
+        """Answers by prompt, of requests that are sent at once in this order."""
         order = order or list(range(NUM_CASES))
         found = llm.generate([self.prompts[i] for i in order], [self.params(i) for i in order], use_tqdm=False)
-        by_prompt = dict(zip(order, tokens_of(found), strict=True))
+        by_prompt = dict(zip(order, map(answer_of, found), strict=True))
         return [by_prompt[i] for i in sorted(order)]
 
 
@@ -78,7 +89,7 @@ def campaign(request) -> Campaign:
 
 
 @pytest.fixture(scope="module")
-def alone(campaign) -> list[list[int]]:
+def alone(campaign) -> list[Answer]:
     """Each request by itself."""
     with campaign.llm(enable_prefix_caching=False) as llm:
         return [campaign.run(llm, [i])[0] for i in range(NUM_CASES)]
@@ -90,7 +101,7 @@ def together(campaign) -> Iterator[LLM]:
         yield llm
 
 
-def check(found: list[list[int]], wanted: list[list[int]]) -> None:
+def check(found: list[Answer], wanted: list[Answer]) -> None:
     different = [i for i, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b]
     print(f"{len(different)} of {len(found)} requests differ")
     assert different == []

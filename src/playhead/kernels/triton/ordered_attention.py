@@ -198,22 +198,26 @@ def ordered_decode_kernel(
     """
     heads = tl.program_id(0)  # a block of BLOCK_M query heads of one kv head
     request = tl.program_id(2)
-    seq_len = tl.load(seq_lens + request)
+    # Four loads that wait for nothing, at once. "volatile" keeps them here: a compiler would move each to its first
+    # use, and their latencies would add up.
+    seq_len = tl.load(seq_lens + request, volatile=True)
+    num_queries = tl.load(query_lens + request, volatile=True)
+    token = tl.load(query_starts + request, volatile=True).to(tl.int64)
+    row = tl.load(rows + request, volatile=True).to(tl.int64)
     num_segments = _num_segments(seq_len, WINDOW, SEGMENT)
     num_sharing = tl.minimum(num_segments, tl.num_programs(1))
     first_part = 0
     if num_sharing > 1:
         first_part = _first_part(seq_lens, request, WINDOW, SEGMENT)
         num_sharing = tl.where(first_part + num_segments <= num_parts, num_sharing, 1)
-    if (tl.load(query_lens + request) == 1) & (tl.program_id(1) < num_sharing):
+    if (num_queries == 1) & (tl.program_id(1) < num_sharing):
         kv_head = heads // NUM_M_BLOCKS
         in_group_M = (heads % NUM_M_BLOCKS) * BLOCK_M + tl.arange(0, BLOCK_M)
         live_M, head_M = in_group_M < G, kv_head * G + in_group_M
-        token = tl.load(query_starts + request).to(tl.int64)
         dim_D = tl.arange(0, BLOCK_D)
         q_place = q + (token * q_token + head_M * q_head)[:, None] + dim_D[None, :]
         q_MD = tl.load(q_place, mask=live_M[:, None] & (dim_D < D)[None, :], other=0.0)
-        table_row = page_table + tl.load(rows + request).to(tl.int64) * table_stride
+        table_row = page_table + row * table_stride
         least = tl.maximum(seq_len - WINDOW, 0) if WINDOW > 0 else 0
         position_M = tl.zeros([BLOCK_M], tl.int32) + (seq_len - 1)
         part_place_M = first_part * H + head_M.to(tl.int64)
