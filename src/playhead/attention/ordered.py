@@ -56,7 +56,7 @@ class OrderedBackend(AttentionBackend):
         self, plan: AttentionPlan, layer: LayerAttention, q_BHD: Tensor, out_BHE: Tensor, prepared: Tensors = ()
     ) -> None:
         bs = q_BHD.shape[0]
-        plan = replace(plan, query_starts_B=self._starts_B[:bs], query_lens_B=self._lens_B[:bs])
+        plan = replace(plan, query_starts_B=self._starts_B.narrow(0, 0, bs), query_lens_B=self._lens_B.narrow(0, 0, bs))
         attend_in_order(q_BHD, out_BHE, *extend_arguments(plan, layer), *self._scratch, True)
 
     def extend(self, plan: AttentionPlan, layer: LayerAttention, q_THD: Tensor, out_THE: Tensor) -> None:

@@ -57,9 +57,7 @@ def build_worker(decoder: Decoder, config: WorkerConfig) -> Worker:
     page_table = DevicePageTable(kv.rows, device)
     decoder.reach(limits.max_context_tokens)
     layers = layer_attentions(decoder, pool)
-    attention = attention_backend(page_table.table_RP, layers, batch_invariant=config.batch_invariant)
-    if config.batch_invariant:
-        order_sums(decoder)
+    attention = prepare_sums(decoder, page_table.table_RP, layers, batch_invariant=config.batch_invariant)
     sampler = SamplerRows(max_running=limits.max_running, vocab_size=decoder.spec.vocab_size, device=device)
     forward = Forward(ModelStep(decoder, pool, layers, attention), sampler, page_table.table_RP)
     fill_value = attention.seq_len_fill_value
@@ -90,14 +88,22 @@ def build_worker(decoder: Decoder, config: WorkerConfig) -> Worker:
     )
 
 
-def attention_backend(
-    page_table_RP: torch.Tensor, layers: tuple[LayerAttention, ...], *, batch_invariant: bool = False
+def prepare_sums(
+    decoder: Decoder, page_table_RP: torch.Tensor, layers: tuple[LayerAttention, ...], *, batch_invariant: bool
 ) -> AttentionBackend:
+    """The attention of a decoder, whose linear maps are told too if every sum is to have a fixed order."""
+    if not batch_invariant:
+        return attention_backend(page_table_RP, layers)
+    order_sums(decoder)
+    if page_table_RP.device.type == "cuda":
+        return OrderedBackend(page_table_RP, layers, max_bs=page_table_RP.shape[0] - 1)
+    return attention_backend(page_table_RP, layers)
+
+
+def attention_backend(page_table_RP: torch.Tensor, layers: tuple[LayerAttention, ...]) -> AttentionBackend:
     """Our kernels on a GPU, numpy elsewhere."""
     if page_table_RP.device.type == "cuda":
         max_running = page_table_RP.shape[0] - 1  # row 0 is the sink's
-        if batch_invariant:
-            return OrderedBackend(page_table_RP, layers, max_bs=max_running)
         return TritonBackend(page_table_RP, layers, max_bs=max_running)
     return CpuBackend(page_table_RP, layers)
 

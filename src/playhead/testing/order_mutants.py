@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 
 import playhead.step.build
+from playhead.attention.base import LayerAttention
+from playhead.attention.triton import TritonBackend
 from playhead.layers.linear import PlainLinear
 from playhead.testing.mutant import Mutant, Patch, mutant, swapped
 
-HUNTERS = ("sums in order",)
+HUNTERS = ("sums in order", "sums in order on a GPU")
 
 
 @mutant(
@@ -32,4 +34,16 @@ def adding_forgets() -> Patch:
     return swapped(PlainLinear, "add_to", add_to)
 
 
-ORDER_MUTANTS: tuple[Mutant, ...] = (projections_not_told, adding_forgets)
+@mutant(
+    "batch_invariant not told to attention",
+    source="splits of a decode step follow the batch size, and a chunk's tiles its number of tokens",
+    killed_by=("sums in order on a GPU",),
+)
+def attention_not_told() -> Patch:
+    def usual(page_table_RP: torch.Tensor, layers: tuple[LayerAttention, ...], *, max_bs: int) -> TritonBackend:
+        return TritonBackend(page_table_RP, layers, max_bs=max_bs)
+
+    return swapped(playhead.step.build, "OrderedBackend", usual)
+
+
+ORDER_MUTANTS: tuple[Mutant, ...] = (projections_not_told, adding_forgets, attention_not_told)

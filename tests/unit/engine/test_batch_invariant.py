@@ -11,13 +11,14 @@ from playhead.errors import ConfigError
 from playhead.layers.linear import PlainLinear
 from playhead.models.build import spec_from_config
 from playhead.step.audit import audit_worker
-from playhead.testing.order_checkers import sums_in_order, unordered_ops
+from playhead.testing.order_checkers import sums_in_order, sums_in_order_on_a_gpu, unordered_ops
 from playhead.testing.tiny_worker import TINY_GPT_OSS, tiny_worker
 from playhead.types import Mode
 
 
 def test_no_op_of_an_invariant_engine_adds_up_in_an_order_of_the_batch():
     assert sums_in_order() == []
+    assert sums_in_order_on_a_gpu() == []
 
 
 def test_an_engine_without_the_setting_has_matmuls_of_torch():
