@@ -9,14 +9,24 @@ import torch
 import torch.distributed as dist
 
 from playhead.errors import CaptureError
-from playhead.graph import TapeBackend, record
+from playhead.graph import FullCapture, TapeBackend, record
 from playhead.graph.backends.out_variants import out_variant
 from playhead.graph.op_facts import op_name
+from playhead.graph.split import CUT, SplitCapture
 
 
 @torch.library.custom_op("playhead_test::scale_into", mutates_args=("out",))
 def scale_into(x: torch.Tensor, factor: float, out: torch.Tensor) -> None:
     out.copy_(torch.from_numpy(x.numpy() * factor))  # leaves the dispatcher, as a kernel does
+
+
+def plain(inputs, scope):
+    return inputs["x"] * 2
+
+
+def cut(inputs, scope):
+    scope.call(CUT, inputs["x"], site=0)
+    return inputs["x"] * 2
 
 
 def taped(work):
@@ -225,3 +235,21 @@ def test_an_op_that_says_what_its_collective_writes_is_recorded(world):
     x.fill_(5)
     recording.replay()
     assert doubled.tolist() == [10.0] * 4
+
+
+@pytest.mark.parametrize(("capture", "step"), [(FullCapture(), plain), (SplitCapture(), cut)], ids=["full", "split"])
+def test_the_first_size_of_a_callable_is_warmed_up_alone(capture, step):
+    """Two runs make the first graph, one each further graph; another callable is warmed up again."""
+    sizes: list[int] = []
+
+    def counted(inputs, scope):
+        sizes.append(len(inputs["x"]))
+        return step(inputs, scope)
+
+    for size in (4, 2, 1):
+        captured = capture.capture(TapeBackend(), counted, {"x": torch.ones(size)}, None)
+        captured.replay(None)
+        assert captured.output.tolist() == [2.0] * size
+    assert sizes == [4, 4, 2, 1]
+    capture.capture(TapeBackend(), lambda inputs, scope: counted(inputs, scope), {"x": torch.ones(3)}, None)
+    assert sizes == [4, 4, 2, 1, 3, 3]

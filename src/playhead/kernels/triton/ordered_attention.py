@@ -183,6 +183,18 @@ def _first_part(seq_lens, request, WINDOW: tl.constexpr, SEGMENT: tl.constexpr):
     return first
 
 
+@triton.jit
+def _fold_parts(
+    top_M, sum_M, acc_ME, parts, tops_sums, first_M, num_segments, live_M,
+    H: tl.constexpr, E: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """A result with the parts of all its segments, in ascending order."""
+    for index in range(num_segments):
+        part_top_M, part_sum_M, part_ME = _load_part(parts, tops_sums, first_M + index * H, live_M, E, BLOCK_E)
+        top_M, sum_M, acc_ME = _merged(top_M, sum_M, acc_ME, part_top_M, part_sum_M, part_ME)
+    return top_M, sum_M, acc_ME
+
+
 @triton.jit(do_not_specialize=["num_parts"])
 def ordered_decode_kernel(
     q, out, k_cache, v_cache, page_table, rows, seq_lens, query_starts, query_lens, sinks, parts, tops_sums, arrivals,
@@ -241,11 +253,9 @@ def ordered_decode_kernel(
         if num_sharing > 1:
             is_last = count_in(arrivals + request * tl.num_programs(0) + heads, num_sharing)
             if is_last:
-                for index in range(num_segments):
-                    part_top_M, part_sum_M, part_ME = _load_part(
-                        parts, tops_sums, part_place_M + index * H, live_M, E, BLOCK_E
-                    )
-                    top_M, sum_M, acc_ME = _merged(top_M, sum_M, acc_ME, part_top_M, part_sum_M, part_ME)
+                top_M, sum_M, acc_ME = _fold_parts(
+                    top_M, sum_M, acc_ME, parts, tops_sums, part_place_M, num_segments, live_M, H, E, BLOCK_E
+                )
         if is_last:
             _store_result(out, token * out_token + head_M * out_head, live_M, sum_M, acc_ME, E, BLOCK_E)
 
