@@ -50,6 +50,7 @@ class Campaign:
     model: str
     longest: int
     num_tokens: int
+    kv_bytes: int
     little_kv_bytes: int
 
     @cached_property
@@ -66,7 +67,7 @@ class Campaign:
         usual = {"dtype": "bfloat16", "max_model_len": self.longest + 64, "max_num_seqs": 64, "batch_invariant": True}
         if self.model == GEMMA:
             usual |= {"load_format": "dummy", "skip_tokenizer_init": True}
-        llm = LLM(self.model, EngineConfig(**usual | {"kv_memory_bytes": 1 << 32} | settings))
+        llm = LLM(self.model, EngineConfig(**usual | {"kv_memory_bytes": self.kv_bytes} | settings))
         if self.model == GEMMA:
             spread(llm.engine.worker.model.decoder)
         return llm
@@ -79,8 +80,8 @@ class Campaign:
         return [by_prompt[i] for i in sorted(order)]
 
 
-EMBEDDED_CAMPAIGN = Campaign(model="embedded", longest=900, num_tokens=24, little_kv_bytes=6_000_000)
-GEMMA_CAMPAIGN = Campaign(model=GEMMA, longest=1400, num_tokens=8, little_kv_bytes=140_000_000)
+EMBEDDED_CAMPAIGN = Campaign(model="embedded", longest=900, num_tokens=24, kv_bytes=1 << 27, little_kv_bytes=3_000_000)
+GEMMA_CAMPAIGN = Campaign(model=GEMMA, longest=1400, num_tokens=8, kv_bytes=1 << 31, little_kv_bytes=70_000_000)
 
 
 @pytest.fixture(scope="module", params=[EMBEDDED_CAMPAIGN, GEMMA_CAMPAIGN], ids=["embedded", "gemma-3-1b"])

@@ -208,10 +208,8 @@ def ordered_decode_kernel(
 
     Where the parts of a request have no room, its first program takes all segments by itself.
     """
-    heads = tl.program_id(0)  # a block of BLOCK_M query heads of one kv head
-    request = tl.program_id(2)
-    # Four loads that wait for nothing, at once. "volatile" keeps them here: a compiler would move each to its first
-    # use, and their latencies would add up.
+    heads, request = tl.program_id(0), tl.program_id(2)  # `heads`: a block of BLOCK_M query heads of one kv head
+    # At once, and "volatile": a compiler would move each to its first use, and their latencies would add up.
     seq_len = tl.load(seq_lens + request, volatile=True)
     num_queries = tl.load(query_lens + request, volatile=True)
     token = tl.load(query_starts + request, volatile=True).to(tl.int64)
