@@ -11,6 +11,8 @@ import torch
 
 Op = Callable[..., Any]
 
+# Collectives of torch.distributed. They give their result through objects that no op's schema shows.
+COLLECTIVES = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "symm_mem::")
 # Memory without contents: a replay has nothing to redo.
 UNINITIALISED = ("aten::empty.", "aten::empty_like.", "aten::empty_strided.", "aten::new_empty.")
 
@@ -55,6 +57,8 @@ def _refusal(name: str, tags: Iterable[torch.Tag], *, takes_indices: bool) -> tu
         return "the shape of its result depends on data", "Compute a fixed shape and mask it."
     if name.startswith("aten::lift_fresh"):
         return "a host constant would be baked into the graph", "Make it a slot or a buffer."
+    if name.startswith(COLLECTIVES):
+        return "a replay would not wait for the other processes", "Put it into an op that says what it writes."
     return None
 
 

@@ -14,6 +14,7 @@ from playhead.graph.backends.base import record
 from playhead.graph.backends.tape import TapeBackend
 from playhead.graph.breaks import Scope
 from playhead.graph.capture import Inputs
+from playhead.graph.op_facts import facts_of
 from playhead.graph.piecewise import as_traced, split_at_breaks
 from playhead.graph.registry import NUM_STAGES, CudaGraphBufferRegistry
 from playhead.graph.shapes import DispatchLimits
@@ -297,6 +298,22 @@ def fixed_rows() -> list[str]:
     return ["a trace for 7 rows was taken for one of any number"]
 
 
+def collective() -> list[str]:
+    """What torch.distributed does is refused: its ops do not say what they write, or when it is there."""
+    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    facts_of.cache_clear()
+    x = torch.ones(2)
+    try:
+        record(TapeBackend(), lambda: torch.distributed.all_reduce(x))
+    except CaptureError:
+        return []
+    finally:
+        torch.distributed.destroy_process_group()
+        facts_of.cache_clear()
+    return ["an all_reduce was recorded"]
+
+
 GRAPH_CHECKERS: tuple[Checker, ...] = (
     Checker(name="shrinking batch", run=shrinking_batch),
     Checker(name="K1 poison", run=poisoned_fills),
@@ -315,6 +332,7 @@ GRAPH_CHECKERS: tuple[Checker, ...] = (
     Checker(name="late joiner", run=late_joiner),
     Checker(name="nested outputs", run=nested_outputs),
     Checker(name="fixed rows refused", run=fixed_rows),
+    Checker(name="collective refused", run=collective),
     Checker(name="audit, full", run=audited("full")),
     Checker(name="audit, breakable", run=audited("breakable")),
     Checker(name="audit, piecewise", run=audited("piecewise")),

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map_only
 
+from playhead.graph import op_facts as op_facts_module
 from playhead.graph import piecewise as piecewise_module
 from playhead.graph import registry as registry_module
 from playhead.graph import runner as runner_module
@@ -304,6 +305,15 @@ def fixed_rows_accepted() -> Patch:
     return swapped(piecewise_module, "refuse_fixed_rows", lambda traced, examples, num_rows: None)
 
 
+@mutant(
+    "collectives are ops like others",
+    source="a captured all_reduce of torch.distributed replayed wrong 200 times of 200, without a word",
+    killed_by=("collective refused",),
+)
+def collectives_recorded() -> Patch:
+    return swapped(op_facts_module, "COLLECTIVES", ())
+
+
 STALE_LOC_TAIL = Mutant(
     name="stale location tail",
     source="SGLang #23552: padded rows wrote into live requests' KV",
@@ -346,4 +356,5 @@ GRAPH_MUTANTS: tuple[Mutant, ...] = (
     joining_goes_unnoticed,
     dataclasses_are_opaque,
     fixed_rows_accepted,
+    collectives_recorded,
 )
