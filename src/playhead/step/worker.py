@@ -180,7 +180,7 @@ class Worker:
             batch = batch_of(self.prefill_inputs, requests)
         elif masked is not None:
             batch = None if masked.can_replay_in_place(requests, kind) else batch_of(self.decode_inputs, requests)
-        elif not self.rows.can_replay_in_place(chunks, requests.ends, kind, num_fills=self.decode.registry.num_fills):
+        elif not self.rows.can_replay_in_place(requests.chunks, kind, num_fills=self.decode.registry.num_fills):
             batch = batch_of(self.decode_inputs, requests)
         self.publish()
         step = self.kv.begin()
@@ -223,7 +223,7 @@ class Worker:
         return DecodeSlots(
             kind=kind,
             num_fills=runner.registry.num_fills,
-            seqs=[chunk.seq for chunk in requests.chunks],
+            seqs=requests.chunks.seqs,
             seq_lens=requests.ends,
             num_places=self.kv.num_places_of(requests.rows),
         )
