@@ -104,6 +104,7 @@ def fit_memory(description: ModelDescription, config: EngineConfig, device: torc
 def usable_bytes(config: EngineConfig, device: torch.device) -> int:
     """The device's memory that is not taken, and of a GPU no more than the engine's share."""
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # a dropped engine's memory is torch's until now, and the device counts it as taken
         return share_of_gpu(config, *torch.cuda.mem_get_info(device))
     return free_host_bytes()
 
