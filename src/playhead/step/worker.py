@@ -49,6 +49,7 @@ class WorkerConfig:
     dispatch: DispatchLimits = field(default_factory=lambda: DispatchLimits(lazy=True))
     prefix_caching: bool = True
     strict_ledger: bool = False
+    batch_invariant: bool = False
     audit_every_steps: int | None = None
     """Steps between two full audits of the account of KV pages. None: as often as costs 1% of the time."""
 
