@@ -12,7 +12,7 @@ from playhead.errors import CheckpointError
 from playhead.llm import LLM
 from playhead.models.checkpoint.fill import LoadProgress
 
-NUM_PIECES = 10_000_000  # more than a tokenizer's file takes to read
+NUM_PIECES = 60_000
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_a_tokenizer_that_cannot_be_used_ends_the_load_of_the_weights(model, mon
     monkeypatch.setattr("playhead.engine.build.load_weights", load_slowly)
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
         LLM(model)
-    assert pieces < NUM_PIECES
+    assert len(pieces) < NUM_PIECES
 
 
 def test_of_two_broken_files_the_tokenizer_is_named(model, monkeypatch):
