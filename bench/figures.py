@@ -174,13 +174,14 @@ def draw_decode(pyplot: Any, drawn: dict[str, Any]) -> Any:
     return figure
 
 
-def styled_pyplot() -> Any:
+def styled_pyplot(backend: str = "svg") -> Any:
+    """matplotlib in tones that are readable on white and on black, without a background."""
     try:
         import matplotlib
         from matplotlib import pyplot
     except ImportError as error:
         raise SystemExit("bench.figures: matplotlib is not installed; pip install 'playhead[bench]'") from error
-    matplotlib.use("svg")
+    matplotlib.use(backend)
     inked = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "axes.titlecolor")
     style = dict.fromkeys(inked, INK) | {
         "font.size": 9,

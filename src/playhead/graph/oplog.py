@@ -39,11 +39,17 @@ ESCAPES: dict[Callable[..., Any], tuple[str, str]] = {
 }
 
 
-class Access(NamedTuple):
+# What a recording keeps of one tensor and of one op, in the order of the fields of `Access` and `OpRecord`. A start has
+# hundreds of thousands of these. Plain tuples are made four times as fast as dataclasses, and the garbage collector
+# stops looking at them.
+NotedAccess = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype, bool]
+NotedOp = tuple[str, tuple[NotedAccess, ...], tuple[NotedAccess, ...], tuple[object, ...], str]
+
+
+@dataclass(frozen=True, slots=True)  # positional, made from a `NotedAccess`
+class Access:
     """Bytes of one storage touched by one op. `internal` memory was made while recording."""
 
-    # A tuple, as `OpRecord` is: a capture makes thousands, and a frozen dataclass takes four times as long. What only
-    # an audit asks for is worked out when it asks.
     start: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -55,14 +61,20 @@ class Access(NamedTuple):
         return self.start + num_spanned(self.shape, self.stride) * self.dtype.itemsize
 
 
-class OpRecord(NamedTuple):
+@dataclass(frozen=True, slots=True)  # positional, made from a `NotedOp`
+class OpRecord:
     """One dispatched op. `statics` are its arguments that are not tensors: a replay cannot change them."""
 
     name: str
     reads: tuple[Access, ...]
     writes: tuple[Access, ...]
-    statics: tuple[Any, ...]
+    statics: tuple[object, ...]
     where: str
+
+    @classmethod
+    def of(cls, noted: NotedOp) -> OpRecord:
+        name, reads, writes, statics, where = noted
+        return cls(name, tuple(Access(*one) for one in reads), tuple(Access(*one) for one in writes), statics, where)
 
     @property
     def is_view(self) -> bool:
@@ -79,7 +91,12 @@ class OpRecord(NamedTuple):
 class OpLog:
     """The ops of one recording, in order. Views are listed but are not work."""
 
-    ops: tuple[OpRecord, ...]
+    noted: tuple[NotedOp, ...]
+
+    @property
+    def ops(self) -> tuple[OpRecord, ...]:
+        """Every op, with names for what was noted of it."""
+        return tuple(OpRecord.of(noted) for noted in self.noted)
 
     def count(self, name: str) -> int:
         """How many ops have this name, with or without overload: 'aten::index' counts 'aten::index.Tensor'."""
@@ -117,7 +134,13 @@ def user_line() -> str:
     frame = sys._getframe(1)
     while frame.f_back is not None and is_foreign(frame.f_code.co_filename):
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return line_in(frame.f_code.co_filename, frame.f_lineno)
+
+
+@cache
+def line_in(file_name: str, number: int) -> str:
+    """One text for all ops of a line."""
+    return f"{file_name}:{number}"
 
 
 @cache
@@ -162,14 +185,14 @@ class OpObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
         self._keep_calls = keep_calls
-        self._records: list[OpRecord] = []
+        self._noted: list[NotedOp] = []
         self._internal: set[int] = set()
         self._guard = EscapeGuard()
         self.leases: BridgeLeases | None = None
 
     @property
     def log(self) -> OpLog:
-        return OpLog(ops=tuple(self._records))
+        return OpLog(noted=tuple(self._noted))
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -228,6 +251,8 @@ class OpObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise CaptureError(
                 facts.name, user_line(), "a mask as index makes the shape depend on data", "Use torch.where."
             )
+        if len(issued.inputs) < 2 and not facts.may_move:
+            return
         devices = {tensor.device for tensor in issued.inputs if tensor.dim() > 0}
         if facts.may_move and issued.kwargs.get("device") is not None:
             devices.add(torch.device(issued.kwargs["device"]))
@@ -268,14 +293,14 @@ class OpObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made: Sequence[torch.Tensor],
         statics: Sequence[object],
     ) -> None:
-        reads = tuple([self._access(tensor) for tensor in read])
+        reads = tuple([self._note(tensor) for tensor in read])
         self._internal.update([storage_of(tensor) for tensor in made])
-        writes = tuple([self._access(tensor) for tensor in (*written, *made)])
-        self._records.append(OpRecord(name, reads, writes, tuple(statics), user_line()))
+        writes = tuple([self._note(tensor) for tensor in (*written, *made)])
+        self._noted.append((name, reads, writes, tuple(statics), user_line()))
 
-    def _access(self, tensor: torch.Tensor) -> Access:
-        internal = tensor.untyped_storage().data_ptr() in self._internal
-        return Access(tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, internal)
+    def _note(self, tensor: torch.Tensor) -> NotedAccess:
+        is_internal = storage_of(tensor) in self._internal
+        return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, is_internal
 
 
 def fresh_among(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
