@@ -21,6 +21,7 @@ from playhead.kernels.experts import grouped_matmul
 from playhead.kernels.masks import forbid_
 from playhead.kernels.norm import add_rms_norm, norm_add_, rms_norm
 from playhead.kernels.op import Op
+from playhead.kernels.projection import project, project_gated, project_normed
 from playhead.kernels.rope import qk_rope_write
 from playhead.kernels.tokens import advance, choose_scratch, choose_tokens, newest_ids
 from playhead.kernels.translate import translate
@@ -72,7 +73,19 @@ def add_norm_call():
     return torch.randn(2, 8), torch.randn(2, 8), torch.randn(8), torch.randn(8), 1e-6, True, False
 
 
+def project_call():
+    return torch.randn(2, 6), torch.randn(2, 8), torch.randn(6, 8), torch.randn(6), 0.5, True
+
+
+def project_normed_call():
+    rows = (torch.randn(2, 3), torch.randn(2, 8), torch.randn(2, 8))
+    return *rows, torch.randn(8), None, 1e-6, True, False, torch.randn(6, 8), torch.randn(6), "silu"
+
+
 CALLS = {
+    project: project_call,
+    project_gated: lambda: (torch.randn(2, 8), torch.randn(6, 8), torch.randn(6), "silu"),
+    project_normed: project_normed_call,
     rms_norm: norm_call,
     add_rms_norm: add_norm_call,
     norm_add_: lambda: (torch.randn(2, 8), torch.randn(2, 8), torch.randn(8), 1e-6, True, False),
