@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 from playhead.kernels.elementwise import UNCLAMPED, gated_activation
-from playhead.layers.spec import MlpSpec
+from playhead.kernels.projection import project, project_gated, project_normed
+from playhead.layers.norm import Norm, Stream
+from playhead.layers.spec import Activation, MlpSpec
 
 
 class Linear(Protocol):
@@ -87,6 +89,11 @@ class PlainLinear(nn.Module):
         self.register_buffer("_zero", weight_OI.new_zeros(1) if needs_zero else None, persistent=False)
 
     def forward(self, x_TI: torch.Tensor, out_TO: torch.Tensor | None = None) -> torch.Tensor:
+        if x_TI.is_cuda:
+            if out_TO is None:
+                out_TO = x_TI.new_empty((x_TI.shape[0], self.weight.shape[0]))
+            project(out_TO, x_TI, self.weight, self.bias, self.scale, False)
+            return out_TO
         if self._zero is not None:
             return torch.addmm(self._zero, x_TI, self.weight.t(), beta=0, alpha=self.scale, out=out_TO)
         if self.bias is None:
@@ -94,8 +101,36 @@ class PlainLinear(nn.Module):
         return torch.addmm(self.bias, x_TI, self.weight.t(), beta=self.scale, alpha=self.scale, out=out_TO)
 
     def add_to(self, sum_TO: torch.Tensor, x_TI: torch.Tensor) -> torch.Tensor:
+        if x_TI.is_cuda:
+            project(sum_TO, x_TI, self.weight, self.bias, self.scale, True)
+            return sum_TO
         sum_TO.addmm_(x_TI, self.weight.t(), alpha=self.scale)
         return sum_TO if self.bias is None else sum_TO.add_(self.bias, alpha=self.scale)
+
+
+def product_of_stream(
+    linear: Linear, stream: Stream, norm: Norm | None, out_TO: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The complete residual, and the product of what the norm makes of it, in `out_TO`."""
+    residual_TM = _fused_product(linear, stream, norm, out_TO, None)
+    if residual_TM is not None:
+        return residual_TM, out_TO
+    residual_TM, h_TM = stream.normed(norm)
+    return residual_TM, linear(h_TM, out_TO)
+
+
+def _fused_product(
+    linear: Linear, stream: Stream, norm: Norm | None, out_TO: torch.Tensor, activation: Activation | None
+) -> torch.Tensor | None:
+    """The complete residual of a product that one op makes of the stream; None where several ops are needed."""
+    output_TM, output_norm = stream.output_TM, stream.output_norm
+    if output_TM is None or norm is None or not isinstance(linear, PlainLinear) or not output_TM.is_cuda:
+        return None
+    if output_norm is not None and output_norm.spec != norm.spec:  # one kernel has one eps
+        return None
+    x_norm_M = None if output_norm is None else output_norm.weight
+    what = (linear.weight, linear.bias, None if activation is None else activation.value)
+    return project_normed(out_TO, output_TM, stream.residual_TM, norm.weight, x_norm_M, *norm.numbers, *what)
 
 
 class GatedMlp(nn.Module):
@@ -109,5 +144,19 @@ class GatedMlp(nn.Module):
 
     def forward(self, h_TM: torch.Tensor, beside_TM: torch.Tensor | None = None) -> torch.Tensor:
         """The block's output, added in place to what runs beside it if that is given."""
-        hidden_TI = gated_activation(self.gate_up(h_TM), self.spec.activation.value, *UNCLAMPED)
+        hidden_TI = self._hidden(h_TM)
         return self.down(hidden_TI) if beside_TM is None else self.down.add_to(beside_TM, hidden_TI)
+
+    def of_stream(self, stream: Stream, norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The complete residual, and the block's output for what the norm makes of it."""
+        hidden_TI = stream.residual_TM.new_empty((stream.residual_TM.shape[0], self.spec.size))
+        residual_TM = _fused_product(self.gate_up, stream, norm, hidden_TI, self.spec.activation)
+        if residual_TM is None:
+            residual_TM, h_TM = stream.normed(norm)
+            hidden_TI = self._hidden(h_TM)
+        return residual_TM, self.down(hidden_TI)
+
+    def _hidden(self, h_TM: torch.Tensor) -> torch.Tensor:
+        if isinstance(self.gate_up, PlainLinear) and h_TM.is_cuda:
+            return project_gated(h_TM, self.gate_up.weight, self.gate_up.bias, self.spec.activation.value)
+        return gated_activation(self.gate_up(h_TM), self.spec.activation.value, *UNCLAMPED)

@@ -29,12 +29,12 @@ MOST_NORMS = 1056  # programs that norm the same row
 
 
 @triton.jit
-def _matrix_rows(tile, N, BLOCK_N: tl.constexpr, IS_GATED: tl.constexpr):
-    """Which rows of the matrix belong to a tile, and which of them are there.
+def _matrix_rows(N, BLOCK_N: tl.constexpr, IS_GATED: tl.constexpr):
+    """Which rows of the matrix a program multiplies by, and which are there.
 
-    A gated map has the gates of its N outputs and then their ups: a tile has a gate, its up, the next gate, ...
+    A gated map has the gates of its N outputs and then their ups: a program takes a gate, its up, the next gate, ...
     """
-    row_N = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    row_N = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     if IS_GATED:
         output_N = row_N // 2
         return output_N + row_N % 2 * N, output_N < N
@@ -71,25 +71,19 @@ def _normed_sum(
 
 
 @triton.jit
-def _load_tile(weight, tile, k_K, live_K, N, K, BLOCK_N: tl.constexpr, IS_GATED: tl.constexpr):
-    row_N, live_N = _matrix_rows(tile, N, BLOCK_N, IS_GATED)
-    place_NK = row_N[:, None].to(tl.int64) * K + k_K[None, :]
-    return tl.load(weight + place_NK, mask=live_N[:, None] & live_K[None, :], other=0.0)
-
-
-@triton.jit
 def row_kernel(
-    x, weight, bias, out, scale, residual, total, norm, x_norm, eps, N, K, num_tiles,
+    x, weight, bias, out, scale, residual, total, norm, x_norm, eps, N, K,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, ADDS: tl.constexpr,
     NORM: tl.constexpr, NORM_X: tl.constexpr, UNIT_OFFSET: tl.constexpr, CENTRED: tl.constexpr,
-    ONE_TILE: tl.constexpr, STARTS_NEXT: tl.constexpr, DEPENDENT: tl.constexpr,
+    STARTS_NEXT: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One row times BLOCK_N rows of the matrix, and more such tiles in turn. With NORM the row is a sum, normed."""
+    """One row times BLOCK_N rows of the matrix. With NORM the row is a sum that is normed."""
     IS_GATED: tl.constexpr = ACTIVATION is not None
+    row_N, live_N = _matrix_rows(N, BLOCK_N, IS_GATED)
     k_K = tl.arange(0, BLOCK_K)
     live_K = k_K < K
-    first = tl.program_id(0)
-    next_w_NK = _load_tile(weight, first, k_K, live_K, N, K, BLOCK_N, IS_GATED)
+    place_NK = row_N[:, None].to(tl.int64) * K + k_K[None, :]
+    w_NK = tl.load(weight + place_NK, mask=live_N[:, None] & live_K[None, :], other=0.0)
     norm_K = k_K
     x_norm_K = k_K
     if NORM:
@@ -101,19 +95,15 @@ def row_kernel(
     after_upstream(DEPENDENT)
     x_K = tl.load(x + k_K, mask=live_K, other=0.0).to(tl.float32)
     if NORM:
-        x_K = _normed_sum(x_K, residual, total, norm_K, x_norm_K, k_K, live_K, eps, K, first == 0, NORM_X, CENTRED)
-    for tile in tl.range(first, num_tiles, tl.num_programs(0)):
-        w_NK = next_w_NK
-        if not ONE_TILE:
-            next_w_NK = _load_tile(weight, tile + tl.num_programs(0), k_K, live_K, N, K, BLOCK_N, IS_GATED)
-        row_N, live_N = _matrix_rows(tile, N, BLOCK_N, IS_GATED)
-        y_N = _with_bias(tl.sum(w_NK.to(tl.float32) * x_K[None, :], 1), bias, row_N, live_N, HAS_BIAS)
-        if IS_GATED:
-            gate, up = tl.split(tl.reshape(y_N, [BLOCK_N // 2, 2]))
-            col = tile * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
-            _store(gated(gate, up, 1.0, 0.0, ACTIVATION), out, col, col < N, scale, ADDS)
-        else:
-            _store(y_N, out, row_N, live_N, scale, ADDS)
+        writes = tl.program_id(0) == 0
+        x_K = _normed_sum(x_K, residual, total, norm_K, x_norm_K, k_K, live_K, eps, K, writes, NORM_X, CENTRED)
+    y_N = _with_bias(tl.sum(w_NK.to(tl.float32) * x_K[None, :], 1), bias, row_N, live_N, HAS_BIAS)
+    if IS_GATED:
+        gate, up = tl.split(tl.reshape(y_N, [BLOCK_N // 2, 2]))
+        col = tl.program_id(0) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+        _store(gated(gate, up, 1.0, 0.0, ACTIVATION), out, col, col < N, scale, ADDS)
+    else:
+        _store(y_N, out, row_N, live_N, scale, ADDS)
 
 
 @triton.jit(do_not_specialize=["num_rows"])  # one binary for every number of rows
@@ -127,7 +117,7 @@ def rows_kernel(
     if STARTS_NEXT:
         let_downstream_start(DEPENDENT)
     IS_GATED: tl.constexpr = ACTIVATION is not None
-    row_N, live_N = _matrix_rows(tl.program_id(0), N, BLOCK_N, IS_GATED)
+    row_N, live_N = _matrix_rows(N, BLOCK_N, IS_GATED)
     token_R = tl.arange(0, BLOCK_R)
     live_R = token_R < num_rows
     k_PK = tl.arange(0, PARTS)[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
@@ -203,20 +193,19 @@ def launch_tiles(
 ) -> None:  # fmt: skip
     """The product cut as `tiles` say; gated, with an activation; of a normed sum, with memory for that (one row)."""
     num_rows, num_outputs = out_TO.shape
-    num_tiles = triton.cdiv(num_outputs * (1 if activation is None else 2), tiles.block_n)
+    grid = (triton.cdiv(num_outputs * (1 if activation is None else 2), tiles.block_n),)
     what = {"ACTIVATION": activation, "HAS_BIAS": bias_O is not None, "ADDS": adds, "STARTS_NEXT": tiles.starts_next}
     if isinstance(tiles, RowTiles):
         residual_TI, norm_I, x_norm_I, eps, unit_offset, centred = norm
-        tiles_each = 1 if tiles.most_programs is None else triton.cdiv(num_tiles, tiles.most_programs)
-        row_kernel[(triton.cdiv(num_tiles, tiles_each),)](
+        row_kernel[grid](
             x_TI, weight_OI, bias_O, out_TO, scale, residual_TI, total_TI, norm_I, x_norm_I, eps,
-            num_outputs, x_TI.shape[1], num_tiles, ONE_TILE=tiles_each == 1,
+            num_outputs, x_TI.shape[1],
             NORM=norm_I is not None, NORM_X=x_norm_I is not None, UNIT_OFFSET=unit_offset, CENTRED=centred,
             BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k, num_warps=tiles.num_warps, **what, **dependent(x_TI),
         )  # fmt: skip
         return
     assert total_TI is None, "several rows are summed and normed by a kernel of their own"
-    rows_kernel[(num_tiles,)](
+    rows_kernel[grid](
         x_TI, weight_OI, bias_O, out_TO, scale, x_TI.stride(0), out_TO.stride(0), num_rows, num_outputs, x_TI.shape[1],
         BLOCK_R=tiles.block_r, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k, PARTS=tiles.parts,
         STAGES=tiles.num_stages, num_warps=tiles.num_warps, **what, **dependent(x_TI),

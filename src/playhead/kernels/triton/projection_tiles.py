@@ -27,7 +27,6 @@ class RowTiles:
     block_k: int
     num_warps: int
     starts_next: bool
-    most_programs: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +55,8 @@ def tiles_for(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> RowTiles | RowsTil
     is_aligned = num_inputs % 16 == 0 and weight_OI.is_contiguous() and x_TI.stride(1) == 1
     if not fits or not is_aligned or x_TI.dtype not in DTYPES or x_TI.dtype is not weight_OI.dtype:
         return None
+    if num_rows > 8 and num_outputs > 2048 and num_inputs > 8192:  # 19.9 us against 18.1 (Gemma-3-4B's down)
+        return None
     return row_tiles(num_outputs, num_inputs) if num_rows == 1 else rows_tiles(num_rows, num_outputs)
 
 
@@ -74,7 +75,7 @@ def rows_tiles(num_rows: int, num_outputs: int) -> RowsTiles:
     in flight. Many outputs make enough programs of one warp.
     """
     block_r = 8 if num_rows <= 8 else 16
-    if num_outputs <= 2560:
+    if num_outputs <= 2048:
         return RowsTiles(block_r=block_r, block_n=16, block_k=128, parts=4, num_stages=6)
     if num_outputs <= 4096:
         return RowsTiles(block_r=block_r, block_n=32, block_k=128, parts=2, num_stages=6)
