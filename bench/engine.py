@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from bench.measure import emit
-from playhead.engine.build import resolve_model_name
+from playhead.engine.tokenizer_files import resolve_model_name
 from playhead.llm import LLM, EngineConfig
 from playhead.sampling_params import SamplingParams
 

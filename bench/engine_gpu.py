@@ -1,7 +1,7 @@
 """What the engine promises on a GPU, shown: `python -m bench.engine_gpu bench/models/gemma3-1b`.
 
-Graphs captured, with seconds and bytes; the same tokens eagerly and through full, breakable and piecewise graphs;
-copies and synchronisations of steady decode steps, counted by the profiler; the audit. Dummy weights, real shapes.
+The same tokens eagerly and through full, breakable and piecewise graphs; copies and synchronisations of steady decode
+steps, counted by the profiler; the audit. Dummy weights, real shapes. How fast it is: `python -m bench.h200`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import collections
 import random
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench.measure import emit
 from playhead.engine.front import RequestOptions
-from playhead.graph.spec import CaptureReport
 from playhead.llm import LLM
 from playhead.sampling_params import SamplingParams
 from playhead.step.audit import audit_worker
@@ -45,24 +43,6 @@ def new_llm(model: Path, **settings: Any) -> LLM:
 def prompts(count: int, num_tokens: int) -> list[list[int]]:
     rng = random.Random(count)
     return [[rng.randrange(1000, 120_000) for _ in range(num_tokens)] for _ in range(count)]
-
-
-def show_capture(model: Path, mode: str) -> None:
-    """Every graph of a serving configuration."""
-    llm = new_llm(model, graph_mode=mode, max_num_seqs=256)
-    for name, runner in (("prefill", llm.engine.worker.prefill), ("decode", llm.engine.worker.decode)):
-        reports: list[CaptureReport] = []
-        started = time.perf_counter()
-        runner.capture_all(reports.append)
-        emit(
-            "capture",
-            mode=mode,
-            runner=name,
-            graphs=len(reports),
-            seconds=time.perf_counter() - started,
-            mib=sum(report.num_bytes for report in reports) / 2**20,
-            nodes_of_smallest=reports[-1].num_nodes,
-        )
 
 
 def show_equal_tokens(model: Path) -> None:
@@ -132,8 +112,6 @@ def main() -> None:
     show_steady_steps(model)
     show_equal_tokens(model)
     show_audit(model)
-    for mode in MODES:
-        show_capture(model, mode)
 
 
 if __name__ == "__main__":

@@ -12,16 +12,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from bench.kv_models import models
-from playhead.engine.memory import num_weight_bytes
+from bench.scorecard import decode_floor_ms
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.geometry import KVGeometry, KVGroup, num_pages_for, window_frontier
 from playhead.kv.layout import lay_out
 from playhead.kv.plan import KVLimits, plan_kv
-from playhead.models.load import describe_model
-from playhead.step.forward import kv_geometry
 
 ROOT = Path(__file__).resolve().parent.parent
 FIGURES = ROOT / "docs" / "figures"
@@ -35,8 +31,6 @@ MEMORY_MODELS = ("Gemma-3-27B", "Gemma-3-4B", "gpt-oss-20b")
 BATCHES = (1, 8, 32, 128)
 PEERS = ("vLLM", "SGLang")
 DECODE_MODELS = {"Gemma-3-1B": "gemma3-1b", "Gemma-3-4B": "gemma3-4b", "Llama-3.2-1B": "llama-1b"}
-BYTES_PER_SECOND = 4.3e12
-"""What an H200 reads, measured: the floor of a decode step is its bytes over this."""
 DECODE_CONTEXT = 256
 """The mean context of the workload: a prompt of 128 tokens, then 256 new ones."""
 
@@ -118,10 +112,7 @@ def logged_decode(name: str) -> dict[str, list[float]]:
 
 def floor_ms(folder: str) -> list[float]:
     """Weights once and every request's live keys and values once, at the speed of the memory."""
-    spec = describe_model(str(ROOT / "bench" / "models" / folder), config_only=True).spec
-    kv_bytes = kv_geometry(spec, page_size=PAGE_SIZE, dtype=torch.bfloat16).bytes_per_request(DECODE_CONTEXT)
-    weight_bytes = num_weight_bytes(spec, torch.bfloat16)
-    return [round((weight_bytes + batch * kv_bytes) / BYTES_PER_SECOND * 1e3, 3) for batch in BATCHES]
+    return [round(decode_floor_ms(folder, batch, DECODE_CONTEXT), 3) for batch in BATCHES]
 
 
 def draw_memory(pyplot: Any, drawn: dict[str, Any]) -> Any:
@@ -183,13 +174,14 @@ def draw_decode(pyplot: Any, drawn: dict[str, Any]) -> Any:
     return figure
 
 
-def styled_pyplot() -> Any:
+def styled_pyplot(backend: str = "svg") -> Any:
+    """matplotlib in tones that are readable on white and on black, without a background."""
     try:
         import matplotlib
         from matplotlib import pyplot
     except ImportError as error:
         raise SystemExit("bench.figures: matplotlib is not installed; pip install 'playhead[bench]'") from error
-    matplotlib.use("svg")
+    matplotlib.use(backend)
     inked = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "axes.titlecolor")
     style = dict.fromkeys(inked, INK) | {
         "font.size": 9,

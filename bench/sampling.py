@@ -42,7 +42,7 @@ def ways(num_rows: int, vocab_size: int) -> dict[str, Callable[[torch.Tensor], o
     scratch = choose_scratch(num_rows, vocab_size, DEVICE)
 
     def call(op: Callable[..., None], temperature: torch.Tensor, draws: bool) -> Callable[[torch.Tensor], None]:
-        return lambda logits: op(logits, temperature, seeds, seeds, tokens, *scratch, GREEDY_BELOW, draws)
+        return lambda logits: op(logits, None, temperature, seeds, seeds, tokens, *scratch, GREEDY_BELOW, draws)
 
     return {
         "greedy": call(choose_tokens, cool, False),

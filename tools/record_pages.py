@@ -34,7 +34,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # it exports 
 from typer.testing import CliRunner
 
 from playhead.cli.main import app
-from playhead.engine.build import resolve_model_name
+from playhead.engine.tokenizer_files import resolve_model_name
 from tests.unit.models.checkpoint.mirror import Mirror, running
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -112,6 +112,12 @@ class NoTokenLeft(RequestError):
 class QueueFull(RequestError):
     """The queue has no room for this request now. Sent again later it may be served."""
 
+    @classmethod
+    def of(cls, where: str, num_there: int, num_more: int, most: int) -> QueueFull:
+        """There are `num_there` sequences, and `most` may be there."""
+        found = f"{num_there} sequences running or waiting and {num_more} more"
+        return cls(where, found, f"at most {most}", "Send it again when some are done.")
+
 
 class RequestFailed(PlayheadError):
     """What belongs to this request alone raised: its text, its sampler row. `__cause__` is what was raised."""

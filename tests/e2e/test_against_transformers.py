@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from playhead.engine.build import resolve_model_name
+from playhead.engine.tokenizer_files import resolve_model_name
 from playhead.llm import EngineConfig
 from playhead.sampling_params import SamplingParams
 from tests.e2e.embedded import first_difference, is_tie, shared_llm, token_prompts, tokens_of

@@ -18,7 +18,7 @@ from playhead.env import for_engine_process
 from playhead.errors import ConfigError, EngineStopped
 from playhead.llm import LLM
 from playhead.serve.backend import BackendState
-from playhead.serve.link import MODULE
+from playhead.serve.engine_child import MODULE
 from playhead.serve.local import LocalBackend
 from playhead.serve.remote import HEALTHY_S, RemoteBackend
 from tests.serve.backends import CONFIG, ENDLESS, GREEDY, HandClock, first_of, outputs_of, submitted

@@ -71,6 +71,15 @@ def chunks_of(text: str, size: int) -> list[str]:
     return [text[at : at + size] for at in range(0, len(text), size)]
 
 
+@pytest.mark.parametrize("path", sorted(GENERATING))
+def test_a_full_queue_refuses_before_a_body_is_read(path):
+    """Under too much load most requests are refused: one must cost less than reading its prompt."""
+    found, made = call(Service(backend=ScriptedBackend(room=0)), path, b"no JSON")
+    assert isinstance(found, Answer)
+    assert (found.status, json.loads(found.body)["error"]["code"]) == (429, "queue_full")
+    assert made.spent.num_prompt_tokens == 0
+
+
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_a_call_is_found_in_an_answer_whole_or_streamed(size):
     service = Service(backend=ScriptedBackend(pieces=chunks_of("Well. " + CALL, size)), tool_format="hermes")

@@ -8,10 +8,10 @@ from playhead.cli.demo import audit_table
 from playhead.cli.loading import loaded
 from playhead.cli.options import AuditOptions
 from playhead.cli.screen import Screen
-from playhead.engine.build import resolve_model_name
 from playhead.engine.config import EngineConfig
 from playhead.engine.progress import capture_bar, spinner
 from playhead.engine.resolve import kv_limits, resolve_device, resolve_dtype
+from playhead.engine.tokenizer_files import resolve_model_name
 from playhead.errors import ConfigError
 from playhead.graph.report import Report
 from playhead.models.load import ModelDescription, describe_model

@@ -15,10 +15,11 @@ from playhead.cli.lines import both_are_terminals, kept_history, next_line
 from playhead.cli.loading import fitted, loaded, sampling_of
 from playhead.cli.options import ChatOptions
 from playhead.cli.screen import Screen
-from playhead.engine.build import load_tokenizer, resolve_model_name
+from playhead.engine.build import load_tokenizer
 from playhead.engine.calls import Stream
 from playhead.engine.config import EngineConfig
 from playhead.engine.progress import spinner
+from playhead.engine.tokenizer_files import resolve_model_name
 from playhead.env import state_directory
 from playhead.errors import ChatTemplateError, ConfigError, RequestError, RequestFailed, StepFailed
 from playhead.llm import LLM

@@ -18,10 +18,10 @@ from rich.table import Table
 
 from playhead import __version__
 from playhead.cli.screen import Screen
-from playhead.engine.build import resolve_model_name
 from playhead.engine.config import ENGINE_SETTINGS, GPU_SHARE, EngineConfig
 from playhead.engine.memory import CPU_KV_BYTES, CPU_SHARE_OF_FREE, KV_SHARE
 from playhead.engine.resolve import resolve_device, resolve_dtype
+from playhead.engine.tokenizer_files import resolve_model_name
 from playhead.models.checkpoint.hub import resolve_model
 from playhead.models.checkup import Checkup
 from playhead.settings import show_size

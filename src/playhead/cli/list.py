@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from playhead.cli.screen import Screen
-from playhead.engine.build import resolve_model_name
 from playhead.engine.config import EMBEDDED
+from playhead.engine.tokenizer_files import resolve_model_name
 from playhead.models.hub_cache import CachedModel, cached_models
 from playhead.settings import show_size
 

@@ -12,11 +12,12 @@ from rich.table import Table
 from playhead.cli.command import in_flags
 from playhead.cli.options import PlanOptions
 from playhead.cli.screen import Screen
-from playhead.engine.build import load_tokenizer, resolve_model_name
+from playhead.engine.build import load_tokenizer
 from playhead.engine.config import ENGINE_SETTINGS, EngineConfig
 from playhead.engine.host_memory import free_host_bytes
 from playhead.engine.memory import fit_beside_weights, share_of_gpu
 from playhead.engine.resolve import resolve_dtype
+from playhead.engine.tokenizer_files import resolve_model_name
 from playhead.errors import PlayheadError
 from playhead.kv.plan import NUM_SINK_SLABS, Capacity, KVPlan, plan_kv
 from playhead.models.facts import load_facts

@@ -10,28 +10,32 @@ from rich.table import Table
 from playhead.cli.screen import Screen
 from playhead.engine.config import EngineConfig
 from playhead.engine.snapshot import EngineSnapshot
-from playhead.logs import LEVELS, write_to_stderr
 from playhead.serve.assemble import make_application
 from playhead.serve.auth import check_exposure, load_keys
 from playhead.serve.backend import Backend
 from playhead.serve.choose import backend_for
-from playhead.serve.config import LogFormat, ServeConfig
+from playhead.serve.config import ServeConfig
+from playhead.serve.engine_child import EngineChild
 from playhead.serve.limits import ServeLimits
 from playhead.serve.remote import RemoteBackend
 from playhead.serve.run import bind, run, url_of
 from playhead.settings import show_size
 
 
-def run_serve(screen: Screen, config: ServeConfig, engine: EngineConfig) -> int:
-    """Serve until a signal ends it. What is wrong with the settings is said before a model is loaded."""
-    write_to_stderr(LEVELS[config.log_level], as_json=config.log_format is LogFormat.JSON)
+def run_serve(screen: Screen, config: ServeConfig, engine: EngineConfig, child: EngineChild | None) -> int:
+    """Serve until a signal ends it. What is wrong with the settings is said before a model is loaded.
+
+    `child` is the engine's process, if it has one of its own.
+    """
     keys = load_keys(config.api_key_file)
     check_exposure(config.host, keys, allows_anyone=config.allow_anyone)
     backend = make_backend(config, engine)
     sock = bind(config)
     is_remote = isinstance(backend, RemoteBackend)
-    if not is_remote:
+    if not isinstance(backend, RemoteBackend):
         show_plan(screen, config, engine)
+    elif child is not None:
+        backend.adopt(child)
     began_s = time.perf_counter()
 
     async def ready() -> None:

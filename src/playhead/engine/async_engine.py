@@ -255,6 +255,10 @@ class AsyncEngine:
         serving.take(ticket)
         return TicketStream(serving, ticket, view)
 
+    def check_room(self) -> None:
+        """`QueueFull` if `submit` would refuse any request now."""
+        self._serve_here().check_room()
+
     async def chat(
         self,
         messages: Conversation,

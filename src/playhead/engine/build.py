@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from importlib.resources import files
-from pathlib import Path
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Unpack
 
 import torch
@@ -15,12 +15,12 @@ from playhead.engine.config import EMBEDDED, EngineConfig, config_from
 from playhead.engine.engine import Engine
 from playhead.engine.keywords import EngineKeywords
 from playhead.engine.memory import worker_config
-from playhead.engine.resolve import resolve_device, resolve_dtype
-from playhead.engine.tokenizer_files import tokenizer_at
+from playhead.engine.resolve import check_batch_invariant, resolve_device, resolve_dtype
+from playhead.engine.tokenizer_files import resolve_model_name, tokenizer_at, tokenizer_path
 from playhead.errors import ConfigError
+from playhead.kernels.early import prepare_triton
 from playhead.logs import event, set_up_logging
-from playhead.models.checkpoint.fill import OnProgress
-from playhead.models.checkpoint.hub import resolve_model
+from playhead.models.checkpoint.fill import LoadProgress, OnProgress
 from playhead.models.load import ModelDescription, describe_model, load_generation_config, load_weights
 from playhead.models.text.tokenizer import Tokenizer
 from playhead.sampling_params import SamplingParams
@@ -49,20 +49,36 @@ def build_engine(
     prepare_fork(device)
     is_dummy = config.load_format is LoadFormat.DUMMY
     description = describe_model(resolve_model_name(model), revision=config.revision, config_only=is_dummy)
+    check_batch_invariant(config, description.spec)
     sizes = worker_config(description, config, device)  # before the weights: what cannot fit is refused at once
-    tokenizer = load_tokenizer(description, config)
+    with ThreadPoolExecutor(2, thread_name_prefix="playhead load") as beside:
+        reading = beside.submit(load_tokenizer, description, config)
+        if device.type == "cuda":
+            beside.submit(prepare_triton)
+        try:
+            decoder = load_weights(
+                description,
+                dtype=resolve_dtype(config, device, description),
+                device=device,
+                load_format=config.load_format,
+                on_progress=partial(check_beside, reading, on_load_progress),
+            )
+        finally:
+            tokenizer = reading.result()  # what is wrong with the tokenizer is said first
+        worker = build_worker(decoder, sizes)
     generation = load_generation_config(description, tokenizer)
-    decoder = load_weights(
-        description,
-        dtype=resolve_dtype(config, device, description),
-        device=device,
-        load_format=config.load_format,
-        on_progress=on_load_progress,
-    )
     defaults = generation.sampling if config.generation_config == "auto" else SamplingParams()
-    engine = Engine(build_worker(decoder, sizes), tokenizer, config=config, default_params=defaults, name=model)
+    engine = Engine(worker, tokenizer, config=config, default_params=defaults, name=model)
     log_start(engine, time.perf_counter() - started_s)
     return engine
+
+
+def check_beside(reading: Future[Tokenizer], tell: OnProgress | None, progress: LoadProgress) -> None:
+    """Tell how far the weights are. A tokenizer that turned out to be unusable ends their load."""
+    if reading.done():
+        reading.result()
+    if tell is not None:
+        tell(progress)
 
 
 def prepare_fork(device: torch.device) -> None:
@@ -107,20 +123,8 @@ def log_start(engine: Engine, seconds: float) -> None:
     )
 
 
-def resolve_model_name(model: str) -> str:
-    """The embedded model's directory for its name; anything else as it is."""
-    return str(files("playhead") / "assets" / "embedded") if model == EMBEDDED else model
-
-
 def load_tokenizer(description: ModelDescription, config: EngineConfig | None = None) -> Tokenizer:
     """From the files beside the weights or the GGUF file's metadata; ids only where the configuration has no text."""
     config = config or EngineConfig()
     path = tokenizer_path(description.path, config)
     return tokenizer_at(path, config, description.gguf if path == description.path else None)
-
-
-def tokenizer_path(model_path: Path, config: EngineConfig) -> Path:
-    """Where the tokenizer's files are: with the model's, or where `EngineConfig.tokenizer` says."""
-    if config.tokenizer is None or config.skip_tokenizer_init:
-        return model_path
-    return resolve_model(resolve_model_name(config.tokenizer), revision=config.tokenizer_revision)

@@ -40,6 +40,7 @@ from playhead.outputs import FinishReason, RequestOutput
 from playhead.sampling_params import SamplingParams
 from playhead.schedule.request import Chunk, Request
 from playhead.schedule.scheduler import WAITING_PER_RUNNING, ScheduleLimits, Scheduler
+from playhead.schedule.step_plan import StepPlan
 from playhead.step.sampling import SampledTokens
 from playhead.step.worker import Worker
 
@@ -226,6 +227,8 @@ class Engine:
             bad_words=checked.bad_words,
             matcher=matcher_for(checked, ending_ids, self.reader, self.worker, forced_tokens=self.config.forced_tokens),
         )
+        looks_at_tokens = options.streams or params.stop or params.logprobs is not None or request.matcher is not None
+        request.is_plain = not looks_at_tokens
         self.worker.sampler.prepare(request)
         self._arrivals = arrival
         return ResponseBuilder.begin(request, checked.text, self.tokenizer, streams=options.streams)
@@ -314,12 +317,12 @@ class Engine:
                 f"report it with what LLM.kv_report() prints:\n{self.kv_report()}"
             )
 
-    def _plan(self) -> list[Chunk]:
+    def _plan(self) -> StepPlan:
         """The next step, with the sampler told about new rows. A request that the sampler cannot take ends alone."""
         while True:
             planned = self._scheduler.plan()
             broken: list[tuple[ResponseBuilder, Exception]] = []
-            for chunk in self.worker.rows.unknown_to_sampler(planned):
+            for chunk in () if planned.goes_on else self.worker.rows.unknown_to_sampler(planned):
                 try:
                     self.worker.sampler.set(chunk.seq.row, chunk.request)
                 except Exception as error:  # noqa: BLE001  whatever it is, it is this request's
@@ -341,10 +344,11 @@ class Engine:
         self.worker.give_up(step for step in self.worker.steps_in_flight if step not in claimed)
         self._scheduler.take_back(was_launched=True)
 
-    def _launch(self, planned: list[Chunk], started_s: float) -> LaunchedStep:
+    def _launch(self, planned: StepPlan, started_s: float) -> LaunchedStep:
         planned_s = time.perf_counter()
         launched = self.worker.launch(planned)
-        self.stats.num_prompt_tokens += sum(len(chunk.tokens) for chunk in planned if not chunk.num_generated)
+        if not planned.goes_on:
+            self.stats.num_prompt_tokens += sum(len(chunk.tokens) for chunk in planned if not chunk.num_generated)
         return LaunchedStep(
             planned=planned,
             launched=launched,
@@ -387,16 +391,19 @@ class Engine:
         if collected.prompt is not None:
             self._commit_prompts(step.planned, collected.prompt)
         tokens = collected.sampled.tokens_N.tolist()
-        while step.num_committed < len(tokens):
-            row = step.num_committed
-            if step.planned[row].samples:
-                self._commit(step.planned[row], tokens[row], collected.sampled, row)
-                if step.planned[row].request.forced:
-                    self._commit_forced(step.planned[row], collected.sampled, row)
-            step.num_committed = row + 1
+        if step.uncommitted is None:
+            num_plain, step.uncommitted = self._scheduler.commit_plain(step.planned, tokens)
+            self.stats.num_generated_tokens += num_plain
+        while step.uncommitted:
+            row = step.uncommitted[-1]
+            chunk = step.planned[row]
+            self._commit(chunk, tokens[row], collected.sampled, row)
+            if chunk.request.forced:
+                self._commit_forced(chunk, collected.sampled, row)
+            step.uncommitted.pop()
         self._record(step, collected.device_us, (read_s, collected_s, time.perf_counter()))
 
-    def _commit_prompts(self, planned: list[Chunk], prompts: SampledTokens) -> None:
+    def _commit_prompts(self, planned: StepPlan, prompts: SampledTokens) -> None:
         """Give the logprobs of a step's prompt tokens to their requests. A second call changes nothing."""
         row = 0
         for chunk in planned:
@@ -424,7 +431,7 @@ class Engine:
         self.stats.num_generated_tokens += self._scheduler.commit(chunk, token)
         output = None
         try:
-            if response.num_taken == chunk.num_generated:
+            if response.num_taken <= chunk.num_generated:
                 response.take(token, sampled.reports(row, request.params.logprobs))
             if response.ended_by is not None:
                 response.complete_text()

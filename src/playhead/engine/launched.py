@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from playhead.engine.timeline import StepRecord
 from playhead.kv.cache import HybridKVCache
-from playhead.schedule.request import Chunk
+from playhead.schedule.step_plan import StepPlan
 from playhead.step.worker import Collected, InFlight
 
 
@@ -14,13 +14,14 @@ from playhead.step.worker import Collected, InFlight
 class LaunchedStep:
     """A step that runs, what it is for, and when the host did its part, in seconds."""
 
-    planned: list[Chunk]
+    planned: StepPlan
     launched: InFlight
     started_s: float
     planned_s: float
     launched_s: float
     collected: Collected | None = None
-    num_committed: int = 0
+    uncommitted: list[int] | None = None
+    """Rows whose tokens their requests have not got, the next one last; None before the plain ones got theirs."""
 
     def record(self, number: int, device_us: float, read: tuple[float, float, float], kv: HybridKVCache) -> StepRecord:
         """For the timeline. `read` has when the host began to wait, had the tokens, and had given them out."""
@@ -29,7 +30,7 @@ class LaunchedStep:
             number=number,
             mode=decision.mode,
             reason=decision.reason,
-            raw=sum(len(chunk.tokens) for chunk in self.planned),
+            raw=self.planned.num_tokens,
             padded=decision.bucket,
             num_requests=len(self.planned),
             started_us=self.started_s * 1e6,

@@ -54,6 +54,7 @@ def worker_config(description: ModelDescription, config: EngineConfig, device: t
         token_mode=mode,
         prefix_caching=config.enable_prefix_caching,
         strict_ledger=wants_strict_ledger() if config.strict_ledger is None else config.strict_ledger,
+        batch_invariant=config.batch_invariant,
         audit_every_steps=config.ledger_audit_steps,
     )
 
@@ -104,6 +105,7 @@ def fit_memory(description: ModelDescription, config: EngineConfig, device: torc
 def usable_bytes(config: EngineConfig, device: torch.device) -> int:
     """The device's memory that is not taken, and of a GPU no more than the engine's share."""
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # a dropped engine's memory is torch's until now, and the device counts it as taken
         return share_of_gpu(config, *torch.cuda.mem_get_info(device))
     return free_host_bytes()
 

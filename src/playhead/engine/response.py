@@ -36,6 +36,7 @@ class ResponseBuilder:
     cumulative_logprob: float = 0.0
     first_token_s: float | None = None
     num_taken: int = 0
+    """Tokens up to the last one that `take` was given: most of a plain request's it is not given."""
     ended_by: FinishReason | None = None
     is_whole: bool = False
     error: PlayheadError | None = None
@@ -60,7 +61,7 @@ class ResponseBuilder:
 
         `reports` are of the token, then of the best ones, as many as the request wants.
         """
-        self.num_taken += 1
+        self.num_taken = len(self.request.output)
         self.ended_by = self._take(token, reports)
 
     def take_prompt(self, position: int, reports: Iterable[TokenReport]) -> None:

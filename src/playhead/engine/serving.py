@@ -172,13 +172,18 @@ class Serving:
                 raise EngineStopped(where) from self.cause
             if self.ticket_of(ticket.request_id) is not None:
                 raise RequestError(where, "an id in use", "a new id", "Wait for the other to end.")
-            if not self.line and self._has_room(ticket):
+            if not self.line and self._has_room(len(ticket.samples)):
                 self._hand_over(ticket)
             elif self.when_full is WhenFull.WAIT:
                 self.line.append(ticket)
             else:
-                found = f"{self._num_there} sequences running or waiting and {len(ticket.samples)} more"
-                raise QueueFull(where, found, f"at most {self.max_requests}", "Send it again when some are done.")
+                raise QueueFull.of(where, self._num_there, len(ticket.samples), self.max_requests)
+
+    def check_room(self) -> None:
+        """`QueueFull` if not even a request of one sequence would be taken now."""
+        with self._work:
+            if self.when_full is WhenFull.REFUSE and not self._has_room(1):
+                raise QueueFull.of("request", self._num_there, 1, self.max_requests)
 
     def ticket_of(self, request_id: str) -> Ticket | None:
         """Under the lock, or on the loop. The request with this id, with the engine or in line."""
@@ -251,11 +256,11 @@ class Serving:
     def _num_there(self) -> int:
         return sum(len(ticket.samples) for ticket in self.tickets.values())
 
-    def _has_room(self, ticket: Ticket) -> bool:
-        return not self.tickets or self._num_there + len(ticket.samples) <= self.max_requests
+    def _has_room(self, num_sequences: int) -> bool:
+        return not self.tickets or self._num_there + num_sequences <= self.max_requests
 
     def _admit(self) -> None:
-        while self.line and self._has_room(self.line[0]):
+        while self.line and self._has_room(len(self.line[0].samples)):
             self._hand_over(self.line.popleft())
 
     def _hand_over(self, ticket: Ticket) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
 from pathlib import Path
 
-from playhead.engine.config import EngineConfig
+from playhead.engine.config import EMBEDDED, EngineConfig
 from playhead.models.checkpoint.gguf_file import GgufFile
+from playhead.models.checkpoint.hub import HUB_PREFIX, resolve_model
 from playhead.models.text.generation_config import read_generation_config
 from playhead.models.text.gguf_vocab import tokenizer_from_gguf
 from playhead.models.text.ids_only import IdsOnlyTokenizer
@@ -22,3 +24,22 @@ def tokenizer_at(path: Path, config: EngineConfig, gguf: GgufFile | None = None)
     if config.skip_tokenizer_init or (is_dummy and not (path / "tokenizer.json").is_file()):
         return IdsOnlyTokenizer(read_generation_config(path).eos_ids)
     return tokenizer_from_directory(path)
+
+
+def resolve_model_name(model: str) -> str:
+    """The embedded model's directory for its name; anything else as it is."""
+    return str(files("playhead") / "assets" / "embedded") if model == EMBEDDED else model
+
+
+def tokenizer_path(model_path: Path, config: EngineConfig) -> Path:
+    """Where the tokenizer's files are: with the model's, or where `EngineConfig.tokenizer` says."""
+    if config.tokenizer is None or config.skip_tokenizer_init:
+        return model_path
+    return resolve_model(resolve_model_name(config.tokenizer), revision=config.tokenizer_revision)
+
+
+def tokenizer_path_here(model: str, config: EngineConfig) -> Path | None:
+    """Where the tokenizer's files of a model are, if they are on this machine and not in the hub's cache."""
+    name = model if config.tokenizer is None or config.skip_tokenizer_init else config.tokenizer
+    path = Path(resolve_model_name(name)).expanduser()
+    return path if path.exists() and not name.startswith(HUB_PREFIX) else None

@@ -10,23 +10,21 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
-from torch.utils._pytree import tree_leaves
 
 from playhead.errors import CaptureError
 from playhead.graph.leases import BridgeLeases, storage_of
-
-Op = Callable[..., Any]
+from playhead.graph.op_facts import Op, OpFacts, facts_of, split_leaves, tensors_in
 
 FOREIGN_FRAMES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
-# Memory without contents: a replay has nothing to redo.
-UNINITIALISED = ("aten::empty.", "aten::empty_like.", "aten::empty_strided.", "aten::new_empty.")
+MASKS = (torch.bool, torch.uint8)
 
 # Python-level calls that reach the data without passing the dispatcher.
 ESCAPES: dict[Callable[..., Any], tuple[str, str]] = {
@@ -41,27 +39,46 @@ ESCAPES: dict[Callable[..., Any], tuple[str, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# What a recording keeps of one tensor and of one op, in the order of the fields of `Access` and `OpRecord`. A start has
+# hundreds of thousands of these. Plain tuples are made four times as fast as dataclasses, and the garbage collector
+# stops looking at them.
+NotedAccess = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype, bool]
+NotedOp = tuple[str, tuple[NotedAccess, ...], tuple[NotedAccess, ...], tuple[object, ...], str]
+
+
+@dataclass(frozen=True, slots=True)  # positional, made from a `NotedAccess`
 class Access:
     """Bytes of one storage touched by one op. `internal` memory was made while recording."""
 
     start: int
-    stop: int
     shape: tuple[int, ...]
+    stride: tuple[int, ...]
     dtype: torch.dtype
     internal: bool
 
+    @property
+    def stop(self) -> int:
+        return self.start + num_spanned(self.shape, self.stride) * self.dtype.itemsize
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True)  # positional, made from a `NotedOp`
 class OpRecord:
     """One dispatched op. `statics` are its arguments that are not tensors: a replay cannot change them."""
 
     name: str
     reads: tuple[Access, ...]
     writes: tuple[Access, ...]
-    statics: str
+    statics: tuple[object, ...]
     where: str
-    is_view: bool
+
+    @classmethod
+    def of(cls, noted: NotedOp) -> OpRecord:
+        name, reads, writes, statics, where = noted
+        return cls(name, tuple(Access(*one) for one in reads), tuple(Access(*one) for one in writes), statics, where)
+
+    @property
+    def is_view(self) -> bool:
+        return not self.writes
 
     @property
     def signature(self) -> str:
@@ -74,7 +91,12 @@ class OpRecord:
 class OpLog:
     """The ops of one recording, in order. Views are listed but are not work."""
 
-    ops: tuple[OpRecord, ...]
+    noted: tuple[NotedOp, ...]
+
+    @property
+    def ops(self) -> tuple[OpRecord, ...]:
+        """Every op, with names for what was noted of it."""
+        return tuple(OpRecord.of(noted) for noted in self.noted)
 
     def count(self, name: str) -> int:
         """How many ops have this name, with or without overload: 'aten::index' counts 'aten::index.Tensor'."""
@@ -96,35 +118,48 @@ class Call:
     fresh: tuple[torch.Tensor | None, ...]
 
 
+class Issued(NamedTuple):
+    """One op on its way, with the tensors among its arguments and the rest of them."""
+
+    func: Op
+    facts: OpFacts
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    inputs: list[torch.Tensor]
+    statics: list[object]
+
+
 def user_line() -> str:
     """file:line of the innermost frame that is neither torch nor this package."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith((*FOREIGN_FRAMES, "<")):
+    while frame.f_back is not None and is_foreign(frame.f_code.co_filename):
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return line_in(frame.f_code.co_filename, frame.f_lineno)
+
+
+@cache
+def line_in(file_name: str, number: int) -> str:
+    """One text for all ops of a line."""
+    return f"{file_name}:{number}"
+
+
+@cache
+def is_foreign(file_name: str) -> bool:
+    """Whether a file is torch's, this package's or none at all."""
+    return file_name.startswith((*FOREIGN_FRAMES, "<"))
 
 
 def byte_span(tensor: torch.Tensor) -> tuple[int, int]:
     """First and one-past-last byte a strided tensor can touch."""
     start = tensor.data_ptr()
-    if tensor.numel() == 0:
-        return start, start
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return start, start + (last + 1) * tensor.element_size()
+    return start, start + num_spanned(tensor.shape, tensor.stride()) * tensor.element_size()
 
 
-def tensors_in(value: object) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-
-
-def written_args(func: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The arguments the op's schema declares as mutated."""
-    declared = func._schema.arguments  # type: ignore[attr-defined]
-    written = []
-    for i, argument in enumerate(declared):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            written += tensors_in(args[i] if i < len(args) else kwargs.get(argument.name))
-    return written
+def num_spanned(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """Elements from the first to the last one of a strided tensor, both included."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
 class EscapeGuard(TorchFunctionMode):
@@ -150,14 +185,14 @@ class OpObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
         self._keep_calls = keep_calls
-        self._records: list[OpRecord] = []
+        self._noted: list[NotedOp] = []
         self._internal: set[int] = set()
         self._guard = EscapeGuard()
         self.leases: BridgeLeases | None = None
 
     @property
     def log(self) -> OpLog:
-        return OpLog(ops=tuple(self._records))
+        return OpLog(noted=tuple(self._noted))
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -181,12 +216,13 @@ class OpObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Op, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        inputs, statics = split_leaves((args, kwargs) if kwargs else args)
+        issued = Issued(func, facts_of(func), args, kwargs or {}, inputs, statics)
         outer, self._guard.inside_op = self._guard.inside_op, True
         try:
-            self._refuse(func, args, kwargs)
-            result = func(*args, **kwargs)
-            self._record(func, args, kwargs, result)
+            self._refuse(issued)
+            result = func(*args, **issued.kwargs)
+            self._record(issued, tensors_in(result))
         finally:
             self._guard.inside_op = outer
         return result
@@ -197,59 +233,49 @@ class OpObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             with _disable_current_modes():
                 result = fn(*args)
-            written = [args[i] for i in mutated]
-            self._watch_bridges(name, tensors_in(args), tensors_in(result), is_view=False)
-            self._append(name, tensors_in(args), written, tensors_in(result), "")
+            inputs, outputs = tensors_in(args), tensors_in(result)
+            self._watch_bridges(name, inputs, outputs, is_view=False)
+            self._append(name, inputs, [args[i] for i in mutated], outputs, ())
         finally:
             self._guard.inside_op = outer
         if self._keep_calls:
-            fresh = self._fresh(args, tensors_in(result))
+            fresh = fresh_among(outputs, inputs)
             self.calls.append(Call(name=name, func=fn, args=tuple(args), kwargs={}, fresh=fresh))
         return result
 
-    def _refuse(self, func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        name, tags = op_name(func), func.tags  # type: ignore[attr-defined]
-        if torch.Tag.data_dependent_output in tags:
+    def _refuse(self, issued: Issued) -> None:
+        facts = issued.facts
+        if facts.refusal is not None:
+            raise CaptureError(facts.name, user_line(), *facts.refusal)
+        if facts.takes_indices and any(index.dtype in MASKS for index in tensors_in(issued.args[1])):
             raise CaptureError(
-                name, user_line(), "the host waits for a tensor's value", "Keep it in a tensor, or make it a slot."
+                facts.name, user_line(), "a mask as index makes the shape depend on data", "Use torch.where."
             )
-        if name.startswith(("aten::index.", "aten::index_put")):
-            indices = tensors_in(args[1])
-            if any(index.dtype in (torch.bool, torch.uint8) for index in indices):
-                raise CaptureError(
-                    name, user_line(), "a mask as index makes the shape depend on data", "Use torch.where."
-                )
-        elif torch.Tag.dynamic_output_shape in tags:
+        if len(issued.inputs) < 2 and not facts.may_move:
+            return
+        devices = {tensor.device for tensor in issued.inputs if tensor.dim() > 0}
+        if facts.may_move and issued.kwargs.get("device") is not None:
+            devices.add(torch.device(issued.kwargs["device"]))
+        if len(devices) > 1 and len(kinds := {device.type for device in devices}) > 1:
             raise CaptureError(
-                name, user_line(), "the shape of its result depends on data", "Compute a fixed shape and mask it."
-            )
-        if name.startswith("aten::lift_fresh"):
-            raise CaptureError(
-                name, user_line(), "a host constant would be baked into the graph", "Make it a slot or a buffer."
-            )
-        devices = {tensor.device.type for tensor in tensors_in((args, kwargs)) if tensor.dim() > 0}
-        target = kwargs.get("device")
-        if target is not None and name.startswith("aten::_to_copy"):
-            devices.add(torch.device(target).type)
-        if len(devices) > 1:
-            raise CaptureError(
-                name, user_line(), f"moves data between {sorted(devices)}", "Make the host value a slot."
+                facts.name, user_line(), f"moves data between {sorted(kinds)}", "Make the host value a slot."
             )
 
-    def _record(self, func: Op, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        written = written_args(func, args, kwargs)
-        outputs = tensors_in(result)
-        fresh = self._fresh((args, kwargs), outputs)
-        statics = repr([leaf for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, torch.Tensor)])
-        name = op_name(func)
+    def _record(self, issued: Issued, outputs: Sequence[torch.Tensor]) -> None:
+        func, facts, args, kwargs, inputs, statics = issued
+        fresh = fresh_among(outputs, inputs)
         made = [tensor for tensor in fresh if tensor is not None]
+        written = facts.written_among(args, kwargs) if facts.written else []
         is_view = not written and not made
-        self._watch_bridges(name, tensors_in((args, kwargs)), outputs, is_view=is_view)
-        read = [t for t in tensors_in((args, kwargs)) if not any(t is w for w in written)]
-        self._append(name, [] if is_view else read, written, made, statics, is_view=is_view)
+        self._watch_bridges(facts.name, inputs, outputs, is_view=is_view)
+        if is_view:
+            inputs = []
+        elif written:
+            inputs = [tensor for tensor in inputs if not any(tensor is one for one in written)]
+        self._append(facts.name, inputs, written, made, statics)
         if self._keep_calls and not is_view:
             # Kept even where nothing is redone: the outputs' memory must live as long as the recording.
-            self.calls.append(Call(name=name, func=func, args=args, kwargs=kwargs, fresh=fresh))
+            self.calls.append(Call(name=facts.name, func=func, args=args, kwargs=kwargs, fresh=fresh))
 
     def _watch_bridges(
         self, name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], *, is_view: bool
@@ -265,32 +291,22 @@ class OpObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
         read: Sequence[torch.Tensor],
         written: Sequence[torch.Tensor],
         made: Sequence[torch.Tensor],
-        statics: str,
-        *,
-        is_view: bool = False,
+        statics: Sequence[object],
     ) -> None:
-        reads, writes = tuple(map(self._access, read)), tuple(map(self._access, written))
-        for tensor in made:
-            self._internal.add(storage_of(tensor))
-        writes += tuple(map(self._access, made))
-        self._records.append(
-            OpRecord(name=name, reads=reads, writes=writes, statics=statics, where=user_line(), is_view=is_view)
-        )
+        reads = tuple([self._note(tensor) for tensor in read])
+        self._internal.update([storage_of(tensor) for tensor in made])
+        writes = tuple([self._note(tensor) for tensor in (*written, *made)])
+        self._noted.append((name, reads, writes, tuple(statics), user_line()))
 
-    def _fresh(self, inputs: object, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
-        storages = {storage_of(tensor) for tensor in tensors_in(inputs)}
-        return tuple(None if storage_of(out) in storages else out for out in outputs)
-
-    def _access(self, tensor: torch.Tensor) -> Access:
-        start, stop = byte_span(tensor)
-        internal = storage_of(tensor) in self._internal
-        return Access(start=start, stop=stop, shape=tuple(tensor.shape), dtype=tensor.dtype, internal=internal)
+    def _note(self, tensor: torch.Tensor) -> NotedAccess:
+        is_internal = storage_of(tensor) in self._internal
+        return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, is_internal
 
 
-def op_name(func: Op) -> str:
-    """'aten::mm.default' for torch.ops.aten.mm.default."""
-    overload: str = func._overloadname  # type: ignore[attr-defined]
-    return f"{func._schema.name}.{overload}"  # type: ignore[attr-defined]
+def fresh_among(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+    """The outputs, with None for each that shares its memory with an input."""
+    storages = set(map(storage_of, inputs))
+    return tuple(None if storage_of(out) in storages else out for out in outputs)
 
 
 def current_observer() -> OpObserver | None:

@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.split_module import split_module
 
+from playhead.errors import CaptureError
 from playhead.graph.backends.base import Backend
 from playhead.graph.backends.eager import EagerBackend
 from playhead.graph.breakable import BreakableCapture
@@ -28,6 +29,7 @@ from playhead.graph.outputs import Outputs, map_tensors, tensors_of, with_tensor
 from playhead.graph.slots import SlotViews
 from playhead.types import Mode
 
+FEWEST_SYMBOLIC = 2  # tracing makes sizes of 0 and 1 plain numbers
 Piece = Callable[..., Any]
 CompilePiece = Callable[[GraphModule, Sequence[Any]], Piece]
 
@@ -115,7 +117,7 @@ def split_at_breaks(fn: StepFn, inputs: Inputs, compile_piece: CompilePiece) -> 
     import torch._dynamo
 
     names, scope = tuple(inputs), TraceScope()
-    examples = with_prime_rows(inputs)
+    examples, num_rows = with_prime_rows(inputs)
 
     outputs: list[Outputs] = []
 
@@ -128,6 +130,7 @@ def split_at_breaks(fn: StepFn, inputs: Inputs, compile_piece: CompilePiece) -> 
         # Weights are real tensors inside a trace of symbolic ones: they become attributes, then piece inputs.
         trace = make_fx(positional, tracing_mode="symbolic", _allow_non_fake_inputs=True)
         traced = trace(*(examples[name] for name in names))
+    refuse_fixed_rows(traced, [examples[name] for name in names], num_rows)
     compute_sizes_where_used(traced)
     part_of = number_parts(traced, scope.ops)
     # split_module is given the parts in graph order and must keep it: in-place ops have no data edge to their readers.
@@ -148,20 +151,39 @@ def split_at_breaks(fn: StepFn, inputs: Inputs, compile_piece: CompilePiece) -> 
     return SplitProgram(module=module, input_names=names, pieces=pieces, breaks=breaks, template=template)
 
 
-def with_prime_rows(inputs: Inputs) -> Inputs:
-    """The inputs cut to a prime number of rows, rows being the size most of them share (the first, if none is).
+def with_prime_rows(inputs: Inputs) -> tuple[Inputs, int]:
+    """The inputs cut to a prime number of rows, and that number. Rows are the size most of them share, or the first.
 
     Symbolic tracing treats two equal sizes as one: 16 rows of a model that is 16 wide would become 16 rows for ever.
     No layer is a prime wide. Sixteen rows become thirteen; two, the fewest that stay symbolic, remain two.
     """
     sizes = Counter(size for tensor in inputs.values() for size in tensor.shape)
     num_rows = sizes.most_common(1)[0][0]
-    prime = next(n for n in range(num_rows, 0, -1) if n <= 2 or all(n % d for d in range(2, int(n**0.5) + 1)))
+    prime = next(
+        n for n in range(num_rows, 0, -1) if n <= FEWEST_SYMBOLIC or all(n % d for d in range(2, int(n**0.5) + 1))
+    )
     cut: dict[str, torch.Tensor] = {}
     for name, tensor in inputs.items():
         at = tuple(tensor.shape).index(num_rows) if num_rows in tensor.shape else None
         cut[name] = tensor if at is None else tensor.narrow(at, 0, prime)
-    return cut
+    return cut, prime
+
+
+def refuse_fixed_rows(traced: GraphModule, examples: Sequence[torch.Tensor], num_rows: int) -> None:
+    """`CaptureError` if the callable made a number of its row count: the pieces would compute that many for ever."""
+    if num_rows < FEWEST_SYMBOLIC:
+        return
+    placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
+    for node, example in zip(placeholders, examples, strict=True):
+        for axis, size in enumerate(example.shape):
+            kept = node.meta["val"].shape[axis]
+            if size == num_rows and (isinstance(kept, int) or kept.node.expr.is_number):
+                raise CaptureError(
+                    "a row count",
+                    f"axis {axis} of input {node.name}",
+                    f"it became the number {num_rows}, by len(tensor) or int(size)",
+                    "Use tensor.shape[0] as it is.",
+                )
 
 
 def compute_sizes_where_used(traced: GraphModule) -> None:

@@ -64,10 +64,13 @@ class SplitStep:
 
 
 class SplitCapture:
-    """Captures everything in two graphs."""
+    """Captures everything in two graphs. Like `FullCapture` it warms up the first size of a callable alone."""
 
     mode = Mode.FULL
     bridges = None
+
+    def __init__(self) -> None:
+        self._warm: set[StepFn] = set()
 
     def prepare(self, fn: StepFn, inputs: Inputs) -> StepFn:
         return fn
@@ -75,7 +78,8 @@ class SplitCapture:
     def capture(self, backend: Backend | EagerBackend, fn: StepFn, inputs: Inputs, live: Any) -> CapturedStep:
         if isinstance(backend, EagerBackend):
             return EagerStep(fn, inputs, live)
-        backend.warm_up(lambda: fn(inputs, InlineScope(live)))
+        if fn not in self._warm:
+            backend.warm_up(lambda: fn(inputs, InlineScope(live)))
         scope = CutScope(live, backend)
         try:
             output = fn(inputs, scope)
@@ -85,6 +89,7 @@ class SplitCapture:
         tail = scope.open.close()
         if scope.body is None:
             raise CaptureError(CUT.name, "the step's return", "a step without a cut", "Use FullCapture.")
+        self._warm.add(fn)
         return SplitStep(scope.body, tail, output)
 
 

@@ -14,7 +14,7 @@ no step is in flight.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -37,7 +37,7 @@ class SequenceKV:
 
     `num_tokens` counts tokens that have a place, `num_launched_tokens` those that a launched step writes;
     `frontiers[w]` is the first page still held in window group `w`, and before `slides_at` tokens none of them moves;
-    `offered_key` are the tokens whose pages the prefix cache knows.
+    `offered_key` are the tokens whose pages the prefix cache knows; with `is_offered` these are all of the prompt's.
     """
 
     request: str
@@ -51,6 +51,7 @@ class SequenceKV:
     num_hit_tokens: int
     offered_key: bytes
     slides_at: int = 0
+    is_offered: bool = False
 
 
 class HybridKVCache:
@@ -120,6 +121,17 @@ class HybridKVCache:
             self._append_pages(seq, num_missing)
         self._extended[seq.request] = seq
         seq.num_tokens = end
+
+    def has_places(self, rows: Int32Array, ends: Int32Array) -> bool:
+        """Whether the sequences of these rows have pages for all tokens before these positions."""
+        fit = (ends <= self.num_places_of(rows)) & (ends <= self.plan.limits.max_context_tokens)
+        return bool(fit.all())
+
+    def extend_each(self, seqs: Mapping[str, SequenceKV]) -> None:
+        """A place for one more token of each of these sequences, by request. Their pages are there (`has_places`)."""
+        self._extended.update(seqs)
+        for seq in seqs.values():
+            seq.num_tokens += 1
 
     def retract(self) -> None:
         """Take back all places of tokens that no step has written. Their pages stay reserved."""
@@ -195,9 +207,10 @@ class HybridKVCache:
         """
         with self._change():
             for seq in self._extended.values():
-                seq.num_launched_tokens = seq.num_tokens
-                self._offer_prompt(seq)
-                if seq.num_launched_tokens >= seq.slides_at:
+                seq.num_launched_tokens = num_tokens = seq.num_tokens
+                if not seq.is_offered:
+                    self._offer_prompt(seq)
+                if num_tokens >= seq.slides_at:
                     self._slide(seq)
             self._extended.clear()
 
@@ -273,7 +286,8 @@ class HybridKVCache:
 
     def _offer_prompt(self, seq: SequenceKV) -> None:
         """Give the cache the prompt's pages that are filled by now."""
-        if not self._prefix_caching or len(seq.offered_key) + self._page_bytes > len(seq.prompt_key):
+        seq.is_offered = not self._prefix_caching or len(seq.offered_key) + self._page_bytes > len(seq.prompt_key)
+        if seq.is_offered:
             return
         filled = self._whole_pages(seq.prompt_key, seq.num_launched_tokens // self._page_size)
         if len(filled) > len(seq.offered_key):

@@ -31,7 +31,7 @@ def restore(cache: HybridKVCache) -> None:
     cache.prefix.restore()
     cache.rows.restore([seq.row for seq in cache.sequences.values()])
     for seq in cache.sequences.values():
-        seq.offered_key, seq.slides_at = b"", 0
+        seq.offered_key, seq.is_offered, seq.slides_at = b"", False, 0
         for group_index, pages in enumerate(recount.pages_of(seq)):
             first = 0 if group_index == FULL else seq.frontiers[group_index - 1]
             # Live entries stay while the rest is cleared: cut short here, the next restoration still finds them.

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from playhead.kernels.elementwise import UNCLAMPED, gated_activation
+from playhead.kernels.ordered import matmul_in_order
 from playhead.kernels.projection import project, project_gated, project_normed
 from playhead.layers.norm import Norm, Stream
 from playhead.layers.spec import Activation, MlpSpec
@@ -84,15 +85,15 @@ class PlainLinear(nn.Module):
         self.weight = weight_OI if is_shared else nn.Parameter(weight_OI, requires_grad=False)
         self.bias = None if bias_O is None else nn.Parameter(bias_O, requires_grad=False)
         self.scale = scale
+        self.is_ordered = False
         # A matmul takes a scale only together with something to add.
         needs_zero = scale != 1.0 and bias_O is None
         self.register_buffer("_zero", weight_OI.new_zeros(1) if needs_zero else None, persistent=False)
 
     def forward(self, x_TI: torch.Tensor, out_TO: torch.Tensor | None = None) -> torch.Tensor:
-        if x_TI.is_cuda:
-            if out_TO is None:
-                out_TO = x_TI.new_empty((x_TI.shape[0], self.weight.shape[0]))
-            project(out_TO, x_TI, self.weight, self.bias, self.scale, False)
+        if self.is_ordered or x_TI.is_cuda:
+            out_TO = x_TI.new_empty((x_TI.shape[0], self.weight.shape[0])) if out_TO is None else out_TO
+            self._multiply_by_op(out_TO, x_TI, adds=False)
             return out_TO
         if self._zero is not None:
             return torch.addmm(self._zero, x_TI, self.weight.t(), beta=0, alpha=self.scale, out=out_TO)
@@ -101,36 +102,60 @@ class PlainLinear(nn.Module):
         return torch.addmm(self.bias, x_TI, self.weight.t(), beta=self.scale, alpha=self.scale, out=out_TO)
 
     def add_to(self, sum_TO: torch.Tensor, x_TI: torch.Tensor) -> torch.Tensor:
-        if x_TI.is_cuda:
-            project(sum_TO, x_TI, self.weight, self.bias, self.scale, True)
+        if self.is_ordered or x_TI.is_cuda:
+            self._multiply_by_op(sum_TO, x_TI, adds=True)
             return sum_TO
         sum_TO.addmm_(x_TI, self.weight.t(), alpha=self.scale)
         return sum_TO if self.bias is None else sum_TO.add_(self.bias, alpha=self.scale)
+
+    def is_fused_on(self, x_TI: torch.Tensor) -> bool:
+        """Whether the product of such rows may be one op with what is around it."""
+        return x_TI.is_cuda and not self.is_ordered
+
+    def _multiply_by_op(self, out_TO: torch.Tensor, x_TI: torch.Tensor, *, adds: bool) -> None:
+        if self.is_ordered:
+            matmul_in_order(x_TI, self.weight, self.bias, out_TO, self.scale, adds)
+        else:
+            project(out_TO, x_TI, self.weight, self.bias, self.scale, adds)
+
+
+def order_sums(decoder: nn.Module) -> None:
+    """From now on every linear map adds up in an order that depends on a row alone: for `batch_invariant`."""
+    for module in decoder.modules():
+        if isinstance(module, PlainLinear):
+            module.is_ordered = True
 
 
 def product_of_stream(
     linear: Linear, stream: Stream, norm: Norm | None, out_TO: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The complete residual, and the product of what the norm makes of it, in `out_TO`."""
-    residual_TM = _fused_product(linear, stream, norm, out_TO, None)
-    if residual_TM is not None:
-        return residual_TM, out_TO
+    fused = _fused_product(linear, stream, norm, out_TO)
+    if fused is not None:
+        return fused
     residual_TM, h_TM = stream.normed(norm)
     return residual_TM, linear(h_TM, out_TO)
 
 
 def _fused_product(
-    linear: Linear, stream: Stream, norm: Norm | None, out_TO: torch.Tensor, activation: Activation | None
-) -> torch.Tensor | None:
-    """The complete residual of a product that one op makes of the stream; None where several ops are needed."""
+    linear: Linear,
+    stream: Stream,
+    norm: Norm | None,
+    out_TO: torch.Tensor | None = None,
+    activation: Activation | None = None,
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The complete residual and the product, gated with an activation, by one op; None where several are needed."""
     output_TM, output_norm = stream.output_TM, stream.output_norm
-    if output_TM is None or norm is None or not isinstance(linear, PlainLinear) or not output_TM.is_cuda:
+    if output_TM is None or norm is None or not isinstance(linear, PlainLinear) or not linear.is_fused_on(output_TM):
         return None
     if output_norm is not None and output_norm.spec != norm.spec:  # one kernel has one eps
         return None
-    x_norm_M = None if output_norm is None else output_norm.weight
+    if out_TO is None:
+        num_outputs = linear.weight.shape[0] // (1 if activation is None else 2)
+        out_TO = output_TM.new_empty((output_TM.shape[0], num_outputs))
+    norms = (norm.weight, None if output_norm is None else output_norm.weight, *norm.numbers)
     what = (linear.weight, linear.bias, None if activation is None else activation.value)
-    return project_normed(out_TO, output_TM, stream.residual_TM, norm.weight, x_norm_M, *norm.numbers, *what)
+    return project_normed(out_TO, output_TM, stream.residual_TM, *norms, *what), out_TO
 
 
 class GatedMlp(nn.Module):
@@ -149,14 +174,14 @@ class GatedMlp(nn.Module):
 
     def of_stream(self, stream: Stream, norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor]:
         """The complete residual, and the block's output for what the norm makes of it."""
-        hidden_TI = stream.residual_TM.new_empty((stream.residual_TM.shape[0], self.spec.size))
-        residual_TM = _fused_product(self.gate_up, stream, norm, hidden_TI, self.spec.activation)
-        if residual_TM is None:
+        fused = _fused_product(self.gate_up, stream, norm, activation=self.spec.activation)
+        if fused is None:
             residual_TM, h_TM = stream.normed(norm)
-            hidden_TI = self._hidden(h_TM)
+            return residual_TM, self.down(self._hidden(h_TM))
+        residual_TM, hidden_TI = fused
         return residual_TM, self.down(hidden_TI)
 
     def _hidden(self, h_TM: torch.Tensor) -> torch.Tensor:
-        if isinstance(self.gate_up, PlainLinear) and h_TM.is_cuda:
+        if isinstance(self.gate_up, PlainLinear) and self.gate_up.is_fused_on(h_TM):
             return project_gated(h_TM, self.gate_up.weight, self.gate_up.bias, self.spec.activation.value)
         return gated_activation(self.gate_up(h_TM), self.spec.activation.value, *UNCLAMPED)

@@ -18,7 +18,7 @@ class Request:
     """One sequence to generate. Lower `priority` goes first; equals go in the order of `arrival`.
 
     `ending_ids` are the token ids that end it, `bad_words` the token ids of what must not come out, `matcher` the place
-    of its output in its grammar. `num_sampled`
+    of its output in its grammar. `is_plain` if nobody looks at its tokens one by one before its end. `num_sampled`
     counts the tokens that launched steps have sampled: those in `output`, and those that the host has not read yet.
     `DeviceRows` knows its KV memory while it runs.
     """
@@ -33,6 +33,7 @@ class Request:
     ending_ids: frozenset[int] = frozenset()
     bad_words: tuple[tuple[int, ...], ...] = ()
     matcher: Matcher | None = None
+    is_plain: bool = False
     output: list[int] = field(default_factory=list)
     forced: tuple[int, ...] = ()
     """Tokens after `output` that are known before the step that samples the first of them was read."""

@@ -7,13 +7,14 @@ another sequence counts as nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from playhead.kv.cache import SequenceKV
 from playhead.kv.tables import Int32Array
 from playhead.sampling_params import SamplingKind
 from playhead.schedule.request import Chunk, Request
+from playhead.schedule.step_plan import StepPlan
 from playhead.types import Row
 
 
@@ -31,14 +32,14 @@ class DecodeSlots:
     seq_lens: Int32Array
     num_places: Int32Array
 
-    def hold(self, chunks: Sequence[Chunk], ends: Int32Array, kind: SamplingKind, *, num_fills: int) -> bool:
+    def hold(self, plan: StepPlan, kind: SamplingKind, *, num_fills: int) -> bool:
         """Whether they hold this very step: the last step's sequences, each one further, at known places."""
         if self.kind is not kind or self.num_fills != num_fills:
             return False
-        if self.seqs != [chunk.seq for chunk in chunks]:  # the sequences themselves: their rows are used again
+        if self.seqs != plan.seqs:  # the sequences themselves: their rows are used again
             return False
-        unread = all(chunk.tokens[0] < 0 for chunk in chunks)
-        return unread and bool((ends == self.seq_lens + 1).all() and (ends <= self.num_places).all())
+        is_unread = plan.goes_on or bool((plan.first_tokens < 0).all())
+        return is_unread and bool((plan.ends == self.seq_lens + 1).all() and (plan.ends <= self.num_places).all())
 
 
 class DeviceRows:
@@ -79,8 +80,6 @@ class DeviceRows:
         """The sampler has the sequence's parameters in its row."""
         self._sampled[seq.row] = seq
 
-    def can_replay_in_place(
-        self, chunks: Sequence[Chunk], ends: Int32Array, kind: SamplingKind, *, num_fills: int
-    ) -> bool:
+    def can_replay_in_place(self, plan: StepPlan, kind: SamplingKind, *, num_fills: int) -> bool:
         """Whether decode's slots hold this very step."""
-        return self.decode_slots is not None and self.decode_slots.hold(chunks, ends, kind, num_fills=num_fills)
+        return self.decode_slots is not None and self.decode_slots.hold(plan, kind, num_fills=num_fills)

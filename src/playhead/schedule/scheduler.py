@@ -18,11 +18,14 @@ from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from playhead.errors import OutOfPages, RequestError
 from playhead.kv.cache import HybridKVCache, SequenceKV
 from playhead.outputs import FinishReason
 from playhead.schedule.request import Chunk, Request
 from playhead.schedule.rows import DeviceRows
+from playhead.schedule.step_plan import StepPlan
 
 RESERVED_TOKENS = 64  # places kept ahead of decoding requests: their steps then need nothing from the host
 VACANCY = 4  # reserve only where this many times as much is to be had
@@ -45,7 +48,7 @@ class Scheduler:
         self.max_waiting = limits.max_waiting
         self.waiting: list[Request] = []
         self.running: list[Request] = []
-        self.open_plan: list[Chunk] | None = None
+        self.open_plan: StepPlan | None = None
         """The plan whose step does not run yet."""
         self._requests: dict[str, Request] = {}
         self.in_doubt = False
@@ -53,6 +56,9 @@ class Scheduler:
         self._num_restored = 0
         self.is_starved = False
         """Whether the last plan left a request out that needs memory which the steps in flight must free first."""
+        self._decoding: StepPlan | None = None
+        """The last plan, if every request that had something to compute was in it and decodes."""
+        self.num_ended = 0
 
     @property
     def has_work(self) -> bool:
@@ -79,7 +85,7 @@ class Scheduler:
         self._requests[request.id] = request
         insort(self.waiting, request, key=in_order)
 
-    def plan(self) -> list[Chunk]:
+    def plan(self) -> StepPlan:
         """The next step, with memory for all of it, counted as launched.
 
         Empty if there is nothing to do before the steps in flight are read.
@@ -88,7 +94,7 @@ class Scheduler:
             self.take_back(was_launched=True)  # its launch may have been tried
         if not self._kv.settle():
             self.is_starved = True  # the account can be counted again when the steps in flight are read
-            return []
+            return StepPlan.of(())
         if self._kv.num_restored != self._num_restored:
             self._sort_out()
         self.in_doubt = True
@@ -111,6 +117,7 @@ class Scheduler:
         If its launch was tried, the device may have changed what it keeps in the rows of these requests. They give up
         their memory then, and wait to be computed anew.
         """
+        self._decoding = None
         self._kv.retract()
         for chunk in self.open_plan or ():
             chunk.request.num_sampled, chunk.request.forced = chunk.num_generated, ()
@@ -135,10 +142,13 @@ class Scheduler:
         self._rows.sequences = {one: kv.sequences[one.id] for one in here if one.id in kv.sequences}
         self.running = sorted((one for one in here if one.id in kv.sequences), key=in_order)
         self.waiting = sorted((one for one in here if one.id not in kv.sequences), key=in_order)
-        self._num_restored = kv.num_restored
+        self._decoding, self._num_restored = None, kv.num_restored
 
-    def _plan(self) -> list[Chunk]:
+    def _plan(self) -> StepPlan:
         self.is_starved = False
+        going_on = self._next_decode()
+        if going_on is not None:
+            return going_on
         chunks: dict[str, Chunk] = {}
         room = self._limits.chunk_tokens
         for request, num_left in self._by_turn():
@@ -149,18 +159,43 @@ class Scheduler:
             if num_tokens and self._make_room(request, num_tokens, chunks):
                 chunks[request.id] = self._chunk(request, seq, num_tokens, samples=num_tokens == num_left)
                 room -= num_tokens if num_tokens > 1 else 0
+        num_old = len(chunks)
         self._admit(room, chunks)
         if not chunks and self.waiting and not self.running and not self._in_flight:
             # Pages that a prefix hit scattered over slabs may keep its own request out: compute it from the start.
             self._kv.flush_prefixes()
             self._admit(room, chunks)
-        planned = list(chunks.values())
-        self._reserve(planned)
-        self.open_plan = planned
-        for chunk in planned:
+        chosen = list(chunks.values())
+        self._reserve(chosen)
+        self.open_plan = planned = StepPlan.of(chosen)
+        planned.num_ended_before = self.num_ended
+        for chunk in chosen:
             if chunk.samples:
                 chunk.request.num_sampled = chunk.num_generated + 1
-        self._rows.put_newest(planned)
+        self._rows.put_newest(chosen)
+        decodes_on = planned.is_decode and num_old == len(chosen) > 0 and not self.is_starved
+        self._decoding = planned if decodes_on else None
+        return planned
+
+    def _next_decode(self) -> StepPlan | None:
+        """The last plan's requests one token further, if that is all there is to do.
+
+        So it is when the last plan had everyone that runs, nobody new can start, and all tokens have places.
+        """
+        last = self._decoding
+        if last is None or (self.waiting and self._kv.rows.num_free):
+            return None
+        goes_on = last.num_left > 0
+        if self.num_ended != last.num_ended_before:
+            goes_on &= last.are_open()
+        planned = last.next_decode(None if goes_on.all() else np.flatnonzero(goes_on).tolist())
+        planned.num_ended_before = self.num_ended
+        if not len(planned) or self._wants_pages(planned):
+            return None
+        self._kv.extend_each(planned.by_name)
+        self.open_plan = self._decoding = planned
+        for request in planned.requests:
+            request.num_sampled += 1
         return planned
 
     def _by_turn(self) -> list[tuple[Request, int]]:
@@ -189,11 +224,20 @@ class Scheduler:
                 ahead = min(RESERVED_TOKENS, chunk.request.num_to_sample - 1)
                 self._kv.reserve(chunk.seq, chunk.seq.num_tokens + ahead)
 
+    def _wants_pages(self, planned: StepPlan) -> bool:
+        """Whether a decode step lacks a place, or `_reserve` would make places for the tokens after it."""
+        has_more = planned.num_left > 0
+        if self._kv.has_places(planned.rows, planned.ends + has_more):
+            return False
+        num_reserved = VACANCY * RESERVED_TOKENS * int(np.count_nonzero(has_more))
+        return not self._kv.has_places(planned.rows, planned.ends) or self._kv.has_vacancy(num_reserved)
+
     def force(self, chunk: Chunk, tokens: Sequence[int]) -> bool:
         """The token that the chunk's step samples is known, and so are those after it. False if one is all there is.
 
         The next step computes them like a piece of a prompt, and samples the token after them.
         """
+        self._decoding = None
         request = chunk.request
         later = tuple(tokens[1 : request.num_to_sample])  # one token at least is left to be sampled
         if later:
@@ -208,6 +252,28 @@ class Scheduler:
             chunk.request.output.append(token)
         return is_new
 
+    def commit_plain(self, planned: StepPlan, tokens: list[int]) -> tuple[int, list[int]]:
+        """The same for the tokens of a whole step that nobody looks at: those of plain requests.
+
+        Gives how many were new, and the rows whose tokens go through `commit`, the first one last: those of other
+        requests, and a request's first token and what may be its last.
+        """
+        needs_a_look = ~planned.is_plain | (planned.num_generated == 0) | (planned.num_left == 0)
+        if self.num_ended != planned.num_ended_before:
+            needs_a_look |= ~planned.are_open()
+        if not planned.ending_ids.isdisjoint(tokens):
+            needs_a_look |= [token in planned.ending_ids for token in tokens]
+        left: list[int] = np.flatnonzero(needs_a_look & planned.samples)[::-1].tolist()
+        plain: list[int] = np.flatnonzero(~needs_a_look).tolist()
+        outputs = planned.outputs
+        if not plain or len(outputs[plain[0]]) != planned.num_generated[plain[0]]:
+            return 0, left
+        if len(plain) < len(outputs):
+            outputs, tokens = [outputs[row] for row in plain], [tokens[row] for row in plain]
+        # One call, which no interrupt comes between: either all of them have their tokens, or none has.
+        list(map(list.append, outputs, tokens))
+        return len(plain), left
+
     def finish(self, request: Request, reason: FinishReason) -> None:
         """End a request, waiting or running. Its memory goes back; its prefix stays for other requests.
 
@@ -215,6 +281,7 @@ class Scheduler:
         """
         was_in_doubt, self.in_doubt = self.in_doubt, True
         request.finish_reason = reason
+        self.num_ended += 1
         seq = self._rows.sequences.pop(request, None)
         self._requests.pop(request.id, None)
         for line in (self.waiting, self.running):
@@ -245,6 +312,7 @@ class Scheduler:
         except OutOfPages:
             self._kv.abort(self._rows.sequences.pop(request))
             return None
+        self._decoding = None
         self.waiting.pop(0)
         insort(self.running, request, key=in_order)
         if not request.num_preemptions:
@@ -273,6 +341,7 @@ class Scheduler:
 
     def _preempt(self, victim: Request) -> None:
         """Take a running request's memory, and let the request wait at its place in the order."""
+        self._decoding = None
         self._kv.preempt(self._rows.sequences[victim], victim.tokens)
         victim.num_preemptions += 1
         del self._rows.sequences[victim]

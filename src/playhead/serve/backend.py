@@ -88,6 +88,9 @@ class Backend(Protocol):
         Raises `QueueFull` if the queue has no room for it, `EngineStopped` if there is no engine.
         """
 
+    def check_room(self) -> None:
+        """Raises `QueueFull` if `submit` would refuse any request now, before somebody reads a long prompt for it."""
+
     @property
     def retry_after_s(self) -> int:
         """In how many seconds a request that was refused may find a place: what `Retry-After` says."""

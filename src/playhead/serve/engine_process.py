@@ -1,6 +1,6 @@
 """The engine in a process of its own, where no Python work of the HTTP side can slow a step.
 
-`python -m playhead.serve.engine_process FD` talks over the socket FD, and ends when the socket does: a server that was
+`python -m playhead.serve.engine_entry FD` talks over the socket FD, and ends when the socket does: a server that was
 killed leaves no engine behind. Stop strings are found on the HTTP side, which then aborts; no text is made here.
 
     reader thread    socket -> orders
@@ -15,7 +15,6 @@ The main thread never waits for the HTTP side: what does not fit into the socket
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
 import threading
@@ -27,12 +26,13 @@ from pathlib import Path
 
 import torch
 
-from playhead.engine.build import build_engine, resolve_model_name, tokenizer_path
+from playhead.engine.build import build_engine
 from playhead.engine.config import EngineConfig
 from playhead.engine.engine import Engine
 from playhead.engine.front import CheckedPrompt, RequestOptions
 from playhead.engine.response import ResponseBuilder
 from playhead.engine.snapshot import take_snapshot
+from playhead.engine.tokenizer_files import resolve_model_name, tokenizer_path
 from playhead.errors import PlayheadError, RequestError, RequestFailed, StepFailed, caused
 from playhead.models.checkpoint.hub import resolve_model
 from playhead.outputs import RequestOutput
@@ -370,11 +370,8 @@ def end_at_once() -> None:
     os._exit(0)
 
 
-def main(descriptor: int) -> int:
+def serve_engine(descriptor: int) -> int:
     """Load what the first message asks for, then serve until the socket ends."""
-    # Ctrl-C and a service's stop signal reach every process. The server drains first, and then closes the socket.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
     os.set_inheritable(descriptor, False)  # a compiler that is started here must not keep the socket open
     connection = socket.socket(fileno=descriptor)
     outbox, inbox = Outbox(connection), Inbox(connection, on_end=end_at_once)
@@ -393,7 +390,3 @@ def main(descriptor: int) -> int:
     threading.Thread(target=keep_beating, args=(loop, outbox), name="playhead beat", daemon=True).start()
     while True:
         loop.turn()
-
-
-if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))

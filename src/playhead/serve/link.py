@@ -1,19 +1,15 @@
-"""The engine's process as the event loop has it: started, spoken to, listened to, ended. No torch."""
+"""The engine's process as the event loop has it: spoken to, listened to, ended. No torch."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from typing import cast
 
-from playhead.env import for_engine_process
-from playhead.logs import shown_words
 from playhead.serve import wire
+from playhead.serve.engine_child import EngineChild
 
-MODULE = "playhead.serve.engine_process"
 END_S = 10.0  # a GPU's memory takes a moment to be given back
 
 
@@ -26,19 +22,11 @@ class EngineLink(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
-    async def start(self) -> None:
-        """Start the process and connect to it."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            # -P: a file in the working directory must not be taken for one of ours. The process has this one's path.
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", MODULE, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env=for_engine_process(sys.path, shown_words()),
-            )
-        ours.setblocking(False)
-        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
+    async def connect(self, child: EngineChild) -> None:
+        """Take over a process that was started."""
+        self._process = child.process
+        child.connection.setblocking(False)
+        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=child.connection)
 
     @property
     def pid(self) -> int:

@@ -125,6 +125,10 @@ class LocalBackend:
         self._pulse.saw(self.engine.stats.num_steps, has_work=True)
         return stream
 
+    def check_room(self) -> None:
+        if self._engine is not None:
+            self._engine.check_room()
+
     async def snapshot(self, *, after_step: int = 0) -> EngineSnapshot:
         """The engine between two steps."""
         asked = asyncio.ensure_future(self._served.between_steps(lambda engine: take_snapshot(engine, after_step)))

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from time import perf_counter
@@ -269,18 +270,26 @@ class MeasuredBackend:
 
     def submit(self, request_id: str, checked: CheckedPrompt, options: RequestOptions) -> MeasuredStream:
         watch = RequestWatch(self.recorder, request_id, checked.params.output_kind)
-        try:
-            stream = self._backend.submit(request_id, checked, options)
-        except QueueFull:
-            self.recorder.refused(Refusal.QUEUE_FULL)
-            raise
-        return MeasuredStream(stream, watch)
+        with self._counting_refusals():
+            return MeasuredStream(self._backend.submit(request_id, checked, options), watch)
+
+    def check_room(self) -> None:
+        with self._counting_refusals():
+            self._backend.check_room()
 
     async def snapshot(self, *, after_step: int = 0) -> EngineSnapshot:
         return await self._backend.snapshot(after_step=after_step)
 
     async def close(self) -> None:
         await self._backend.close()
+
+    @contextmanager
+    def _counting_refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except QueueFull:
+            self.recorder.refused(Refusal.QUEUE_FULL)
+            raise
 
 
 def cumulative(tally: Tally) -> Iterable[tuple[float, int]]:

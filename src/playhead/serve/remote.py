@@ -19,11 +19,13 @@ from pathlib import Path
 from playhead.engine.config import EMBEDDED, EngineConfig
 from playhead.engine.front import CheckedPrompt, PromptReader, RequestOptions
 from playhead.engine.snapshot import EngineSnapshot
-from playhead.engine.tokenizer_files import tokenizer_at
+from playhead.engine.tokenizer_files import tokenizer_at, tokenizer_path_here
 from playhead.errors import EngineStopped, PlayheadError, QueueFull, RequestError
 from playhead.logs import event
+from playhead.models.text.tokenizer import Tokenizer
 from playhead.serve import wire
 from playhead.serve.backend import BackendState, ModelFacts
+from playhead.serve.engine_child import EngineChild, start_child
 from playhead.serve.limits import CHECK_S, SNAPSHOT_S, Clock, Lifetimes, Pulse, ServeLimits
 from playhead.serve.link import EngineLink
 from playhead.serve.remote_stream import RemoteStream, Sample
@@ -48,6 +50,7 @@ class RemoteBackend:
         self._begin = wire.Begin(model, wire.config_fields(self._config), name)
         self._lifetimes, self._pulse = Lifetimes(self._limits, clock), Pulse(self._limits, clock)
         self._state = BackendState.STARTING
+        self._child: EngineChild | None = None
         self._link: EngineLink | None = None
         self._loaded: asyncio.Future[wire.Ready] | None = None
         self._facts: ModelFacts | None = None
@@ -86,8 +89,13 @@ class RemoteBackend:
         """The engine's process. None while there is none."""
         return None if self._link is None else self._link.pid
 
+    def adopt(self, child: EngineChild) -> None:
+        """Load the model in this process, which was started already."""
+        self._child = child
+
     async def start(self) -> None:
         """Start the process and wait until its model is loaded. What the model's files are refused for is raised."""
+        early = self._read_tokenizer_early()
         try:
             ready = await self._load()
         except BaseException:
@@ -96,7 +104,7 @@ class RemoteBackend:
         params = wire.params_of(ready.default_params)
         self._facts = ModelFacts(**ready.facts, default_params=params)
         self._reader = PromptReader(
-            tokenizer=await asyncio.to_thread(tokenizer_at, Path(ready.tokenizer_path), self._config),
+            tokenizer=await (early or asyncio.to_thread(tokenizer_at, Path(ready.tokenizer_path), self._config)),
             vocab_size=self._facts.vocab_size,
             max_context=self._facts.max_model_len,
             default_params=params,
@@ -111,10 +119,7 @@ class RemoteBackend:
             raise EngineStopped(where)
         if request_id in self._streams:
             raise RequestError(where, "an id in use", "a new id", "Wait for the other to end.")
-        num_there, most = len(self._samples), self._limits.max_requests(self.facts.max_running)
-        if num_there and num_there + checked.params.n > most:
-            found = f"{num_there} sequences running or waiting and {checked.params.n} more"
-            raise QueueFull(where, found, f"at most {most}", "Send it again when some are done.")
+        self._check_room(where, checked.params.n)
         stream = RemoteStream(request_id, checked, options, abort=self._abort)
         stream.add_samples(self._next_number, self.reader)
         self._next_number += len(stream.samples)
@@ -122,6 +127,14 @@ class RemoteBackend:
         self._lifetimes.add(stream)
         self._send(stream)
         return stream
+
+    def check_room(self) -> None:
+        self._check_room("request", 1)
+
+    def _check_room(self, where: str, num_more: int) -> None:
+        num_there, most = len(self._samples), self._limits.max_requests(self.facts.max_running)
+        if num_there and num_there + num_more > most:
+            raise QueueFull.of(where, num_there, num_more, most)
 
     async def snapshot(self, *, after_step: int = 0) -> EngineSnapshot:
         """The engine between two steps."""
@@ -155,13 +168,24 @@ class RemoteBackend:
         if self._reader is not None:
             self._reader.close()
 
+    def _read_tokenizer_early(self) -> asyncio.Future[Tokenizer] | None:
+        """Read the tokenizer while the engine loads. One of the hub waits until the engine has fetched it."""
+        path = tokenizer_path_here(self._begin.model, self._config)
+        if path is None:
+            return None
+        reading = asyncio.ensure_future(asyncio.to_thread(tokenizer_at, path, self._config))
+        # Files that cannot be used fail the engine too, whose error is raised.
+        reading.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return reading
+
     # The process.
 
     async def _load(self) -> wire.Ready:
         """Start a process and wait until it is ready."""
         self._loaded = asyncio.get_running_loop().create_future()
         link = self._link = EngineLink(self._on_frame, self._on_lost)
-        await link.start()
+        child, self._child = self._child or start_child(self._config), None
+        await link.connect(child)
         link.send(self._begin)
         ready = await self._loaded
         self._last_snapshot, self._num_steps = ready.snapshot, 0

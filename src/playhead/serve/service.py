@@ -118,14 +118,16 @@ class Route:
     names: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def streams(self) -> bool:
-        """Whether an answer can be a stream of events."""
+    def generates(self) -> bool:
+        """Whether the engine makes the answer, which can then be a stream of events."""
         return self.chunk is not None
 
 
 async def respond(service: Service, route: Route, call: Call) -> Answer | EventStream:
     """The route's answer, or the answer to its failure. An error of one call ends that call only."""
     try:
+        if route.generates:  # a refusal must be cheap: it may be one of many
+            service.backend.check_room()
         return await route.handler(service, call)
     except PlayheadError as error:
         return failure(error, route.names, retry_after_s=service.backend.retry_after_s)

@@ -24,6 +24,7 @@ from playhead.graph.slots import (
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.tables import Int32Array
 from playhead.schedule.request import Chunk
+from playhead.schedule.step_plan import StepPlan
 from playhead.step.optional_inputs import POSITIONS, SHORTEST_LENGTH
 from playhead.step.sampling import NUMBERS, SamplerRows, dtype_of
 
@@ -48,10 +49,8 @@ class StepRequests:
     """The requests of a step: their rows, their lengths with this step's tokens, and where these tokens are."""
 
     def __init__(self, chunks: Sequence[Chunk], kv: HybridKVCache, sampler: SamplerRows) -> None:
-        self.chunks, self.kv, self.sampler = chunks, kv, sampler
-        self.rows: Int32Array = np.array([chunk.seq.row for chunk in chunks], dtype=np.int32)
-        self.ends: Int32Array = np.array([chunk.end for chunk in chunks], dtype=np.int32)
-        self.is_decode = decodes(chunks)
+        self.chunks, self.kv, self.sampler = StepPlan.of(chunks), kv, sampler
+        self.rows, self.ends, self.is_decode = self.chunks.rows, self.chunks.ends, self.chunks.is_decode
         self._tokens: TokenLayout | None = None
 
     @property
@@ -71,14 +70,6 @@ class StepRequests:
         return self._tokens
 
 
-def decodes(chunks: Sequence[Chunk]) -> bool:
-    """Whether a step is one of decode: a token of every request, and a new one for each.
-
-    A prompt's chunk of one token, with more to come, gets none: a decode graph would count what it draws for it.
-    """
-    return all(len(chunk.tokens) == 1 and chunk.samples for chunk in chunks)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInput:
     """A slot, and the function that makes its values: an array with one row per request or token of the step.
@@ -95,7 +86,7 @@ class StepInput:
 def token_ids(step: StepRequests) -> Int32Array:
     """An id below zero is -row: that row's newest token, which is on the device alone."""
     if step.is_decode:
-        return np.array([chunk.tokens[0] for chunk in step.chunks], dtype=np.int32)
+        return step.chunks.first_tokens
     ids = chain.from_iterable(chunk.tokens for chunk in step.chunks)
     return np.fromiter(ids, dtype=np.int32, count=len(step.tokens.rows))
 
@@ -106,11 +97,11 @@ def full_locs(step: StepRequests) -> Int32Array:
 
 def sampling_rows(step: StepRequests) -> Int32Array:
     """A request with more of its prompt to come shows the sink's row: what is drawn for it goes nowhere."""
-    return step.rows * np.array([chunk.samples for chunk in step.chunks], dtype=np.int32)
+    return step.rows * step.chunks.samples
 
 
 def num_generated(step: StepRequests) -> npt.NDArray[np.int64]:
-    return np.array([chunk.num_generated for chunk in step.chunks], dtype=np.int64)
+    return step.chunks.num_generated
 
 
 def sampler_numbers(name: str) -> Callable[[StepRequests], npt.NDArray[Any]]:

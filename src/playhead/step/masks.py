@@ -67,7 +67,7 @@ class MaskedSteps:
     def can_replay_in_place(self, requests: StepRequests, kind: SamplingKind) -> bool:
         """Whether the slots of these runners hold this very step."""
         last, num_fills = self.decode_slots, self.registry.num_fills
-        return last is not None and last.hold(requests.chunks, requests.ends, kind, num_fills=num_fills)
+        return last is not None and last.hold(requests.chunks, kind, num_fills=num_fills)
 
     def tail(self, kind: SamplingKind, num_requests: int, stopwatch: Stopwatch) -> Tail:
         """The second part of a step that is about to be launched."""

@@ -10,6 +10,7 @@ Shapes: N requests of a step, V vocabulary.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -48,6 +49,7 @@ class WorkerConfig:
     dispatch: DispatchLimits = field(default_factory=lambda: DispatchLimits(lazy=True))
     prefix_caching: bool = True
     strict_ledger: bool = False
+    batch_invariant: bool = False
     audit_every_steps: int | None = None
     """Steps between two full audits of the account of KV pages. None: as often as costs 1% of the time."""
 
@@ -134,6 +136,7 @@ class Worker:
 
     def capture_all(self, progress: Callable[[CaptureReport], None] | None = None) -> None:
         """Capture every bucket of prefill, greedy and drawing decode now; other sampling waits for its first use."""
+        gc.collect()  # what it frees now is room for the graphs
         self.prefill.capture_all(progress)
         for kind in (SamplingKind.GREEDY, SamplingKind.DRAWN):
             self.decoder_for(kind).capture_all(progress)
@@ -179,7 +182,7 @@ class Worker:
             batch = batch_of(self.prefill_inputs, requests)
         elif masked is not None:
             batch = None if masked.can_replay_in_place(requests, kind) else batch_of(self.decode_inputs, requests)
-        elif not self.rows.can_replay_in_place(chunks, requests.ends, kind, num_fills=self.decode.registry.num_fills):
+        elif not self.rows.can_replay_in_place(requests.chunks, kind, num_fills=self.decode.registry.num_fills):
             batch = batch_of(self.decode_inputs, requests)
         self.publish()
         step = self.kv.begin()
@@ -222,7 +225,7 @@ class Worker:
         return DecodeSlots(
             kind=kind,
             num_fills=runner.registry.num_fills,
-            seqs=[chunk.seq for chunk in requests.chunks],
+            seqs=requests.chunks.seqs,
             seq_lens=requests.ends,
             num_places=self.kv.num_places_of(requests.rows),
         )

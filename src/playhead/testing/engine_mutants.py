@@ -16,12 +16,12 @@ from playhead.graph.shapes import Decision
 from playhead.graph.slots import FillContext
 from playhead.graph.spec import LivePlan, StepResult
 from playhead.kv.cache import SequenceKV
-from playhead.kv.tables import Int32Array
 from playhead.sampling_params import SamplingKind
+from playhead.schedule import step_plan
 from playhead.schedule.request import Chunk, Request
 from playhead.schedule.rows import DeviceRows
 from playhead.schedule.scheduler import Scheduler
-from playhead.step import inputs
+from playhead.schedule.step_plan import StepPlan
 from playhead.step.sampling import SampledTokens, SamplerRows
 from playhead.step.worker import Collected, HostReadback, HostStopwatch, InFlight, Worker
 from playhead.testing.fault_mutants import FAULT_CHECKERS, FAULT_MUTANTS
@@ -57,13 +57,11 @@ def slots_told_by_row() -> Patch:
 
     goes_on = DeviceRows.can_replay_in_place
 
-    def by_row(
-        self: DeviceRows, chunks: Sequence[Chunk], ends: Int32Array, kind: SamplingKind, *, num_fills: int
-    ) -> bool:
+    def by_row(self: DeviceRows, plan: StepPlan, kind: SamplingKind, *, num_fills: int) -> bool:
         last = self.decode_slots
-        if last is not None and [seq.row for seq in last.seqs] == [chunk.seq.row for chunk in chunks]:
-            self.decode_slots = replace(last, seqs=[chunk.seq for chunk in chunks])
-        return goes_on(self, chunks, ends, kind, num_fills=num_fills)
+        if last is not None and [seq.row for seq in last.seqs] == [seq.row for seq in plan.seqs]:
+            self.decode_slots = replace(last, seqs=plan.seqs)
+        return goes_on(self, plan, kind, num_fills=num_fills)
 
     return swapped(DeviceRows, "can_replay_in_place", by_row)
 
@@ -74,12 +72,10 @@ def next_place_not_known() -> Patch:
 
     goes_on = DeviceRows.can_replay_in_place
 
-    def anyway(
-        self: DeviceRows, chunks: Sequence[Chunk], ends: Int32Array, kind: SamplingKind, *, num_fills: int
-    ) -> bool:
+    def anyway(self: DeviceRows, plan: StepPlan, kind: SamplingKind, *, num_fills: int) -> bool:
         if self.decode_slots is not None:
             self.decode_slots = replace(self.decode_slots, num_places=self.decode_slots.seq_lens + 1)
-        return goes_on(self, chunks, ends, kind, num_fills=num_fills)
+        return goes_on(self, plan, kind, num_fills=num_fills)
 
     return swapped(DeviceRows, "can_replay_in_place", anyway)
 
@@ -146,7 +142,7 @@ def prompts_counted_as_output() -> Patch:
     def any_single(chunks: Sequence[Chunk]) -> bool:
         return all(len(chunk.tokens) == 1 for chunk in chunks)
 
-    return swapped(inputs, "decodes", any_single)
+    return swapped(step_plan, "decodes", any_single)
 
 
 @mutant("interrupted read", source="found in review: Ctrl-C during a wait", killed_by=("interrupted read",))

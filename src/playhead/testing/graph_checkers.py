@@ -14,6 +14,8 @@ from playhead.graph.backends.base import record
 from playhead.graph.backends.tape import TapeBackend
 from playhead.graph.breaks import Scope
 from playhead.graph.capture import Inputs
+from playhead.graph.op_facts import facts_of
+from playhead.graph.piecewise import as_traced, split_at_breaks
 from playhead.graph.registry import NUM_STAGES, CudaGraphBufferRegistry
 from playhead.graph.shapes import DispatchLimits
 from playhead.graph.sharing import InputBufferPool
@@ -283,6 +285,35 @@ def nested_outputs() -> list[str]:
     return [] if len(cut.locs) == 2 else ["a dataclass of tensors keeps its padded rows"]
 
 
+def fixed_rows() -> list[str]:
+    """A trace for all sizes is refused where the callable asked for the number of its rows."""
+
+    def counting(inputs: Inputs, scope: Scope) -> torch.Tensor:
+        return inputs["x"] + torch.ones(len(inputs["x"]), 2)
+
+    try:
+        split_at_breaks(counting, {"x": torch.zeros(8, 2)}, as_traced)
+    except CaptureError:
+        return []
+    return ["a trace for 7 rows was taken for one of any number"]
+
+
+def collective() -> list[str]:
+    """What torch.distributed does is refused: its ops do not say what they write, or when it is there."""
+    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    facts_of.cache_clear()
+    x = torch.ones(2)
+    try:
+        record(TapeBackend(), lambda: torch.distributed.all_reduce(x))
+    except CaptureError:
+        return []
+    finally:
+        torch.distributed.destroy_process_group()
+        facts_of.cache_clear()
+    return ["an all_reduce was recorded"]
+
+
 GRAPH_CHECKERS: tuple[Checker, ...] = (
     Checker(name="shrinking batch", run=shrinking_batch),
     Checker(name="K1 poison", run=poisoned_fills),
@@ -300,6 +331,8 @@ GRAPH_CHECKERS: tuple[Checker, ...] = (
     Checker(name="going on", run=going_on),
     Checker(name="late joiner", run=late_joiner),
     Checker(name="nested outputs", run=nested_outputs),
+    Checker(name="fixed rows refused", run=fixed_rows),
+    Checker(name="collective refused", run=collective),
     Checker(name="audit, full", run=audited("full")),
     Checker(name="audit, breakable", run=audited("breakable")),
     Checker(name="audit, piecewise", run=audited("piecewise")),

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map_only
 
+from playhead.graph import op_facts as op_facts_module
+from playhead.graph import piecewise as piecewise_module
 from playhead.graph import registry as registry_module
 from playhead.graph import runner as runner_module
 from playhead.graph.audit import SampledStep
@@ -18,7 +20,7 @@ from playhead.graph.breakable import BreakableStep
 from playhead.graph.breaks import BreakOp, TensorSpec
 from playhead.graph.bridges import BridgePool, Direction
 from playhead.graph.leases import BridgeLeases
-from playhead.graph.oplog import OpObserver
+from playhead.graph.oplog import Issued, OpObserver
 from playhead.graph.registry import CudaGraphBufferRegistry, DeviceEntry
 from playhead.graph.report import Report
 from playhead.graph.runner import GraphRunner
@@ -184,7 +186,7 @@ def dummy_run_through_live_rows() -> Iterator[None]:
 def host_sync_recorded() -> Patch:
     """A value read on the host at capture becomes a constant of the graph."""
 
-    def lenient(self: OpObserver, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def lenient(self: OpObserver, issued: Issued) -> None:
         return None
 
     return swapped(OpObserver, "_refuse", lenient)
@@ -294,6 +296,24 @@ def dataclasses_are_opaque() -> Patch:
     return swapped(runner_module, "map_tensors", by_pytree)
 
 
+@mutant(
+    "row counts become numbers",
+    source="linear maps over blocks asked for len(x): piecewise steps of other sizes failed or computed other rows",
+    killed_by=("fixed rows refused",),
+)
+def fixed_rows_accepted() -> Patch:
+    return swapped(piecewise_module, "refuse_fixed_rows", lambda traced, examples, num_rows: None)
+
+
+@mutant(
+    "collectives are ops like others",
+    source="a captured all_reduce of torch.distributed replayed wrong 200 times of 200, without a word",
+    killed_by=("collective refused",),
+)
+def collectives_recorded() -> Patch:
+    return swapped(op_facts_module, "COLLECTIVES", ())
+
+
 STALE_LOC_TAIL = Mutant(
     name="stale location tail",
     source="SGLang #23552: padded rows wrote into live requests' KV",
@@ -335,4 +355,6 @@ GRAPH_MUTANTS: tuple[Mutant, ...] = (
     shared_fill_not_counted,
     joining_goes_unnoticed,
     dataclasses_are_opaque,
+    fixed_rows_accepted,
+    collectives_recorded,
 )

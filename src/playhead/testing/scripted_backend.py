@@ -100,9 +100,12 @@ class ScriptedBackend:
     async def start(self) -> None:
         """Nothing is loaded."""
 
-    def submit(self, request_id: str, checked: CheckedPrompt, options: RequestOptions) -> ScriptedStream:
+    def check_room(self) -> None:
         if len(self.submitted) >= self.room:
             raise QueueFull("queue", f"{self.room} requests", "fewer", "Try again later.")
+
+    def submit(self, request_id: str, checked: CheckedPrompt, options: RequestOptions) -> ScriptedStream:
+        self.check_room()
         self.submitted.append(checked)
         self.options.append(options)
         stream = ScriptedStream(outputs=self._outputs(request_id, checked), error=self.error)

@@ -19,10 +19,10 @@ from playhead.kernels.tokens import advance
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.plan import KVLimits
 from playhead.kv.pool import DeviceWrite, ForwardLocs
-from playhead.kv.tables import Int32Array
 from playhead.sampling_params import SamplingKind
 from playhead.schedule.request import Chunk
 from playhead.schedule.rows import DeviceRows
+from playhead.schedule.step_plan import StepPlan
 from playhead.step import forward, registries, worker
 from playhead.step.audit import audit_worker
 from playhead.step.inputs import StepInput, StepRequests, batch_of
@@ -135,12 +135,10 @@ def goes_on_over_anything() -> Patch:
     """A decode graph goes on over its slots, although a capture has filled them since."""
     goes_on = DeviceRows.can_replay_in_place
 
-    def careless(
-        self: DeviceRows, chunks: Sequence[Chunk], ends: Int32Array, kind: SamplingKind, *, num_fills: int
-    ) -> bool:
+    def careless(self: DeviceRows, plan: StepPlan, kind: SamplingKind, *, num_fills: int) -> bool:
         if self.decode_slots is not None:
             num_fills = self.decode_slots.num_fills
-        return goes_on(self, chunks, ends, kind, num_fills=num_fills)
+        return goes_on(self, plan, kind, num_fills=num_fills)
 
     return swapped(DeviceRows, "can_replay_in_place", careless)
 

@@ -23,9 +23,9 @@ from playhead.cli.loading import sampling_of
 from playhead.cli.main import app
 from playhead.cli.options import GenerateOptions
 from playhead.cli.screen import Screen
-from playhead.engine.build import resolve_model_name
 from playhead.engine.config import ENGINE_SETTINGS
 from playhead.engine.memory import num_weight_bytes
+from playhead.engine.tokenizer_files import resolve_model_name
 from playhead.errors import ConfigError
 from playhead.graph.report import Check, Finding, Report
 from playhead.llm import LLM, EngineConfig

@@ -11,7 +11,7 @@ from huggingface_hub.utils import are_progress_bars_disabled
 from typer.testing import CliRunner
 
 from playhead.cli.main import app
-from playhead.engine.build import resolve_model_name
+from playhead.engine.tokenizer_files import resolve_model_name
 from playhead.errors import UnsupportedModelError
 from playhead.llm import LLM
 from playhead.models.checkpoint.hub import can_reach, hub_name, resolve_model

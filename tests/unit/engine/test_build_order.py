@@ -1,24 +1,48 @@
-"""What is cheap to check is checked before weights are read."""
+"""What is wrong with a model's small files ends the load of its large ones."""
 
 from __future__ import annotations
 
 import shutil
+import threading
 
 import pytest
 
-from playhead.engine.build import resolve_model_name
+from playhead.engine.tokenizer_files import resolve_model_name
 from playhead.errors import CheckpointError
 from playhead.llm import LLM
+from playhead.models.checkpoint.fill import LoadProgress
+
+NUM_PIECES = 60_000
 
 
-def test_a_tokenizer_that_cannot_be_used_is_refused_before_weights_are_read(tmp_path, monkeypatch):
-    model = tmp_path / "model"
-    shutil.copytree(resolve_model_name("embedded"), model)
-    (model / "tokenizer.json").write_text("{}")
+@pytest.fixture
+def model(tmp_path):
+    copy = tmp_path / "model"
+    shutil.copytree(resolve_model_name("embedded"), copy)
+    (copy / "tokenizer.json").write_text("{}")
+    return str(copy)
 
+
+def test_a_tokenizer_that_cannot_be_used_ends_the_load_of_the_weights(model, monkeypatch):
+    """The two are read side by side, and weights may take minutes."""
+    pieces: list[int] = []
+
+    def load_slowly(*args, on_progress, **kwargs):
+        for piece in range(NUM_PIECES):
+            threading.Event().wait(0.001)
+            pieces.append(piece)
+            on_progress(LoadProgress(num_bytes=piece, total_bytes=NUM_PIECES))
+
+    monkeypatch.setattr("playhead.engine.build.load_weights", load_slowly)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        LLM(model)
+    assert len(pieces) < NUM_PIECES
+
+
+def test_of_two_broken_files_the_tokenizer_is_named(model, monkeypatch):
     def refuse(*args, **kwargs):
-        raise AssertionError("weights were read")
+        raise CheckpointError("weights", "none", "some", "Find them.")
 
     monkeypatch.setattr("playhead.engine.build.load_weights", refuse)
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
-        LLM(str(model))
+        LLM(model)

@@ -118,8 +118,9 @@ def test_rows_as_many_as_the_model_is_wide_stay_rows():
 @pytest.mark.parametrize(("rows", "cut"), [(16, 13), (13, 13), (2, 2), (2048, 2039)])
 def test_rows_are_cut_to_a_prime(rows, cut):
     inputs = {"ids": torch.zeros(rows), "mrope": torch.zeros(3, rows), "one": torch.zeros(1)}
-    shapes = [tuple(tensor.shape) for tensor in with_prime_rows(inputs).values()]
-    assert shapes == [(cut,), (3, cut), (1,)]
+    cut_inputs, num_rows = with_prime_rows(inputs)
+    assert [tuple(tensor.shape) for tensor in cut_inputs.values()] == [(cut,), (3, cut), (1,)]
+    assert num_rows == cut
 
 
 def test_a_traced_break_never_runs_by_itself():
@@ -153,3 +154,15 @@ def test_an_output_that_counts_rows_is_refused_by_a_trace():
     capture = PiecewiseCapture(BridgePool(max_rows=8, device="cpu"), as_traced)
     with pytest.raises(CaptureError, match="a number that depends on the rows"):
         capture.capture(TapeBackend(), lambda inputs, scope: inputs["x"].shape[0], {"x": torch.randn(8, 4)}, 1.0)
+
+
+@pytest.mark.parametrize("rows", [len, lambda x: int(x.shape[0])], ids=["len", "int"])
+def test_a_step_that_makes_a_number_of_its_row_count_is_refused_by_a_trace(rows):
+    """Replayed for fewer rows, the piece would compute the traced number of them."""
+
+    def fn(inputs, scope):
+        return inputs["x"].new_ones((rows(inputs["x"]), 4)) + inputs["x"]
+
+    capture = PiecewiseCapture(BridgePool(max_rows=8, device="cpu"), as_traced)
+    with pytest.raises(CaptureError, match=r"axis 0 of input .* became the number 7"):
+        capture.capture(TapeBackend(), fn, {"x": torch.randn(8, 4)}, 1.0)

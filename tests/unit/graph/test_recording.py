@@ -6,16 +6,27 @@ import re
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from playhead.errors import CaptureError
-from playhead.graph import TapeBackend, record
+from playhead.graph import FullCapture, TapeBackend, record
 from playhead.graph.backends.out_variants import out_variant
-from playhead.graph.oplog import op_name
+from playhead.graph.op_facts import op_name
+from playhead.graph.split import CUT, SplitCapture
 
 
 @torch.library.custom_op("playhead_test::scale_into", mutates_args=("out",))
 def scale_into(x: torch.Tensor, factor: float, out: torch.Tensor) -> None:
     out.copy_(torch.from_numpy(x.numpy() * factor))  # leaves the dispatcher, as a kernel does
+
+
+def plain(inputs, scope):
+    return inputs["x"] * 2
+
+
+def cut(inputs, scope):
+    scope.call(CUT, inputs["x"], site=0)
+    return inputs["x"] * 2
 
 
 def taped(work):
@@ -186,3 +197,59 @@ def test_a_result_in_another_layout_stays_as_it_was_recorded():
     for out, wanted in zip(outs, again, strict=True):
         assert torch.equal(out, wanted)
         assert out.stride() == wanted.stride()
+
+
+@pytest.fixture(scope="module")
+def world():
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+COLLECTIVES = {
+    "all_reduce": lambda x: dist.all_reduce(x),
+    "all_reduce, waited for later": lambda x: dist.all_reduce(x, async_op=True).wait(),
+    "all_gather": lambda x: dist.all_gather([torch.empty(4)], x),
+    "broadcast": lambda x: dist.broadcast(x, 0),
+    "barrier": lambda x: dist.barrier(),
+    "functional": lambda x: torch.ops._c10d_functional.all_reduce(x, "sum", dist.group.WORLD.group_name),
+}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_collectives_of_torch_are_refused(world, name):
+    """Recorded, they replay wrong without a word: their results come through objects that no schema shows."""
+    with pytest.raises(CaptureError, match="would not wait for the other processes"):
+        taped(lambda: COLLECTIVES[name](torch.ones(4)))
+
+
+@torch.library.custom_op("playhead_test::sum_over_ranks_", mutates_args=("x",))
+def sum_over_ranks_(x: torch.Tensor) -> None:
+    dist.all_reduce(x)
+
+
+def test_an_op_that_says_what_its_collective_writes_is_recorded(world):
+    x = torch.ones(4)
+    recording, doubled = taped(lambda: (sum_over_ranks_(x), x * 2)[1])
+    x.fill_(5)
+    recording.replay()
+    assert doubled.tolist() == [10.0] * 4
+
+
+@pytest.mark.parametrize(("capture", "step"), [(FullCapture(), plain), (SplitCapture(), cut)], ids=["full", "split"])
+def test_the_first_size_of_a_callable_is_warmed_up_alone(capture, step):
+    """Two runs make the first graph, one each further graph; another callable is warmed up again."""
+    sizes: list[int] = []
+
+    def counted(inputs, scope):
+        sizes.append(len(inputs["x"]))
+        return step(inputs, scope)
+
+    for size in (4, 2, 1):
+        captured = capture.capture(TapeBackend(), counted, {"x": torch.ones(size)}, None)
+        captured.replay(None)
+        assert captured.output.tolist() == [2.0] * size
+    assert sizes == [4, 4, 2, 1]
+    capture.capture(TapeBackend(), lambda inputs, scope: counted(inputs, scope), {"x": torch.ones(3)}, None)
+    assert sizes == [4, 4, 2, 1, 3, 3]

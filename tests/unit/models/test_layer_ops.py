@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from playhead.attention.base import LayerAttention, Phase
 from playhead.attention.triton import TritonBackend
 from playhead.graph.breaks import InlineScope
-from playhead.graph.oplog import UNINITIALISED, op_name
+from playhead.graph.op_facts import UNINITIALISED, op_name
 from playhead.graph.slots import FillContext
 from playhead.kv.plan import KVLimits
 from playhead.models.build import spec_from_config

@@ -11,6 +11,7 @@ from playhead.kv.cache import HybridKVCache
 from playhead.sampling_params import SamplingKind
 from playhead.schedule.request import Chunk
 from playhead.schedule.rows import DecodeSlots, DeviceRows
+from playhead.schedule.step_plan import StepPlan
 from playhead.testing.kv_rules import small_layer, small_plan
 
 GREEDY, DRAWN = SamplingKind.GREEDY, SamplingKind.DRAWN
@@ -93,8 +94,7 @@ class TestDecodeSlots:
     """The slots of decode hold the next step, or they must be filled."""
 
     def can(self, rows: DeviceRows, chunks: list[Chunk], kind: SamplingKind = GREEDY, num_fills: int = 7) -> bool:
-        ends = np.array([one.end for one in chunks], dtype=np.int32)
-        return rows.can_replay_in_place(chunks, ends, kind, num_fills=num_fills)
+        return rows.can_replay_in_place(StepPlan.of(chunks), kind, num_fills=num_fills)
 
     def test_they_hold_the_same_sequences_one_token_further(self, kv):
         rows, chunks = DeviceRows(), [chunk(kv, "one"), chunk(kv, "two")]

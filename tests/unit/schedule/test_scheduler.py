@@ -127,7 +127,7 @@ def test_a_full_queue_refuses_with_the_limit():
 
 
 def test_nothing_to_do_is_an_empty_plan():
-    assert scheduler()[0].plan() == []
+    assert not scheduler()[0].plan()
 
 
 def test_nobody_gives_way_for_ever():

@@ -6,7 +6,7 @@ import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from playhead.attention.cpu import CpuBackend
-from playhead.graph.oplog import op_name
+from playhead.graph.op_facts import op_name
 from playhead.testing.tiny_worker import tiny_worker
 
 

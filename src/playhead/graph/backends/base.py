@@ -45,9 +45,10 @@ class Backend(Protocol):
         """Start recording now. `after` is the part before this one, when one callable makes several."""
 
 
-def record(backend: Backend, work: Callable[[], Outputs]) -> tuple[Recording, Outputs]:
-    """Warm up, then record `work` whole."""
-    backend.warm_up(work)
+def record(backend: Backend, work: Callable[[], Outputs], *, is_warm: bool = False) -> tuple[Recording, Outputs]:
+    """Record `work` whole. It runs once before, unless work like it has run already."""
+    if not is_warm:
+        backend.warm_up(work)
     opened = backend.open()
     try:
         outputs = work()

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from playhead.graph.oplog import Op
+from playhead.graph.op_facts import Op
 
 
 def out_variant(func: Op) -> tuple[Op, tuple[str, ...]] | None:

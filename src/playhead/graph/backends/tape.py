@@ -18,7 +18,8 @@ import torch
 
 from playhead.graph.backends.base import Recording
 from playhead.graph.backends.out_variants import bind_outputs, out_variant
-from playhead.graph.oplog import UNINITIALISED, Call, Op, OpLog, OpObserver, tensors_in
+from playhead.graph.op_facts import UNINITIALISED, Op, tensors_in
+from playhead.graph.oplog import Call, OpLog, OpObserver
 from playhead.graph.outputs import Outputs
 
 # For ops that write into their arguments and return nothing: `bind(*args, **kwargs)` gives a function that repeats the

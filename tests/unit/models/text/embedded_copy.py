@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from playhead.engine.build import resolve_model_name
 from playhead.engine.config import EMBEDDED
+from playhead.engine.tokenizer_files import resolve_model_name
 
 SMALL = {"max_model_len": 64, "max_num_seqs": 1, "max_num_batched_tokens": 16, "graph_mode": "eager"}
 

@@ -1,0 +1,69 @@
+"""A start of the engine in a process of its own: `python -m bench.fresh_start bench/models/gemma3-1b [--capture]`.
+
+Prints, as one line of JSON, the seconds from the process's start until the model is there and until its first token,
+and what capturing all graphs takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from bench import workload
+from bench.measured_llm import GREEDY, MeasuredLLM
+from playhead.graph.spec import CaptureReport
+
+MAX_MODEL_LEN = 4096
+
+
+def start_in_new_process(model: Path, kernel_cache: Path, *, captures: bool) -> dict[str, dict[str, Any]]:
+    """What a start measured, by cell. Compiled kernels are looked for, and kept, in `kernel_cache`."""
+    found = subprocess.run(
+        [sys.executable, "-m", "bench.fresh_start", str(model), *(["--capture"] if captures else [])],
+        env=os.environ | {"TRITON_CACHE_DIR": str(kernel_cache)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return dict(json.loads(found.stdout.splitlines()[-1]))
+
+
+def start(model: Path) -> tuple[MeasuredLLM, dict[str, Any]]:
+    """An engine that has given its first token, and the seconds since this process was started."""
+    llm = MeasuredLLM(model, MAX_MODEL_LEN)
+    ready_s = workload.since_start()
+    llm.llm.generate(workload.prompts("start", [128]), GREEDY.clone())
+    return llm, {"measured": workload.since_start(), "ready_s": ready_s}
+
+
+def capture(llm: MeasuredLLM) -> dict[str, Any]:
+    """All graphs, with what they take."""
+    reports: list[CaptureReport] = []
+    started_s = time.perf_counter()
+    llm.llm.capture_graphs(reports.append)
+    seconds = time.perf_counter() - started_s
+    return {
+        "measured": seconds,
+        "graphs": len(reports),
+        "mib": sum(report.num_bytes for report in reports) / 2**20,
+        "largest_nodes": max(report.num_nodes for report in reports),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path, help="a directory with a config.json")
+    parser.add_argument("--capture", action="store_true", help="capture all graphs too")
+    args = parser.parse_args()
+    llm, found = start(args.model)
+    print(json.dumps({"start": found, "capture": capture(llm) if args.capture else None}))
+
+
+if __name__ == "__main__":
+    main()

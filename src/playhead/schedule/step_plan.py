@@ -1,0 +1,137 @@
+"""What one step computes, and how the plan of a decode step follows from the plan before. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
+
+from playhead.kv.cache import SequenceKV
+from playhead.kv.tables import Int32Array
+from playhead.schedule.request import Chunk, Request
+
+
+@dataclass(slots=True, kw_only=True, eq=False)  # mutable: chunks are made when they are asked for
+class StepPlan(Sequence[Chunk]):
+    """The chunks of a step, and what the host needs of them as arrays with an entry for each.
+
+    A batch that goes on decoding is the same batch with other numbers: `next_decode` shares what does not change and
+    makes no chunk, so its cost hardly grows with the batch. With `goes_on` all sequences were in the plan before.
+    """
+
+    requests: list[Request]
+    seqs: list[SequenceKV]
+    by_name: dict[str, SequenceKV]
+    rows: Int32Array
+    ends: Int32Array
+    num_generated: npt.NDArray[np.int64]
+    max_new_tokens: npt.NDArray[np.int64]
+    first_tokens: Int32Array
+    """Each chunk's first token. Below zero it is -row: the newest of that row, which the device has."""
+    samples: npt.NDArray[np.bool_]
+    is_plain: npt.NDArray[np.bool_]
+    """Whether nobody looks at the token that a request gets. A request that gets none counts as looked at."""
+    outputs: list[list[int]]
+    ending_ids: frozenset[int]
+    """Those of all requests; of some that are here no more, too."""
+    num_tokens: int
+    is_decode: bool
+    goes_on: bool = False
+    num_ended_before: int = 0
+    """Requests that had ended when this was planned."""
+    _chunks: Sequence[Chunk] = field(default=(), repr=False)
+
+    @classmethod
+    def of(cls, chunks: Sequence[Chunk]) -> StepPlan:
+        """A plan of these chunks; a plan as it is."""
+        if isinstance(chunks, StepPlan):
+            return chunks
+        return cls(
+            requests=[chunk.request for chunk in chunks],
+            seqs=[chunk.seq for chunk in chunks],
+            by_name={chunk.seq.request: chunk.seq for chunk in chunks},
+            rows=np.array([chunk.seq.row for chunk in chunks], dtype=np.int32),
+            ends=np.array([chunk.end for chunk in chunks], dtype=np.int32),
+            num_generated=np.array([chunk.num_generated for chunk in chunks], dtype=np.int64),
+            max_new_tokens=np.array([chunk.request.max_new_tokens for chunk in chunks], dtype=np.int64),
+            first_tokens=np.array([chunk.tokens[0] for chunk in chunks], dtype=np.int32),
+            samples=np.array([chunk.samples for chunk in chunks], dtype=np.bool_),
+            is_plain=np.array([chunk.samples and chunk.request.is_plain for chunk in chunks], dtype=np.bool_),
+            outputs=[chunk.request.output for chunk in chunks],
+            ending_ids=frozenset().union(*{chunk.request.ending_ids for chunk in chunks}),
+            num_tokens=sum(len(chunk.tokens) for chunk in chunks),
+            is_decode=decodes(chunks),
+            _chunks=chunks,
+        )
+
+    @property
+    def num_left(self) -> npt.NDArray[np.int64]:
+        """Tokens that steps after this one may sample for each request."""
+        return self.max_new_tokens - self.num_generated - self.samples
+
+    def next_decode(self, kept: list[int] | None = None) -> StepPlan:
+        """The decode step after this one, whose sequences are each one token longer; `kept` says which go on, if not
+        all."""
+        if kept is not None:
+            return self._of_these(kept).next_decode()
+        return replace(
+            self,
+            ends=self.ends + np.int32(1),
+            num_generated=self.num_generated + 1,
+            first_tokens=-self.rows,
+            num_tokens=len(self.rows),
+            goes_on=True,
+            _chunks=(),
+        )
+
+    def _of_these(self, kept: list[int]) -> StepPlan:
+        seqs = [self.seqs[i] for i in kept]
+        return replace(
+            self,
+            requests=[self.requests[i] for i in kept],
+            seqs=seqs,
+            by_name={seq.request: seq for seq in seqs},
+            rows=self.rows[kept],
+            ends=self.ends[kept],
+            num_generated=self.num_generated[kept],
+            max_new_tokens=self.max_new_tokens[kept],
+            samples=self.samples[kept],
+            is_plain=self.is_plain[kept],
+            outputs=[self.outputs[i] for i in kept],
+        )
+
+    def are_open(self) -> npt.NDArray[np.bool_]:
+        """Whether each request has not ended."""
+        return np.array([request.finish_reason is None for request in self.requests], dtype=np.bool_)
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    @overload
+    def __getitem__(self, index: int) -> Chunk: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Chunk]: ...
+    def __getitem__(self, index: int | slice) -> Chunk | Sequence[Chunk]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if self._chunks:
+            return self._chunks[index]
+        seq = self.seqs[index]
+        return Chunk(
+            request=self.requests[index],
+            seq=seq,
+            tokens=(-seq.row,),
+            end=int(self.ends[index]),
+            num_generated=int(self.num_generated[index]),
+        )
+
+
+def decodes(chunks: Sequence[Chunk]) -> bool:
+    """Whether a step is one of decode: a token of every request, and a new one for each.
+
+    A prompt's chunk of one token, with more to come, gets none: a decode graph would count what it draws for it.
+    """
+    return all(len(chunk.tokens) == 1 and chunk.samples for chunk in chunks)

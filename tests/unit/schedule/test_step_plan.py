@@ -1,0 +1,155 @@
+"""A batch that goes on decoding: its plan follows from the last one, and is the plan that would be made anew."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from playhead.kv.cache import HybridKVCache
+from playhead.outputs import FinishReason
+from playhead.schedule.request import Chunk, Request
+from playhead.schedule.scheduler import Scheduler
+from playhead.schedule.step_plan import StepPlan
+from playhead.types import Step
+from tests.unit.schedule.test_scheduler import request, run_step, scheduler
+
+
+def facts(chunk: Chunk) -> tuple[object, ...]:
+    """All of a chunk that a step and its reading depend on."""
+    return chunk.request.id, chunk.seq.row, tuple(chunk.tokens), chunk.end, chunk.samples, chunk.num_generated
+
+
+def read(made: Scheduler, planned: StepPlan) -> None:
+    """Every request of a step that sampled gets token 7."""
+    _, left = made.commit_plain(planned, [7] * len(planned))
+    while left:
+        chunk = planned[left.pop()]
+        if chunk.request.finish_reason is None:
+            made.commit(chunk, 7)
+            if len(chunk.request.output) >= chunk.request.max_new_tokens:
+                made.finish(chunk.request, FinishReason.LENGTH)
+
+
+@dataclass(kw_only=True)
+class Side:
+    """A scheduler whose steps are read when the next one is on its way, as an engine's are."""
+
+    made: Scheduler
+    kv: HybridKVCache
+    requests: list[Request]
+    last: tuple[StepPlan, Step] | None = None
+
+    @classmethod
+    def of(cls, seed: int, num_pages: int) -> Side:
+        made, kv = scheduler(num_pages=num_pages)
+        drawn = random.Random(seed)
+        requests = [
+            request(f"r{i}", drawn.randint(1, 9), arrival=i, num_new=drawn.randint(1, 30), priority=drawn.randint(0, 1))
+            for i in range(40)
+        ]
+        for one in requests:
+            one.is_plain = drawn.random() < 0.7
+        return cls(made=made, kv=kv, requests=requests)
+
+    def step(self) -> StepPlan:
+        planned = self.made.plan()
+        launched = None
+        if planned:
+            self.kv.allocator.mapping.take_unpublished()
+            launched = planned, self.kv.launch()
+            self.made.close_plan()
+        if self.last is not None:
+            self.kv.retire(self.last[1])
+            read(self.made, self.last[0])
+        self.last = launched
+        return planned
+
+
+@pytest.mark.parametrize("num_pages", [16, 64, 600])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_plan_that_follows_is_the_plan_made_anew(seed, num_pages):
+    """Two schedulers, the same requests, aborts and memory; one may go on, the other plans every step anew."""
+    one, other = Side.of(seed, num_pages), Side.of(seed, num_pages)
+    drawn, num_following = random.Random(seed), 0
+    for step in range(200):
+        for side in (one, other):
+            if step % 5 == 0 and side.made.can_queue:
+                side.made.add(side.requests[step // 5])
+        aborted = drawn.randrange(4) if drawn.random() < 0.15 else 4
+        for side in (one, other):
+            for gone in side.made.running[aborted : aborted + 1]:
+                side.made.finish(gone, FinishReason.ABORT)
+        other.made._decoding = None
+        following, anew = one.step(), other.step()
+        assert [facts(chunk) for chunk in following] == [facts(chunk) for chunk in anew]
+        num_following += following.goes_on
+    assert [a.output for a in one.requests] == [b.output for b in other.requests]
+    assert num_following > 20
+
+
+def test_a_plan_that_follows_has_the_arrays_of_its_chunks():
+    made = scheduler(num_pages=600)
+    for i in range(3):
+        made[0].add(request(f"r{i}", 5, arrival=i, num_new=20 if i else 4))
+    for _ in range(4):
+        run_step(made)
+    following = made[0].plan()
+    assert following.goes_on
+    assert len(following) == 2  # the first request has all its tokens
+    anew = StepPlan.of([*following])
+    for name in ("rows", "ends", "num_generated", "max_new_tokens", "first_tokens", "samples", "is_plain"):
+        np.testing.assert_array_equal(getattr(following, name), getattr(anew, name))
+    assert (following.requests, following.seqs, following.by_name) == (anew.requests, anew.seqs, anew.by_name)
+    assert (following.num_tokens, following.is_decode) == (anew.num_tokens, anew.is_decode)
+
+
+def test_a_plan_that_follows_can_be_taken_back():
+    made = scheduler()
+    one = request("a", 5, num_new=20)
+    made[0].add(one)
+    for _ in range(3):
+        run_step(made)
+    num_tokens, num_sampled = made[1].sequences["a"].num_tokens, one.num_sampled
+    assert made[0].plan().goes_on
+    made[0].take_back()
+    assert (made[1].sequences["a"].num_tokens, one.num_sampled) == (num_tokens, num_sampled)
+    assert not made[0].plan().goes_on
+
+
+def test_plain_tokens_are_given_out_once_however_often_it_is_asked():
+    made, kv = scheduler()
+    plain, watched = (request(name, 5, arrival=i, num_new=20) for i, name in enumerate(("plain", "watched")))
+    plain.is_plain = True
+    made.add(plain)
+    made.add(watched)
+    side = Side(made=made, kv=kv, requests=[])
+    _, planned = side.step(), side.step()
+    assert made.commit_plain(planned, [8, 9]) == (1, [1])
+    assert made.commit_plain(planned, [8, 9]) == (0, [1])
+    assert (plain.output, watched.output) == ([7, 8], [7])
+
+
+@pytest.mark.parametrize(("ending_ids", "num_new"), [({8}, 20), ((), 2)])
+def test_a_token_that_may_end_a_request_is_looked_at(ending_ids, num_new):
+    made, kv = scheduler()
+    one = request("a", 5, num_new=num_new)
+    one.is_plain, one.ending_ids = True, frozenset(ending_ids)
+    made.add(one)
+    side = Side(made=made, kv=kv, requests=[])
+    _, planned = side.step(), side.step()
+    assert made.commit_plain(planned, [8]) == (0, [0])
+
+
+def test_a_request_that_has_ended_gets_no_more_tokens():
+    made, kv = scheduler()
+    one = request("a", 5, num_new=20)
+    one.is_plain = True
+    made.add(one)
+    side = Side(made=made, kv=kv, requests=[])
+    _, planned = side.step(), side.step()
+    made.finish(one, FinishReason.ABORT)
+    assert made.commit_plain(planned, [8]) == (0, [0])
+    assert one.output == [7]
