@@ -23,6 +23,7 @@ from playhead.kernels.filters import filter_thresholds
 from playhead.kernels.masks import forbid_
 from playhead.kernels.norm import add_rms_norm, norm_add_, rms_norm
 from playhead.kernels.op import Op
+from playhead.kernels.ordered import attend_in_order, matmul_in_order
 from playhead.kernels.projection import project, project_gated, project_normed
 from playhead.kernels.rope import qk_rope_write
 from playhead.kernels.tokens import advance, choose_scratch, choose_tokens, newest_ids
@@ -89,7 +90,13 @@ def project_normed_call():
     return *rows, torch.randn(8), None, 1e-6, True, False, torch.randn(6, 8), torch.randn(6), "silu"
 
 
+def attend_in_order_call():
+    return *extend_call(), torch.zeros(8), torch.zeros(2), torch.zeros(1, dtype=torch.int32), False
+
+
 CALLS = {
+    matmul_in_order: lambda: (*(torch.randn(2, 8), torch.randn(6, 8), torch.randn(6), torch.randn(2, 6)), 0.5, True),
+    attend_in_order: attend_in_order_call,
     project: project_call,
     project_gated: lambda: (torch.randn(2, 8), torch.randn(6, 8), torch.randn(6), "silu"),
     project_normed: project_normed_call,
