@@ -65,16 +65,13 @@ def test_rows_without_filters_and_greedy_rows_have_no_threshold(find):
 
 
 ROWS = [
-    (1.0, 1, 1.0, 0.0),  # top-k alone: one token, some, more than are compared at once, all but one
-    (0.7, 20, 1.0, 0.0),
+    (0.7, 20, 1.0, 0.0),  # top-k alone: some tokens, and more than are compared at once
     (1.0, 150, 1.0, 0.0),
-    (1.3, 699, 0.9, 0.0),
-    (1.0, 0, 1e-9, 0.0),  # top-p alone
-    (0.6, 0, 0.9, 0.0),
-    (2.5, 0, 0.9999, 0.0),
-    (0.6, 20, 0.9, 0.0),  # together
-    (0.9, 0, 0.99, 0.02),
-    (1.0, 150, 0.5, 0.1),
+    (1.3, 699, 0.9, 0.0),  # with top-p
+    (0.6, 20, 0.9, 0.0),
+    (0.6, 0, 0.9, 0.0),  # top-p alone, and with min-p
+    (2.5, 0, 0.9999, 0.02),
+    (1.0, 0, 1e-9, 0.0),
 ]
 
 
@@ -92,7 +89,7 @@ def masked():
     """From row to row fewer tokens are possible; at last one."""
     logits = normal(3.0)
     for row in range(len(ROWS)):
-        logits[row, : 699 - [650, 400, 120, 30, 8, 5, 3, 2, 1, 0][row]] = -math.inf
+        logits[row, : 699 - [400, 120, 30, 8, 3, 1, 0][row]] = -math.inf
     return logits
 
 
@@ -130,6 +127,21 @@ LOGITS = {
 def test_the_tokens_kept_are_those_of_the_sorted_reference(find, name):
     logits = LOGITS[name]()
     assert torch.equal(kept(find, logits, ROWS), kept(filter_thresholds.reference, logits, ROWS))
+
+
+@ALL
+def test_a_bound_that_exactly_k_logits_reach_is_low_enough(find):
+    """Between two clusters there is nothing, so that bounds fall there; k is larger than the number of lanes."""
+    logits = torch.cat((torch.linspace(1, 2, 350), torch.linspace(-2, -1, 350)))[None, torch.randperm(700)]
+    assert torch.equal(kept(find, logits, [(1.0, 350, 1.0, 0.0)]), logits > 0)
+
+
+@ALL
+def test_a_logit_that_equals_the_lower_bound_is_gathered(find):
+    """All lanes have the same maximum, and that is the guess."""
+    logits = torch.full((1, 700), -math.inf)
+    logits[0, :10], logits[0, 256:266] = 1.0, 0.5
+    assert torch.equal(kept(find, logits, [(1.0, 5, 1.0, 0.0)]), logits == 1.0)
 
 
 quarters = st.integers(-40, 40).map(lambda n: n / 4)

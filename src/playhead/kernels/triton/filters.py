@@ -3,8 +3,8 @@
 
 A pass over the row takes the largest logit of each lane. At least k lanes reach the k-th of these maxima, so at least
 k logits do, and hardly more: they are gathered from these lanes alone, and the program compares each of them with all
-others. Where too many reach that guess (a large k, a flat distribution, many equal logits), bisection by further passes
-narrows the range in which the threshold must lie until the logits in it can be gathered.
+others. Where too many reach that guess (a large k, a flat distribution, many equal logits), further passes quarter the
+range in which the threshold must lie until the logits in it can be gathered.
 
 Both filters look for the same thing: the largest logit such that the logits that reach it hold a target, where a logit
 holds 1 for top-k and its weight for top-p.
@@ -31,8 +31,10 @@ LOWEST = tl.constexpr(-3.4028234663852886e38)  # of finite logits
 LANES = 4096
 CANDIDATES = 512
 NUM_WARPS = 16
-GUESS_STEPS = tl.constexpr(12)  # the guess is off by less than a logit in thousands
-LINEAR_STEPS = tl.constexpr(16)
+GUESS_STEPS = tl.constexpr(12)  # more would leave out a candidate or two
+LINEAR_STEPS = tl.constexpr(8)
+UNROLL = tl.constexpr(4)  # blocks on their way at once
+BF16_GRAIN = 1 << 16  # so far apart, or further, are two different bf16 numbers in the order of `ordered`
 
 
 @triton.jit
@@ -50,12 +52,11 @@ def weights(logit, best, per_logit):
 
 @triton.jit
 def lane_maxima(row_logits, VOCAB: tl.constexpr, BLOCK_J: tl.constexpr):
+    """Of the logits at j, j + BLOCK_J, j + 2 * BLOCK_J, ... the largest, for every j."""
     id_J = tl.arange(0, BLOCK_J)
     most_J = tl.full([BLOCK_J], float("-inf"), tl.float32)
-    ahead_J = load_block(row_logits, id_J, True, VOCAB)
-    for start in range(0, VOCAB, BLOCK_J):
-        logit_J = ahead_J.to(tl.float32)
-        ahead_J = load_block(row_logits, start + BLOCK_J + id_J, True, VOCAB)
+    for start in tl.range(0, VOCAB, BLOCK_J, loop_unroll_factor=UNROLL):
+        logit_J = load_block(row_logits, start + id_J, True, VOCAB).to(tl.float32)
         most_J = tl.where(logit_J > most_J, logit_J, most_J)  # a NaN is never more
     return most_J
 
@@ -76,51 +77,83 @@ def guessed(most_J, best, rank):
 
 
 @triton.jit
-def reach(row_logits, bound, best, per_logit, BY_WEIGHT: tl.constexpr, VOCAB: tl.constexpr, BLOCK_J: tl.constexpr):
-    """How many logits reach a bound and what they hold; the least of them, and the largest of the others."""
+def weight_from(row_logits, bound, best, per_logit, VOCAB: tl.constexpr, BLOCK_J: tl.constexpr):
+    """What the logits that reach a bound weigh."""
     id_J = tl.arange(0, BLOCK_J)
-    count_J, held_J = tl.zeros([BLOCK_J], tl.int32), tl.zeros([BLOCK_J], tl.int64)
-    least_J, other_J = tl.full([BLOCK_J], float("inf"), tl.float32), tl.full([BLOCK_J], float("-inf"), tl.float32)
+    weight_J = tl.zeros([BLOCK_J], tl.int64)
+    for start in tl.range(0, VOCAB, BLOCK_J, loop_unroll_factor=UNROLL):
+        logit_J = load_block(row_logits, start + id_J, True, VOCAB).to(tl.float32)
+        weight_J += weights(tl.where(logit_J >= bound, logit_J, float("-inf")), best, per_logit)
+    return tl.sum(weight_J, 0)
+
+
+@triton.jit
+def reach(
+    row_logits, first, second, third, best, per_logit,
+    BY_WEIGHT: tl.constexpr, VOCAB: tl.constexpr, BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    """How many logits reach each of three rising bounds, and what they hold."""
+    id_J, none_J = tl.arange(0, BLOCK_J), tl.zeros([BLOCK_J], tl.int64)
+    held_1_J, held_2_J, held_3_J = none_J, none_J, none_J
+    num_1_J, num_2_J, num_3_J = none_J.to(tl.int32), none_J.to(tl.int32), none_J.to(tl.int32)
     ahead_J = load_block(row_logits, id_J, True, VOCAB)
     for start in range(0, VOCAB, BLOCK_J):
         logit_J = ahead_J.to(tl.float32)
         ahead_J = load_block(row_logits, start + BLOCK_J + id_J, True, VOCAB)
-        reaches_J = logit_J >= bound
-        count_J += reaches_J.to(tl.int32)
+        reaches_1_J, reaches_2_J, reaches_3_J = logit_J >= first, logit_J >= second, logit_J >= third
+        num_1_J += reaches_1_J.to(tl.int32)
+        num_2_J += reaches_2_J.to(tl.int32)
+        num_3_J += reaches_3_J.to(tl.int32)
         if BY_WEIGHT:
-            held_J += weights(tl.where(reaches_J, logit_J, float("-inf")), best, per_logit)
-        least_J = tl.where(reaches_J & (logit_J < least_J), logit_J, least_J)
-        other_J = tl.where((logit_J < bound) & (logit_J > other_J), logit_J, other_J)
-    count = tl.sum(count_J, 0).to(tl.int64)
-    held = tl.sum(held_J, 0) if BY_WEIGHT else count
-    return count, held, tl.min(least_J, 0), tl.max(other_J, 0)
+            weight_J = weights(tl.where(reaches_1_J, logit_J, float("-inf")), best, per_logit)
+            held_1_J += weight_J
+            held_2_J += tl.where(reaches_2_J, weight_J, 0)
+            held_3_J += tl.where(reaches_3_J, weight_J, 0)
+    num_1, num_2, num_3 = (
+        tl.sum(num_1_J, 0).to(tl.int64), tl.sum(num_2_J, 0).to(tl.int64), tl.sum(num_3_J, 0).to(tl.int64)
+    )  # fmt: skip
+    held_1, held_2, held_3 = num_1, num_2, num_3
+    if BY_WEIGHT:
+        held_1, held_2, held_3 = tl.sum(held_1_J, 0), tl.sum(held_2_J, 0), tl.sum(held_3_J, 0)
+    return num_1, num_2, num_3, held_1, held_2, held_3
 
 
 @triton.jit
 def narrowed(
     row_logits, low, high, num_above, above, target, best, per_logit,
-    BY_WEIGHT: tl.constexpr, VOCAB: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_C: tl.constexpr,
+    BY_WEIGHT: tl.constexpr, VOCAB: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_C: tl.constexpr, GRAIN: tl.constexpr,
 ):  # fmt: skip
     """The range [low, high) of the threshold, in the order of `ordered`, with at most `BLOCK_C` logits in it.
 
-    Or with one: equal logits, however many. The logits above the range are `num_above` and hold `above`.
+    Or as long as `GRAIN`: then all logits in it are equal. Gives how many they are and what the logits above it hold.
     """
     num_from = tl.full([], VOCAB, tl.int64)
     step = tl.full([], 0, tl.int32)
-    while (num_from - num_above > BLOCK_C) & (high - low > 1):
-        middle = (low + high) >> 1
-        # Halves of the distance follow the logits; halves of the order end after 32 steps whatever the logits are.
+    while (num_from - num_above > BLOCK_C) & (high - low > GRAIN):
+        quarter = (high - low) >> 2
+        first, second, third = low + quarter, low + 2 * quarter, low + 3 * quarter
+        # Quarters of the distance follow the logits; those of the order end after 16 steps whatever the logits are.
         if step < LINEAR_STEPS:
-            middle = ordered(logit_of(low) + (logit_of(high - 1) - logit_of(low)) * 0.5)
-            middle = tl.minimum(tl.maximum(middle, low + 1), high - 1)
-        count, held, least, other = reach(row_logits, logit_of(middle), best, per_logit, BY_WEIGHT, VOCAB, BLOCK_J)
-        # The ends of the range are logits of the row, so equal ones end the search.
-        if held >= target:
-            low, num_from = ordered(least), count
+            least, distance = logit_of(low), logit_of(high - 1) - logit_of(low)
+            first, second = ordered(least + distance * 0.25), ordered(least + distance * 0.5)
+            third = ordered(least + distance * 0.75)
+        first = tl.minimum(tl.maximum(first, low + 1), high - 1)
+        second = tl.minimum(tl.maximum(second, first), high - 1)
+        third = tl.minimum(tl.maximum(third, second), high - 1)
+        num_1, num_2, num_3, held_1, held_2, held_3 = reach(
+            row_logits, logit_of(first), logit_of(second), logit_of(third), best, per_logit,
+            BY_WEIGHT, VOCAB, BLOCK_J,
+        )  # fmt: skip
+        if held_3 >= target:
+            low, num_from = third, num_3
+        elif held_2 >= target:
+            low, num_from, high, num_above, above = second, num_2, third, num_3, held_3
+        elif held_1 >= target:
+            low, num_from, high, num_above, above = first, num_1, second, num_2, held_2
         else:
-            high, num_above, above = ordered(other) + 1, count, held
+            high, num_above, above = first, num_1, held_1
         step += 1
-    return low, high, num_above, above
+    return low, high, num_from - num_above, above
 
 
 @triton.jit
@@ -198,14 +231,15 @@ def least_kept(room, num, above, target, best, per_logit, BY_WEIGHT: tl.constexp
 @triton.jit
 def searched(
     row_logits, room, counter, low, high, num_above, above, target, best, per_logit,
-    BY_WEIGHT: tl.constexpr, VOCAB: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_C: tl.constexpr,
+    BY_WEIGHT: tl.constexpr, VOCAB: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_C: tl.constexpr, GRAIN: tl.constexpr,
 ):  # fmt: skip
     """The threshold of a target within [low, high), by as many passes as it takes."""
-    low, high, num_above, above = narrowed(
-        row_logits, low, high, num_above, above, target, best, per_logit, BY_WEIGHT, VOCAB, BLOCK_J, BLOCK_C
-    )
+    low, high, most, above = narrowed(
+        row_logits, low, high, num_above, above, target, best, per_logit,
+        BY_WEIGHT, VOCAB, BLOCK_J, BLOCK_C, GRAIN,
+    )  # fmt: skip
     threshold = logit_of(low)
-    if high - low > 1:
+    if most <= BLOCK_C:
         num = gather(row_logits, room, counter, counter, 0, low, high, False, VOCAB, BLOCK_J, BLOCK_C)
         threshold = least_kept(room, num, above, target, best, per_logit, BY_WEIGHT, BLOCK_C)
     return threshold
@@ -214,7 +248,7 @@ def searched(
 @triton.jit
 def threshold_of(
     row_logits, room, counter, lanes, most_J, best, per_logit, top_k, top_p, has_k, has_p,
-    VOCAB: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_C: tl.constexpr,
+    VOCAB: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_C: tl.constexpr, GRAIN: tl.constexpr,
 ):  # fmt: skip
     """The least logit that top-k and then top-p keep."""
     # Without top-k: as many as p tends to leave, or more.
@@ -234,8 +268,9 @@ def threshold_of(
         else:
             low = ordered(tl.where(top_k <= BLOCK_J, guess, LOWEST))
             threshold = searched(
-                row_logits, room, counter, low, end, none, none, top_k, best, per_logit, False, VOCAB, BLOCK_J, BLOCK_C
-            )
+                row_logits, room, counter, low, end, none, none, top_k, best, per_logit,
+                False, VOCAB, BLOCK_J, BLOCK_C, GRAIN,
+            )  # fmt: skip
     if has_p:
         held = none
         if fits:
@@ -244,27 +279,26 @@ def threshold_of(
             held = tl.sum(weights(logit_C, best, per_logit), 0)
         total = held
         if (fits & has_k) == 0:
-            _, total, _, _ = reach(row_logits, threshold, best, per_logit, True, VOCAB, BLOCK_J)
+            total = weight_from(row_logits, threshold, best, per_logit, VOCAB, BLOCK_J)
         target = tl.maximum((top_p.to(tl.float64) * total.to(tl.float64)).to(tl.int64), 1)
         if fits & (held >= target):
-            by_p = least_kept(room, num, none, target, best, per_logit, True, BLOCK_C)
+            threshold = least_kept(room, num, none, target, best, per_logit, True, BLOCK_C)
         else:
             low = ordered(tl.maximum(threshold, tl.maximum(best - WEIGHTLESS / per_logit, LOWEST)))
             high, num_above = end, none
             if fits:
                 high, num_above = ordered(guess), num.to(tl.int64)
-            by_p = searched(
+            threshold = searched(
                 row_logits, room, counter, low, high, num_above, held, target, best, per_logit,
-                True, VOCAB, BLOCK_J, BLOCK_C,
+                True, VOCAB, BLOCK_J, BLOCK_C, GRAIN,
             )  # fmt: skip
-        threshold = tl.maximum(threshold, by_p)
     return threshold
 
 
 @triton.jit
 def filter_thresholds_kernel(
     logits, temperatures, top_ks, top_ps, log_min_ps, thresholds, candidates, lanes, logits_stride, greedy_below,
-    VOCAB: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_C: tl.constexpr,
+    VOCAB: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_C: tl.constexpr, GRAIN: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     temperature, top_k = tl.load(temperatures + row), tl.load(top_ks + row)
@@ -281,7 +315,7 @@ def filter_thresholds_kernel(
             row_lanes = lanes + row * (1 + BLOCK_C)
             threshold = threshold_of(
                 row_logits, candidates + row * BLOCK_C, row_lanes, row_lanes + 1, most_J, best, per_logit, top_k,
-                top_p, has_k, has_p, VOCAB, BLOCK_J, BLOCK_C,
+                top_p, has_k, has_p, VOCAB, BLOCK_J, BLOCK_C, GRAIN,
             )  # fmt: skip
         if is_finite & has_min_p:
             # The product is rounded before it is added, as the reference's is.
@@ -300,6 +334,7 @@ def launch_filter_thresholds(
     lanes_NX = logits_NV.new_empty((num_rows, 1 + candidates), dtype=torch.int32)  # a count, then lanes
     filter_thresholds_kernel[(num_rows,)](
         logits_NV, *numbers, thresholds_N, candidates_NC, lanes_NX, logits_NV.stride(0), greedy_below,
-        VOCAB=vocab_size, BLOCK_J=lanes, BLOCK_C=candidates, num_warps=num_warps,
+        VOCAB=vocab_size, BLOCK_J=lanes, BLOCK_C=candidates,
+        GRAIN=BF16_GRAIN if logits_NV.dtype is torch.bfloat16 else 1, num_warps=num_warps,
     )  # fmt: skip
     return thresholds_N
