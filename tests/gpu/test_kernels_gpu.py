@@ -26,11 +26,11 @@ def in_float32(values):
     return [v.float() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for v in values]
 
 
-def check(name, found, wanted, capsys):
+def check(name, found, wanted, capsys, bound=ERROR_BOUND):
     error = relative_error(found, wanted)
     with capsys.disabled():
         print(f"\n{name:<44} error norm {error:.2e}", end="")
-    assert error < ERROR_BOUND
+    assert error < bound
 
 
 @pytest.mark.parametrize("width", [640, 1152, 2560, 5376])

@@ -15,6 +15,7 @@ from playhead.kernels import (
     masks,
     norm,
     ordered,
+    projection,
     rope,
     tokens,
     translate,
@@ -24,7 +25,18 @@ from playhead.kernels.op import Bind, Op
 
 # Every module that declares ops.
 MODULES = (
-    *(attention, blocks, elementwise, experts, filters, masks, norm, ordered, rope, tokens, translate),
+    attention,
+    blocks,
+    elementwise,
+    experts,
+    filters,
+    masks,
+    norm,
+    ordered,
+    projection,
+    rope,
+    tokens,
+    translate,
     cpu_attention,
 )
 

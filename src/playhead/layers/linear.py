@@ -13,7 +13,9 @@ from torch import nn
 
 from playhead.kernels.elementwise import UNCLAMPED, gated_activation
 from playhead.kernels.ordered import matmul_in_order
-from playhead.layers.spec import MlpSpec
+from playhead.kernels.projection import project, project_gated, project_normed
+from playhead.layers.norm import Norm, Stream
+from playhead.layers.spec import Activation, MlpSpec
 
 
 class Linear(Protocol):
@@ -89,9 +91,9 @@ class PlainLinear(nn.Module):
         self.register_buffer("_zero", weight_OI.new_zeros(1) if needs_zero else None, persistent=False)
 
     def forward(self, x_TI: torch.Tensor, out_TO: torch.Tensor | None = None) -> torch.Tensor:
-        if self.is_ordered:
+        if self.is_ordered or x_TI.is_cuda:
             out_TO = x_TI.new_empty((x_TI.shape[0], self.weight.shape[0])) if out_TO is None else out_TO
-            matmul_in_order(x_TI, self.weight, self.bias, out_TO, self.scale, False)
+            self._multiply_by_op(out_TO, x_TI, adds=False)
             return out_TO
         if self._zero is not None:
             return torch.addmm(self._zero, x_TI, self.weight.t(), beta=0, alpha=self.scale, out=out_TO)
@@ -100,11 +102,21 @@ class PlainLinear(nn.Module):
         return torch.addmm(self.bias, x_TI, self.weight.t(), beta=self.scale, alpha=self.scale, out=out_TO)
 
     def add_to(self, sum_TO: torch.Tensor, x_TI: torch.Tensor) -> torch.Tensor:
-        if self.is_ordered:
-            matmul_in_order(x_TI, self.weight, self.bias, sum_TO, self.scale, True)
+        if self.is_ordered or x_TI.is_cuda:
+            self._multiply_by_op(sum_TO, x_TI, adds=True)
             return sum_TO
         sum_TO.addmm_(x_TI, self.weight.t(), alpha=self.scale)
         return sum_TO if self.bias is None else sum_TO.add_(self.bias, alpha=self.scale)
+
+    def is_fused_on(self, x_TI: torch.Tensor) -> bool:
+        """Whether the product of such rows may be one op with what is around it."""
+        return x_TI.is_cuda and not self.is_ordered
+
+    def _multiply_by_op(self, out_TO: torch.Tensor, x_TI: torch.Tensor, *, adds: bool) -> None:
+        if self.is_ordered:
+            matmul_in_order(x_TI, self.weight, self.bias, out_TO, self.scale, adds)
+        else:
+            project(out_TO, x_TI, self.weight, self.bias, self.scale, adds)
 
 
 def order_sums(decoder: nn.Module) -> None:
@@ -112,6 +124,38 @@ def order_sums(decoder: nn.Module) -> None:
     for module in decoder.modules():
         if isinstance(module, PlainLinear):
             module.is_ordered = True
+
+
+def product_of_stream(
+    linear: Linear, stream: Stream, norm: Norm | None, out_TO: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The complete residual, and the product of what the norm makes of it, in `out_TO`."""
+    fused = _fused_product(linear, stream, norm, out_TO)
+    if fused is not None:
+        return fused
+    residual_TM, h_TM = stream.normed(norm)
+    return residual_TM, linear(h_TM, out_TO)
+
+
+def _fused_product(
+    linear: Linear,
+    stream: Stream,
+    norm: Norm | None,
+    out_TO: torch.Tensor | None = None,
+    activation: Activation | None = None,
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The complete residual and the product, gated with an activation, by one op; None where several are needed."""
+    output_TM, output_norm = stream.output_TM, stream.output_norm
+    if output_TM is None or norm is None or not isinstance(linear, PlainLinear) or not linear.is_fused_on(output_TM):
+        return None
+    if output_norm is not None and output_norm.spec != norm.spec:  # one kernel has one eps
+        return None
+    if out_TO is None:
+        num_outputs = linear.weight.shape[0] // (1 if activation is None else 2)
+        out_TO = output_TM.new_empty((output_TM.shape[0], num_outputs))
+    norms = (norm.weight, None if output_norm is None else output_norm.weight, *norm.numbers)
+    what = (linear.weight, linear.bias, None if activation is None else activation.value)
+    return project_normed(out_TO, output_TM, stream.residual_TM, *norms, *what), out_TO
 
 
 class GatedMlp(nn.Module):
@@ -125,5 +169,19 @@ class GatedMlp(nn.Module):
 
     def forward(self, h_TM: torch.Tensor, beside_TM: torch.Tensor | None = None) -> torch.Tensor:
         """The block's output, added in place to what runs beside it if that is given."""
-        hidden_TI = gated_activation(self.gate_up(h_TM), self.spec.activation.value, *UNCLAMPED)
+        hidden_TI = self._hidden(h_TM)
         return self.down(hidden_TI) if beside_TM is None else self.down.add_to(beside_TM, hidden_TI)
+
+    def of_stream(self, stream: Stream, norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The complete residual, and the block's output for what the norm makes of it."""
+        fused = _fused_product(self.gate_up, stream, norm, activation=self.spec.activation)
+        if fused is None:
+            residual_TM, h_TM = stream.normed(norm)
+            return residual_TM, self.down(self._hidden(h_TM))
+        residual_TM, hidden_TI = fused
+        return residual_TM, self.down(hidden_TI)
+
+    def _hidden(self, h_TM: torch.Tensor) -> torch.Tensor:
+        if isinstance(self.gate_up, PlainLinear) and self.gate_up.is_fused_on(h_TM):
+            return project_gated(h_TM, self.gate_up.weight, self.gate_up.bias, self.spec.activation.value)
+        return gated_activation(self.gate_up(h_TM), self.spec.activation.value, *UNCLAMPED)

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from playhead.kernels.elementwise import gated_activation
 from playhead.kernels.experts import grouped_matmul
+from playhead.layers.norm import Norm, Stream
 from playhead.layers.spec import MoeSpec
 
 
@@ -33,6 +34,11 @@ class MoeMlp(nn.Module):
         self.gate_up_bias_XI = parameter(spec.num_experts, 2 * spec.size)
         self.down_XMI = parameter(spec.num_experts, hidden_size, spec.size)
         self.down_bias_XM = parameter(spec.num_experts, hidden_size)
+
+    def of_stream(self, stream: Stream, norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The complete residual, and the block's output for what the norm makes of it."""
+        residual_TM, h_TM = stream.normed(norm)
+        return residual_TM, self.forward(h_TM)
 
     def forward(self, h_TM: torch.Tensor) -> torch.Tensor:
         num_tokens, top_k = h_TM.shape[0], self.spec.top_k

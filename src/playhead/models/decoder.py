@@ -10,9 +10,9 @@ from torch import nn
 
 from playhead.kernels.elementwise import embed, softcap_
 from playhead.layers.attention import AttentionBlock, QKTransform
-from playhead.layers.linear import GatedMlp, Linear, WeightFormat
+from playhead.layers.linear import GatedMlp, Linear, WeightFormat, product_of_stream
 from playhead.layers.moe import MoeMlp
-from playhead.layers.norm import Norm, add_then_norm
+from playhead.layers.norm import Norm, Stream
 from playhead.layers.rope import Rope
 from playhead.layers.spec import MoeSpec, RopeSpec
 from playhead.models.context import ForwardContext
@@ -47,20 +47,23 @@ class DecoderLayer(nn.Module):
         self.post_attention_norm = norm("post_attention_norm")
         self.post_mlp_norm = norm("post_mlp_norm")
 
-    def forward(self, residual_TM: torch.Tensor, normed_TM: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        """The output that the caller adds to the residual: the MLP's, or the sum of both blocks that run side by side.
-
-        Where attention comes first, its output is added here, in place.
-        """
-        qkv_TX = self.attention.qkv(normed_TM, ctx.room(self.index, normed_TM))
-        attended_TM: torch.Tensor = self.attention.out(ctx.attend(self.index, qkv_TX))
+    def forward(self, stream: Stream, ctx: ForwardContext) -> Stream:
+        room_TX = ctx.room(self.index, stream.residual_TM)
         if self.spec.placement is Placement.PARALLEL:
-            assert isinstance(self.mlp, GatedMlp), "no family runs experts beside attention"
-            mixed_TM: torch.Tensor = self.mlp(normed_TM, attended_TM)
-            return mixed_TM
-        normed_TM = add_then_norm(attended_TM, residual_TM, self.post_attention_norm, self.pre_mlp_norm)
-        fed_TM: torch.Tensor = self.mlp(normed_TM)
-        return fed_TM
+            return self._side_by_side(stream, ctx, room_TX)
+        residual_TM, qkv_TX = product_of_stream(self.attention.qkv, stream, self.pre_attention_norm, room_TX)
+        attended_TM = self.attention.out(ctx.attend(self.index, qkv_TX))
+        stream = Stream(residual_TM=residual_TM, output_TM=attended_TM, output_norm=self.post_attention_norm)
+        residual_TM, fed_TM = self.mlp.of_stream(stream, self.pre_mlp_norm)
+        return Stream(residual_TM=residual_TM, output_TM=fed_TM, output_norm=self.post_mlp_norm)
+
+    def _side_by_side(self, stream: Stream, ctx: ForwardContext, room_TX: torch.Tensor) -> Stream:
+        """Attention and MLP of the same input; the output is their sum."""
+        assert isinstance(self.mlp, GatedMlp), "no family runs experts beside attention"
+        residual_TM, h_TM = stream.normed(self.pre_attention_norm)
+        attended_TM = self.attention.out(ctx.attend(self.index, self.attention.qkv(h_TM, room_TX)))
+        mixed_TM: torch.Tensor = self.mlp(h_TM, attended_TM)
+        return Stream(residual_TM=residual_TM, output_TM=mixed_TM)
 
 
 class Decoder(nn.Module):
@@ -122,16 +125,11 @@ class Decoder(nn.Module):
         return embed(ids_T, self.embedding_VM, self.embed_scale)
 
     def layers(self, residual_TM: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        """The final norm's output, which `head` reads. The layers add to `residual_TM` in place: it is used up.
-
-        Between two blocks there is one kernel, which adds the output of the first and norms for the second; the last
-        of them is the final norm.
-        """
-        norms = (*(block.pre_attention_norm for block in self._stack), self.final_norm)
-        h_TM: torch.Tensor = residual_TM if norms[0] is None else norms[0](residual_TM)
-        for block, next_norm in zip(self._stack, norms[1:], strict=True):
-            x_TM = block(residual_TM, h_TM, ctx)
-            h_TM = add_then_norm(x_TM, residual_TM, block.post_mlp_norm, next_norm)
+        """The final norm's output, which `head` reads. The layers may add to `residual_TM` in place: it is used up."""
+        stream = Stream(residual_TM=residual_TM)
+        for block in self._stack:
+            stream = block(stream, ctx)
+        _, h_TM = stream.normed(self.final_norm)
         return h_TM
 
     @property

@@ -48,6 +48,9 @@ from playhead.kernels.triton import (
     ordered_matmul as ordered_matmul_triton,
 )
 from playhead.kernels.triton import (
+    projection as projection_triton,
+)
+from playhead.kernels.triton import (
     rope as rope_triton,
 )
 from playhead.kernels.triton import (
@@ -55,7 +58,7 @@ from playhead.kernels.triton import (
 )
 
 POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64"}
-OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion")
+OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion", "launch_pdl")
 ALIGNED = [["tt.divisibility", 16]]
 
 
@@ -194,6 +197,24 @@ def choose(dtype, draws, thresholds=None):
     )
 
 
+def project(num_rows, num_outputs, num_inputs):
+    kernel = projection_triton.row_kernel if num_rows == 1 else projection_triton.rows_kernel
+    x, out, weight = meta(num_rows, num_inputs), meta(num_rows, num_outputs), meta(num_outputs, num_inputs)
+    return compiled(kernel, lambda: projection_triton.launch_project(out, x, weight, meta(num_outputs), 0.5, True))
+
+
+def project_gated(num_rows):
+    kernel = projection_triton.row_kernel if num_rows == 1 else projection_triton.rows_kernel
+    call = (meta(num_rows, 1152), meta(13824, 1152), None, "gelu_tanh")
+    return compiled(kernel, lambda: projection_triton.launch_project_gated(*call))
+
+
+def project_normed():
+    norms = (meta(1152), meta(1152), 1e-6, True, False)
+    call = (meta(1, 1536), meta(1, 1152), meta(1, 1152), *norms, meta(1536, 1152), None, None)
+    return compiled(projection_triton.row_kernel, lambda: projection_triton.launch_project_normed(*call))
+
+
 def filter_thresholds(dtype):
     numbers = (meta(8, dtype=torch.float32), meta(8, dtype=torch.int64), *(meta(8, dtype=torch.float32) for _ in "pm"))
     return compiled(
@@ -203,6 +224,13 @@ def filter_thresholds(dtype):
 
 
 KERNELS = {
+    "project 1 row": lambda: project(1, 1536, 1152),
+    "project 1 row, many inputs": lambda: project(1, 2560, 10240),
+    "project 8 rows": lambda: project(8, 1536, 1152),
+    "project 16 rows": lambda: project(16, 20480, 2560),
+    "project 1 row gated": lambda: project_gated(1),
+    "project 16 rows gated": lambda: project_gated(16),
+    "project 1 row of a normed sum": project_normed,
     "decode 256 full": lambda: decode(4, 1, 256, 16, None),
     "decode 256 window page 1": lambda: decode(8, 4, 256, 1, 1024),
     "decode 128 full": lambda: decode(16, 8, 128, 16, None),

@@ -24,6 +24,7 @@ from playhead.kernels.masks import forbid_
 from playhead.kernels.norm import add_rms_norm, norm_add_, rms_norm
 from playhead.kernels.op import Op
 from playhead.kernels.ordered import attend_in_order, matmul_in_order
+from playhead.kernels.projection import project, project_gated, project_normed
 from playhead.kernels.rope import qk_rope_write
 from playhead.kernels.tokens import advance, choose_scratch, choose_tokens, newest_ids
 from playhead.kernels.translate import translate
@@ -72,12 +73,6 @@ def block_matmul_call():
     return torch.randn(2, 64), torch.randn(2, 96), codes, torch.randn(2, 3, 32), torch.randn(2, 3, 32), True
 
 
-def ordered_attention_call():
-    scene = make_scene(SceneSpec(seq_lens=(3,), query_lens=(2,)), seed=0)
-    scratch = (torch.zeros(8), torch.zeros(2), torch.zeros(1, dtype=torch.int32))
-    return scene.q, torch.zeros(2, 1, 8), *extend_arguments(scene.plan, scene.layer), *scratch, False
-
-
 def norm_call():
     return torch.randn(2, 8), torch.randn(8), 1e-6, True, False
 
@@ -86,7 +81,25 @@ def add_norm_call():
     return torch.randn(2, 8), torch.randn(2, 8), torch.randn(8), torch.randn(8), 1e-6, True, False
 
 
+def project_call():
+    return torch.randn(2, 6), torch.randn(2, 8), torch.randn(6, 8), torch.randn(6), 0.5, True
+
+
+def project_normed_call():
+    rows = (torch.randn(2, 3), torch.randn(2, 8), torch.randn(2, 8))
+    return *rows, torch.randn(8), None, 1e-6, True, False, torch.randn(6, 8), torch.randn(6), "silu"
+
+
+def attend_in_order_call():
+    return *extend_call(), torch.zeros(8), torch.zeros(2), torch.zeros(1, dtype=torch.int32), False
+
+
 CALLS = {
+    matmul_in_order: lambda: (*(torch.randn(2, 8), torch.randn(6, 8), torch.randn(6), torch.randn(2, 6)), 0.5, True),
+    attend_in_order: attend_in_order_call,
+    project: project_call,
+    project_gated: lambda: (torch.randn(2, 8), torch.randn(6, 8), torch.randn(6), "silu"),
+    project_normed: project_normed_call,
     rms_norm: norm_call,
     add_rms_norm: add_norm_call,
     norm_add_: lambda: (torch.randn(2, 8), torch.randn(2, 8), torch.randn(8), 1e-6, True, False),
@@ -106,8 +119,6 @@ CALLS = {
     translate: lambda: tuple(translate_call([(3, 2), (9, 1)], page_size=4, window=6)),
     decode_cells: decode_cells_call,
     block_matmul: block_matmul_call,
-    matmul_in_order: lambda: (torch.randn(2, 8), torch.randn(4, 8), torch.randn(4), torch.randn(2, 4), 2.0, True),
-    attend_in_order: ordered_attention_call,
 }
 DECLARED = {
     op

@@ -12,19 +12,14 @@ import triton.language as tl
 
 from playhead.errors import ConfigError
 from playhead.kernels.elementwise import ACTIVATIONS
+from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
 
 BLOCK = 1024  # eight elements for each of 128 threads
 
 
 @triton.jit
-def gated_activation_kernel(
-    gate_up, out, row_stride, alpha, limit, WIDTH: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr
-):
-    row = tl.program_id(0).to(tl.int64)
-    col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    live = col < WIDTH
-    gate = tl.load(gate_up + row * row_stride + col, mask=live, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * row_stride + WIDTH + col, mask=live, other=0.0).to(tl.float32)
+def gated(gate, up, alpha, limit, ACTIVATION: tl.constexpr):
+    """activation(gate) * up, in float32."""
     if ACTIVATION == "silu":
         y = gate * tl.sigmoid(gate) * up
     elif ACTIVATION == "gelu_tanh":
@@ -34,17 +29,41 @@ def gated_activation_kernel(
         gate = tl.minimum(gate, limit)
         up = tl.maximum(tl.minimum(up, limit), -limit)
         y = (up + 1.0) * gate * tl.sigmoid(alpha * gate)
+    return y
+
+
+@triton.jit
+def gated_activation_kernel(
+    gate_up, out, row_stride, alpha, limit,
+    WIDTH: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    let_downstream_start(DEPENDENT)
+    after_upstream(DEPENDENT)
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = col < WIDTH
+    gate = tl.load(gate_up + row * row_stride + col, mask=live, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * row_stride + WIDTH + col, mask=live, other=0.0).to(tl.float32)
+    y = gated(gate, up, alpha, limit, ACTIVATION)
     tl.store(out + row * WIDTH + col, y.to(out.dtype.element_ty), mask=live)
 
 
 def launch_gated_activation(gate_up_TJ: torch.Tensor, activation: str, alpha: float, limit: float) -> torch.Tensor:
+    shape = (gate_up_TJ.shape[0], gate_up_TJ.shape[1] // 2)
+    out_TI = torch.empty(shape, dtype=gate_up_TJ.dtype, device=gate_up_TJ.device)
+    launch_gated_activation_into(out_TI, gate_up_TJ, activation, alpha, limit)
+    return out_TI
+
+
+def launch_gated_activation_into(
+    out_TI: torch.Tensor, gate_up_TJ: torch.Tensor, activation: str, alpha: float, limit: float
+) -> None:
     if activation not in ACTIVATIONS:
         raise ConfigError(
             f"gated_activation: found {activation!r}; wanted one of {ACTIVATIONS}. Map the model's name to one"
         )
-    num_tokens, width = gate_up_TJ.shape[0], gate_up_TJ.shape[1] // 2
-    out_TI = torch.empty((num_tokens, width), dtype=gate_up_TJ.dtype, device=gate_up_TJ.device)
+    num_tokens, width = out_TI.shape
     gated_activation_kernel[(num_tokens, triton.cdiv(width, BLOCK))](
-        gate_up_TJ, out_TI, gate_up_TJ.stride(0), alpha, limit, WIDTH=width, ACTIVATION=activation, BLOCK=BLOCK
-    )
-    return out_TI
+        gate_up_TJ, out_TI, gate_up_TJ.stride(0), alpha, limit, WIDTH=width, ACTIVATION=activation, BLOCK=BLOCK,
+        **dependent(gate_up_TJ),
+    )  # fmt: skip

@@ -13,48 +13,66 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
+
 
 @triton.jit
-def _scaled_row(x_D, weight, col_D, live_D, eps, WIDTH: tl.constexpr, UNIT_OFFSET: tl.constexpr, CENTRED: tl.constexpr):
+def load_factor(weight, col_D, live_D, UNIT_OFFSET: tl.constexpr):
+    """What a normalised row is multiplied by."""
+    factor_D = tl.load(weight + col_D, mask=live_D, other=0.0).to(tl.float32)
+    if UNIT_OFFSET:
+        factor_D += 1.0
+    return factor_D
+
+
+@triton.jit
+def scaled_row(x_D, factor_D, live_D, eps, WIDTH, CENTRED: tl.constexpr):
     """A float32 row, normalised. Columns past the width must be zero."""
     if CENTRED:
         x_D = tl.where(live_D, x_D - tl.sum(x_D) / WIDTH, 0.0)
-    weight_D = tl.load(weight + col_D, mask=live_D, other=0.0).to(tl.float32)
-    if UNIT_OFFSET:
-        weight_D += 1.0
-    return x_D * tl.rsqrt(tl.sum(x_D * x_D) / WIDTH + eps) * weight_D
+    return x_D * tl.rsqrt(tl.sum(x_D * x_D) / WIDTH + eps) * factor_D
 
 
 @triton.jit
 def rms_norm_kernel(
     x, weight, out, x_stride, eps,
-    WIDTH: tl.constexpr, UNIT_OFFSET: tl.constexpr, CENTRED: tl.constexpr, BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr, UNIT_OFFSET: tl.constexpr, CENTRED: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    let_downstream_start(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     col_D = tl.arange(0, BLOCK)
     live_D = col_D < WIDTH
+    factor_D = load_factor(weight, col_D, live_D, UNIT_OFFSET)
+    after_upstream(DEPENDENT)
     x_D = tl.load(x + row * x_stride + col_D, mask=live_D, other=0.0).to(tl.float32)
-    y_D = _scaled_row(x_D, weight, col_D, live_D, eps, WIDTH, UNIT_OFFSET, CENTRED)
+    y_D = scaled_row(x_D, factor_D, live_D, eps, WIDTH, CENTRED)
     tl.store(out + row * WIDTH + col_D, y_D.to(out.dtype.element_ty), mask=live_D)
 
 
 @triton.jit
 def add_norm_kernel(
-    x, residual, weight, x_weight, out, x_stride, residual_stride, eps,
+    x, residual, total, weight, x_weight, out, x_stride, residual_stride, total_stride, eps,
     WIDTH: tl.constexpr, UNIT_OFFSET: tl.constexpr, CENTRED: tl.constexpr,
-    NORM_X: tl.constexpr, NORM_SUM: tl.constexpr, BLOCK: tl.constexpr,
+    NORM_X: tl.constexpr, NORM_SUM: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    """The sum goes to `total`, which may be the residual itself."""
+    let_downstream_start(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     col_D = tl.arange(0, BLOCK)
     live_D = col_D < WIDTH
+    if NORM_X:
+        x_factor_D = load_factor(x_weight, col_D, live_D, UNIT_OFFSET)
+    if NORM_SUM:
+        factor_D = load_factor(weight, col_D, live_D, UNIT_OFFSET)
+    after_upstream(DEPENDENT)
     x_D = tl.load(x + row * x_stride + col_D, mask=live_D, other=0.0).to(tl.float32)
     residual_D = tl.load(residual + row * residual_stride + col_D, mask=live_D, other=0.0).to(tl.float32)
     if NORM_X:
-        x_D = _scaled_row(x_D, x_weight, col_D, live_D, eps, WIDTH, UNIT_OFFSET, CENTRED)
-    stored_D = (residual_D + x_D).to(residual.dtype.element_ty)
-    tl.store(residual + row * residual_stride + col_D, stored_D, mask=live_D)
+        x_D = scaled_row(x_D, x_factor_D, live_D, eps, WIDTH, CENTRED)
+    stored_D = (residual_D + x_D).to(total.dtype.element_ty)
+    tl.store(total + row * total_stride + col_D, stored_D, mask=live_D)
     if NORM_SUM:
-        y_D = _scaled_row(stored_D.to(tl.float32), weight, col_D, live_D, eps, WIDTH, UNIT_OFFSET, CENTRED)
+        y_D = scaled_row(stored_D.to(tl.float32), factor_D, live_D, eps, WIDTH, CENTRED)
         tl.store(out + row * WIDTH + col_D, y_D.to(out.dtype.element_ty), mask=live_D)
 
 
@@ -62,27 +80,28 @@ def launch_rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float, unit_offset: boo
     out_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype, device=x_TD.device)
     rms_norm_kernel[(x_TD.shape[0],)](
         x_TD, weight_D, out_TD, x_TD.stride(0), eps,
-        UNIT_OFFSET=unit_offset, CENTRED=centred, **whole_rows(x_TD),
+        UNIT_OFFSET=unit_offset, CENTRED=centred, **whole_rows(x_TD), **dependent(x_TD),
     )  # fmt: skip
     return out_TD
 
 
-def launch_add_rms_norm(x_TD: Tensor, *rest: Any) -> Tensor:
+def launch_add_rms_norm(x_TD: Tensor, residual_TD: Tensor, *rest: Any) -> Tensor:
     out_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype, device=x_TD.device)
-    _launch_add(out_TD, x_TD, *rest)
+    launch_add(residual_TD, out_TD, x_TD, residual_TD, *rest)
     return out_TD
 
 
 def launch_norm_add(x_TD: Tensor, residual_TD: Tensor, x_weight_D: Tensor, *numbers: Any) -> None:
-    _launch_add(None, x_TD, residual_TD, None, x_weight_D, *numbers)
+    launch_add(residual_TD, None, x_TD, residual_TD, None, x_weight_D, *numbers)
 
 
-def _launch_add(out_TD: Tensor | None, *call: Any) -> None:
+def launch_add(total_TD: Tensor, out_TD: Tensor | None, *call: Any) -> None:
+    """`add_rms_norm` of the call, its sum in `total_TD` and, normed, in `out_TD` if that is given."""
     x_TD, residual_TD, weight_D, x_weight_D, eps, unit_offset, centred = call
     add_norm_kernel[(x_TD.shape[0],)](
-        x_TD, residual_TD, weight_D, x_weight_D, out_TD, x_TD.stride(0), residual_TD.stride(0), eps,
-        UNIT_OFFSET=unit_offset, CENTRED=centred,
-        NORM_X=x_weight_D is not None, NORM_SUM=out_TD is not None, **whole_rows(x_TD),
+        x_TD, residual_TD, total_TD, weight_D, x_weight_D, out_TD,
+        x_TD.stride(0), residual_TD.stride(0), total_TD.stride(0), eps, UNIT_OFFSET=unit_offset, CENTRED=centred,
+        NORM_X=x_weight_D is not None, NORM_SUM=out_TD is not None, **whole_rows(x_TD), **dependent(x_TD),
     )  # fmt: skip
 
 

@@ -15,6 +15,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
+
 MAX_TILE = 4096  # elements of one program's tile: 32 for each of 128 threads, so that nothing spills
 
 
@@ -88,8 +90,10 @@ def qk_rope_write_kernel(
     PAGE_SIZE: tl.constexpr, NUM_Q_BLOCKS: tl.constexpr,
     HAS_NORM: tl.constexpr, TOGETHER: tl.constexpr, UNIT_OFFSET: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_F: tl.constexpr,
-    BLOCK_REST: tl.constexpr,
+    BLOCK_REST: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    let_downstream_start(DEPENDENT)
+    after_upstream(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     angles = table
@@ -144,5 +148,5 @@ def launch_qk_rope_write(*call: Any) -> None:
         BLOCK_H=block_heads, BLOCK_K=triton.next_power_of_2(num_kv_heads), BLOCK_E=triton.next_power_of_2(v_head_dim),
         BLOCK_F=triton.next_power_of_2(max(num_pairs, 1)),
         BLOCK_REST=triton.next_power_of_2(max(head_dim - 2 * num_pairs, 1)),
-        num_warps=min(max(block_heads * block_dim // 1024, 4), 16),
+        num_warps=min(max(block_heads * block_dim // 1024, 4), 16), **dependent(q_THD),
     )  # fmt: skip

@@ -1,0 +1,61 @@
+"""Products of rows with a weight matrix: what a decoder's linear maps are on a GPU.
+
+A step of few rows reads every weight once and takes as long as that, so for such steps there are kernels which stream
+the weights at the memory's pace. Larger steps go to the BLAS library. Which of them a product takes is decided by the
+number of rows and the matrix's shape when it is launched: every way to run a step chooses alike.
+
+Shapes: T tokens, I inputs, O outputs; of a gated map J = 2 * I outputs, the gate's in [0, I) and up's in [I, 2I).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from playhead.kernels.elementwise import UNCLAMPED, gated_activation
+from playhead.kernels.norm import add_rms_norm
+from playhead.kernels.op import op
+
+
+@op(mutates=("out_TO",), cuda="triton.projection:launch_project")
+def project(out_TO: Tensor, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, scale: float, adds: bool) -> None:
+    """Writes `scale * (x @ W.T + bias)` into `out_TO`, or with `adds` adds it to what is there. Sums are float32."""
+    product_TO = x_TI.float() @ weight_OI.float().t()
+    if bias_O is not None:
+        product_TO = product_TO + bias_O.float()
+    product_TO = scale * product_TO
+    out_TO.copy_(out_TO.float() + product_TO if adds else product_TO)
+
+
+@op(
+    out=lambda x_TI, weight_JI, *_: x_TI.new_empty((x_TI.shape[0], weight_JI.shape[0] // 2)),
+    cuda="triton.projection:launch_project_gated",
+)
+def project_gated(x_TI: Tensor, weight_JI: Tensor, bias_J: Tensor | None, activation: str) -> Tensor:
+    """`activation(gate) * up` of the product. Few rows are rounded once; larger steps round gate and up as well."""
+    gate_up_TJ = torch.empty((x_TI.shape[0], weight_JI.shape[0]), dtype=torch.float32, device=x_TI.device)
+    project.reference(gate_up_TJ, x_TI, weight_JI, bias_J, 1.0, False)
+    return gated_activation.reference(gate_up_TJ, activation, *UNCLAMPED).to(x_TI.dtype)
+
+
+@op(
+    mutates=("out_TO",),
+    out=lambda out_TO, x_TI, *_: x_TI.new_empty(x_TI.shape),
+    cuda="triton.projection:launch_project_normed",
+)
+def project_normed(
+    out_TO: Tensor, x_TI: Tensor, residual_TI: Tensor, norm_I: Tensor, x_norm_I: Tensor | None,
+    eps: float, unit_offset: bool, centred: bool, weight_OI: Tensor, bias_O: Tensor | None, activation: str | None,
+) -> Tensor:  # fmt: skip
+    """Adds x to the residual, norms the sum, writes its product into `out_TO` and returns the sum, in new memory.
+
+    x is normed before it is added if it has a norm (`x_norm_I`), as in `add_rms_norm`. With an activation the product
+    is gated, as in `project_gated`. A sum in place would be overwritten while other programs still read the residual.
+    """
+    total_TI = residual_TI.clone()
+    h_TI = add_rms_norm.reference(x_TI, total_TI, norm_I, x_norm_I, eps, unit_offset, centred)
+    if activation is None:
+        project.reference(out_TO, h_TI, weight_OI, bias_O, 1.0, False)
+    else:
+        out_TO.copy_(project_gated.reference(h_TI, weight_OI, bias_O, activation))
+    return total_TI

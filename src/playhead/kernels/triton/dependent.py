@@ -1,0 +1,47 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""Programmatic dependent launch: a kernel starts while the one before it ends, and waits before it touches its data.
+
+Every kernel that is launched with `dependent(...)` keeps two rules. `after_upstream` comes before the first load of
+anything that an earlier kernel may have written, and before the first store; what is loaded earlier is weights alone.
+Every program calls it: a program that ends without it could let the kernel end before the kernel in front of it, and
+the kernel behind would read too early. `let_downstream_start` may stand anywhere: the next kernel waits for the end of
+this one, wherever this one lets it start.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def after_upstream(DEPENDENT: tl.constexpr):
+    """Returns when every kernel in front of this one has ended and its stores can be seen."""
+    if DEPENDENT:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def let_downstream_start(DEPENDENT: tl.constexpr):
+    """The next kernel may start once every program has been here."""
+    if DEPENDENT:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+def dependent(tensor: torch.Tensor) -> dict[str, Any]:
+    """The launch options of a kernel that takes `DEPENDENT`, for the device that the tensor is on.
+
+    Nothing waits in the interpreter and on GPUs older than Hopper. Tensors without a device are compiled for Hopper.
+    """
+    kind = tensor.device.type
+    can = _can_depend(tensor.device.index) if kind == "cuda" else kind == "meta"
+    return {"DEPENDENT": True, "launch_pdl": True} if can else {"DEPENDENT": False}
+
+
+@cache
+def _can_depend(device_index: int | None) -> bool:
+    return torch.cuda.get_device_capability(device_index)[0] >= 9

@@ -1,0 +1,117 @@
+"""Products of few rows on the GPU, against float64, at the shapes of published models. Error norms are printed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from playhead.kernels.projection import project, project_gated, project_normed
+from playhead.kernels.triton.projection_tiles import tiles_for
+from tests.gpu.test_kernels_gpu import check, random
+
+SHAPES = [
+    (1536, 1152),
+    (1152, 1024),
+    (13824, 1152),
+    (1152, 6912),
+    (2048, 8192),
+    (20480, 2560),
+    (2560, 10240),
+    (96, 512),
+]
+ROWS = [1, 2, 3, 8, 9, 16, 17]
+
+
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), SHAPES)
+def test_project(num_outputs, num_inputs, capsys):
+    weight = random(num_outputs, num_inputs)
+    for num_rows in ROWS:
+        x = random(num_rows, num_inputs + 16, seed=num_rows)[:, :num_inputs]
+        out = torch.full((num_rows, num_outputs), float("nan"), dtype=x.dtype, device="cuda")
+        assert tiles_for(x, weight) is not None or num_rows > 8
+        project(out, x, weight, None, 1.0, False)
+        check(f"project {num_rows} x {num_inputs} -> {num_outputs}", out, x.double() @ weight.double().t(), capsys)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("num_rows", [1, 5, 40])
+def test_a_bias_and_a_scale_are_applied_and_the_product_is_added(num_rows, dtype, capsys):
+    x, weight, bias = (
+        random(*shape, seed=i, dtype=dtype) for i, shape in enumerate(((num_rows, 1152), (96, 1152), (96,)))
+    )
+    for bias_or_none, scale, adds in ((bias, 1.0, False), (None, 0.5, False), (bias, 0.25, True), (None, 1.0, True)):
+        out = torch.full((num_rows, 96), 2.0 if adds else float("nan"), dtype=dtype, device="cuda")
+        wanted = out.double().nan_to_num()
+        project.reference(wanted, x, weight, bias_or_none, scale, adds)
+        project(out, x, weight, bias_or_none, scale, adds)
+        check(f"project {dtype} {scale=} {adds=}", out, wanted, capsys)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("num_rows", [1, 2, 8, 16, 40])
+def test_project_gated(num_rows, activation, capsys):
+    x, weight, bias = random(num_rows, 1152), 0.03 * random(13824, 1152, seed=1), random(13824, seed=2)
+    for bias_or_none in (None, bias):
+        wanted = project_gated.reference(x.float(), weight.float(), bias_or_none, activation)
+        check(f"gated {num_rows} {activation}", project_gated(x, weight, bias_or_none, activation), wanted, capsys)
+
+
+@pytest.mark.parametrize("num_rows", [2, 8, 16])
+def test_equal_rows_give_equal_results_whatever_stands_beside_them(num_rows):
+    weight, gate_up = random(1152, 6912), random(13824, 1152, seed=1)
+    for matrix in (weight, gate_up):
+        x = random(num_rows, matrix.shape[1], seed=2)
+        x[-1] = x[0]
+        outs = []
+        for other in (x, torch.where(torch.arange(num_rows, device="cuda")[:, None] % (num_rows - 1) == 0, x, -3 * x)):
+            out = torch.empty(num_rows, matrix.shape[0], dtype=x.dtype, device="cuda")
+            project(out, other.contiguous(), matrix, None, 1.0, False)
+            outs += [out[0], out[-1]]
+        assert all(torch.equal(out, outs[0]) for out in outs)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 8, 16, 40])
+@pytest.mark.parametrize(("norm_x", "activation"), [(False, None), (True, None), (False, "silu"), (True, "gelu_tanh")])
+def test_project_normed(num_rows, norm_x, activation, capsys):
+    x, residual = random(num_rows, 1152), random(num_rows, 1152, seed=1)
+    norm, x_norm = random(1152, seed=2), random(1152, seed=3) if norm_x else None
+    weight = 0.03 * random(3072, 1152, seed=4)
+    out = torch.full((num_rows, 3072 if activation is None else 1536), float("nan"), dtype=x.dtype, device="cuda")
+    wanted = out.float()
+    before = residual.clone()
+    total = project_normed(out, x, residual, norm, x_norm, 1e-6, True, False, weight, None, activation)
+    wide = [None if tensor is None else tensor.float() for tensor in (x, residual, norm, x_norm)]
+    wanted_total = project_normed.reference(wanted, *wide, 1e-6, True, False, weight.float(), None, activation)
+    check(f"normed {num_rows} {norm_x=} {activation}", out, wanted, capsys, bound=8e-3)  # the sum is rounded as well
+    check(f"normed {num_rows} {norm_x=} sum", total, wanted_total, capsys)
+    assert torch.equal(residual, before)
+
+
+def test_dependent_launches_in_a_graph_give_what_launches_one_by_one_give():
+    """Every kernel of the chain reads what the kernel before it wrote; one that does not wait reads old numbers."""
+    weights = [0.03 * random(1152, 1152, seed=i) for i in range(24)]
+    norm = random(1152)
+    for num_rows in (1, 8):
+        x, residual = random(num_rows, 1152, seed=30), random(num_rows, 1152, seed=31)
+        room = torch.empty_like(x)
+
+        def chain(wait, x=x, residual=residual, room=room):
+            h, total = x, residual
+            for weight in weights:
+                out = torch.empty_like(h)
+                total = project_normed(out, h, total, norm, norm, 1e-6, True, False, weight, None, None)
+                wait()
+                h = torch.empty_like(h)
+                project(h, out, weight, None, 1.0, False)
+                wait()
+            room.copy_(h)
+
+        chain(torch.cuda.synchronize)
+        wanted = room.clone()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            chain(lambda: None)
+        for _ in range(50):
+            room.fill_(float("nan"))
+            graph.replay()
+            assert torch.equal(room, wanted)

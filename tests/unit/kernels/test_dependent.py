@@ -1,0 +1,89 @@
+"""Kernels that start before their upstream has ended: what they may touch before they wait, read from their source."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import playhead.kernels.triton as kernels
+
+WEIGHTS = {"weight", "x_weight", "norm", "x_norm", "q_weight", "k_weight"}
+"""Parameters that no kernel of a step writes: what may be loaded before the wait."""
+
+
+def dependent_kernels(text):
+    """The kernels of a file that wait for their upstream, by name."""
+    functions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    launched = [node for node in functions if any(arg.arg == "DEPENDENT" for arg in node.args.args)]
+    return {node.name: node for node in launched if node.name not in ("after_upstream", "let_downstream_start")}
+
+
+def calls_in(node, name):
+    called = (call for call in ast.walk(node) if isinstance(call, ast.Call))
+    return [call for call in called if ast.unparse(call.func) == name]
+
+
+def names_in(nodes):
+    return {name.id for node in nodes for name in ast.walk(node) if isinstance(name, ast.Name)}
+
+
+def problems(kernel):
+    """What a kernel does wrong: no wait that every program reaches, or memory touched before it."""
+    waits = [i for i, line in enumerate(kernel.body) if isinstance(line, ast.Expr) and calls_in(line, "after_upstream")]
+    if len(waits) != 1:
+        return [f"{kernel.name} waits {len(waits)} times outside of branches"]
+    before = kernel.body[: waits[0]]
+    found = [f"{kernel.name} may end before it waits"] if any(isinstance(n, ast.Return) for n in walk(before)) else []
+    if any(calls_in(node, "tl.store") or calls_in(node, "_store") for node in before):
+        found.append(f"{kernel.name} stores before it waits")
+    parameters = {arg.arg for arg in kernel.args.args if arg.annotation is None}
+    addresses = [call.args[0] for node in before for call in calls_in(node, "tl.load") + calls_in(node, "load_factor")]
+    touched = names_in(addresses) & parameters - {"N", "K", "x_stride"}
+    return found + [f"{kernel.name} loads {name} before it waits" for name in sorted(touched - WEIGHTS)]
+
+
+def walk(nodes):
+    return (inner for node in nodes for inner in ast.walk(node))
+
+
+FILES = sorted(Path(kernels.__file__).parent.glob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_kernel_touches_nothing_but_weights_before_it_waits(path):
+    assert [problem for kernel in dependent_kernels(path.read_text()).values() for problem in problems(kernel)] == []
+
+
+def test_there_are_such_kernels():
+    found = {name for path in FILES for name in dependent_kernels(path.read_text())}
+    assert {"row_kernel", "rows_kernel", "add_norm_kernel", "qk_rope_write_kernel"} <= found
+
+
+WRONG = """
+def kernel(x, weight, out, DEPENDENT: tl.constexpr):
+    {before}
+    after_upstream(DEPENDENT)
+    tl.store(out, tl.load(x))
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        ("row = tl.load(x + 3)", "loads x"),
+        ("tl.store(out, tl.load(weight))", "stores"),
+        ("if tl.program_id(0) > 3:\n        return", "may end"),
+        ("pass", None),
+        ("row = tl.load(weight + 3)", None),
+    ],
+)
+def test_the_check_sees_what_would_race(before, said):
+    (kernel,) = dependent_kernels(WRONG.format(before=before)).values()
+    assert [said in problem for problem in problems(kernel)] == ([] if said is None else [True])
+
+
+def test_the_check_sees_a_kernel_that_never_waits():
+    (kernel,) = dependent_kernels(WRONG.format(before="pass").replace("after_upstream(DEPENDENT)", "pass")).values()
+    assert problems(kernel) == ["kernel waits 0 times outside of branches"]
