@@ -23,6 +23,7 @@ from playhead.kernels.filters import filter_thresholds
 from playhead.kernels.masks import forbid_
 from playhead.kernels.norm import add_rms_norm, norm_add_, rms_norm
 from playhead.kernels.op import Op
+from playhead.kernels.ordered import attend_in_order, matmul_in_order
 from playhead.kernels.rope import qk_rope_write
 from playhead.kernels.tokens import advance, choose_scratch, choose_tokens, newest_ids
 from playhead.kernels.translate import translate
@@ -71,6 +72,12 @@ def block_matmul_call():
     return torch.randn(2, 64), torch.randn(2, 96), codes, torch.randn(2, 3, 32), torch.randn(2, 3, 32), True
 
 
+def ordered_attention_call():
+    scene = make_scene(SceneSpec(seq_lens=(3,), query_lens=(2,)), seed=0)
+    scratch = (torch.zeros(8), torch.zeros(2), torch.zeros(1, dtype=torch.int32))
+    return scene.q, torch.zeros(2, 1, 8), *extend_arguments(scene.plan, scene.layer), *scratch, False
+
+
 def norm_call():
     return torch.randn(2, 8), torch.randn(8), 1e-6, True, False
 
@@ -99,6 +106,8 @@ CALLS = {
     translate: lambda: tuple(translate_call([(3, 2), (9, 1)], page_size=4, window=6)),
     decode_cells: decode_cells_call,
     block_matmul: block_matmul_call,
+    matmul_in_order: lambda: (torch.randn(2, 8), torch.randn(4, 8), torch.randn(4), torch.randn(2, 4), 2.0, True),
+    attend_in_order: ordered_attention_call,
 }
 DECLARED = {
     op

@@ -22,7 +22,7 @@ from tests.unit.attention.scenes import Scene, SceneSpec, make_scene
 from tests.unit.attention.strategies import scene_specs
 
 SMALL = OrderedTiles(block_m=16, block_j=16, num_warps=4, num_stages=2)
-LENGTH = 75
+LENGTH = 50
 NUM_PARTS = 16
 
 
@@ -45,13 +45,12 @@ def test_kernels_agree_with_reference(spec, seed, segment):
     torch.testing.assert_close(out, wanted, atol=1e-5, rtol=1e-5, equal_nan=True)
 
 
-@pytest.mark.parametrize("layer", [{}, {"window": 20}, {"window": 33, "has_sinks": True, "softcap": 2.0}], ids=str)
+@pytest.mark.parametrize("layer", [{}, {"window": 20, "has_sinks": True, "softcap": 2.0}], ids=str)
 def test_a_query_has_the_same_bits_in_a_step_of_its_own_and_in_a_chunk(layer):
     """Contexts of several segments, cut in different places: in each cut a query stands in another tile, or alone."""
-    scene = make_scene(SceneSpec(seq_lens=(LENGTH,), query_lens=(LENGTH,), group_size=3, **layer), seed=1)
+    scene = make_scene(SceneSpec(seq_lens=(LENGTH,), query_lens=(LENGTH,), group_size=2, **layer), seed=1)
     whole = in_chunks(scene, (LENGTH,))
-    assert torch.equal(in_chunks(scene, (31, 1, 33, 1, 9)), whole)
-    assert torch.equal(in_chunks(scene, (64, 1, 1, 1, 8)), whole)
+    assert torch.equal(in_chunks(scene, (21, 1, 19, 1, 8)), whole)
 
 
 def in_chunks(scene: Scene, chunks: tuple[int, ...], **options: int) -> torch.Tensor:
@@ -67,7 +66,7 @@ def in_chunks(scene: Scene, chunks: tuple[int, ...], **options: int) -> torch.Te
 
 
 def test_a_request_without_room_for_its_parts_has_the_same_bits():
-    scene = make_scene(SceneSpec(seq_lens=(LENGTH,), query_lens=(LENGTH,), group_size=3), seed=2)
+    scene = make_scene(SceneSpec(seq_lens=(LENGTH,), query_lens=(LENGTH,), group_size=2), seed=2)
     cut = (LENGTH - 1, 1)
     assert torch.equal(in_chunks(scene, cut, num_parts=2), in_chunks(scene, cut))
 
