@@ -43,7 +43,7 @@ def workload_a() -> tuple[list[list[int]], list[int]]:
 class MeasuredLLM:
     """A model with dummy weights, and the seconds it takes."""
 
-    def __init__(self, model: Path, max_model_len: int) -> None:
+    def __init__(self, model: Path, max_model_len: int, **settings: Any) -> None:
         self.llm = LLM(
             str(model),
             load_format="dummy",
@@ -51,6 +51,7 @@ class MeasuredLLM:
             max_model_len=max_model_len,
             max_num_batched_tokens=CHUNK_TOKENS,
             enable_prefix_caching=False,
+            **settings,
         )
 
     def close(self) -> None:

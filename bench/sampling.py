@@ -1,17 +1,20 @@
 """From logits to tokens on one GPU: `PYTHONPATH=src python3 -m bench.sampling`.
 
-`choose_tokens` beside torch: its argmax, and the noise as tensors. Everything runs from CUDA graphs over logits that do
-not fit the cache together; GB/s are the bytes of the logits, read once, over the time.
+`choose_tokens` beside torch: its argmax, and the noise as tensors; draws behind filters beside the sorted reference.
+Everything runs from CUDA graphs over logits that do not fit the cache together; GB/s are the bytes of the logits, read
+once, over the time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import product
 
 import torch
 
 from bench.measure import device_us, emit
+from playhead.kernels.filters import filter_thresholds
 from playhead.kernels.tokens import choose_scratch, choose_tokens
 
 DEVICE = torch.device("cuda")
@@ -20,6 +23,7 @@ MAX_CALLS = 64  # of one graph
 GREEDY_BELOW = 1e-5
 BATCHES = (1, 8, 32, 128)
 VOCABS = (262_144, 128_256)
+SLOW = ("torch draw", "sorted k 40, p 0.9")
 
 
 def time_us(work: Callable[[torch.Tensor], object], copies: list[torch.Tensor]) -> float:
@@ -42,12 +46,24 @@ def ways(num_rows: int, vocab_size: int) -> dict[str, Callable[[torch.Tensor], o
     scratch = choose_scratch(num_rows, vocab_size, DEVICE)
 
     def call(op: Callable[..., None], temperature: torch.Tensor, draws: bool) -> Callable[[torch.Tensor], None]:
-        return lambda logits: op(logits, temperature, seeds, seeds, tokens, *scratch, GREEDY_BELOW, draws)
+        return lambda logits: op(logits, None, temperature, seeds, seeds, tokens, *scratch, GREEDY_BELOW, draws)
+
+    def behind(op: Callable[..., torch.Tensor], top_k: int, top_p: float) -> Callable[[torch.Tensor], None]:
+        numbers = (warm, torch.full_like(seeds, top_k), torch.full_like(warm, top_p), torch.full_like(warm, -math.inf))
+
+        def filter_and_draw(logits: torch.Tensor) -> None:
+            thresholds = op(logits, *numbers, GREEDY_BELOW)
+            choose_tokens(logits, thresholds, warm, seeds, seeds, tokens, *scratch, GREEDY_BELOW, True)
+
+        return filter_and_draw
 
     return {
         "greedy": call(choose_tokens, cool, False),
         "greedy, could draw": call(choose_tokens, cool, True),
         "draw": call(choose_tokens, warm, True),
+        "k 40, p 0.9": behind(filter_thresholds, 40, 0.9),
+        "p 0.9": behind(filter_thresholds, 0, 0.9),
+        "sorted k 40, p 0.9": behind(filter_thresholds.reference, 40, 0.9),
         "torch argmax": lambda logits: logits.argmax(-1),
         "torch float, argmax": lambda logits: logits.float().argmax(-1),
         "torch draw": call(choose_tokens.reference, warm, True),
@@ -61,7 +77,7 @@ def bench(num_rows: int, vocab_size: int, dtype: torch.dtype) -> list[tuple[str,
     copies = [torch.empty(num_rows, vocab_size, dtype=dtype, device=DEVICE).normal_(std=4.0) for _ in range(num_copies)]
     rows = []
     for name, work in ways(num_rows, vocab_size).items():
-        us = time_us(work, copies[: 2 if name == "torch draw" else None])
+        us = time_us(work, copies[: 2 if name in SLOW else None])
         emit("sampling", way=name, rows=num_rows, vocab=vocab_size, dtype=str(dtype), us=us)
         rows.append((name, us, num_bytes / us / 1e3))
     return rows

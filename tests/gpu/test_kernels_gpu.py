@@ -169,7 +169,7 @@ def chosen(choose, call, *, draws=True, scratch=None):
     device = call[0].device
     tokens = torch.full((num_rows,), -1, device=device)
     scratch = scratch or choose_scratch(num_rows, vocab_size, device)
-    choose(*call, tokens, *scratch, 1e-5, draws)
+    choose(call[0], None, *call[1:], tokens, *scratch, 1e-5, draws)
     assert not scratch[1].any(), "arrivals are left zeroed for the next launch"
     return tokens
 
@@ -209,7 +209,7 @@ def test_a_captured_choice_follows_its_inputs():
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        choose_tokens(*call, tokens, *scratch, 1e-5, True)
+        choose_tokens(call[0], None, *call[1:], tokens, *scratch, 1e-5, True)
     for position in range(3):
         call[3].fill_(position)
         graph.replay()

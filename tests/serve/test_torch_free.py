@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from playhead.engine.config import EngineConfig
+from playhead.serve import engine_entry
 from playhead.serve.engine_child import start_child
 
 CODE = """
@@ -56,3 +57,8 @@ def test_a_process_that_was_started_for_nothing_is_ended():
     child.discard()
     assert child.process.returncode is not None
     child.discard()  # a second call does nothing
+
+
+def test_a_machine_without_a_driver_is_left_to_torch(monkeypatch):
+    monkeypatch.setattr(engine_entry, "DRIVER", "libnowhere.so.1")
+    engine_entry.make_context(0)

@@ -15,7 +15,7 @@ from playhead.engine.config import EMBEDDED, EngineConfig, config_from
 from playhead.engine.engine import Engine
 from playhead.engine.keywords import EngineKeywords
 from playhead.engine.memory import worker_config
-from playhead.engine.resolve import resolve_device, resolve_dtype
+from playhead.engine.resolve import check_batch_invariant, resolve_device, resolve_dtype
 from playhead.engine.tokenizer_files import resolve_model_name, tokenizer_at, tokenizer_path
 from playhead.errors import ConfigError
 from playhead.kernels.early import prepare_triton
@@ -49,6 +49,7 @@ def build_engine(
     prepare_fork(device)
     is_dummy = config.load_format is LoadFormat.DUMMY
     description = describe_model(resolve_model_name(model), revision=config.revision, config_only=is_dummy)
+    check_batch_invariant(config, description.spec)
     sizes = worker_config(description, config, device)  # before the weights: what cannot fit is refused at once
     with ThreadPoolExecutor(2, thread_name_prefix="playhead load") as beside:
         reading = beside.submit(load_tokenizer, description, config)

@@ -221,6 +221,17 @@ class EngineConfig:
     forced_tokens: bool = declare(
         True, Setting(group="structured", help="compute tokens that a grammar leaves no choice about in one step")
     )
+    batch_invariant: bool = declare(
+        False,
+        Setting(
+            group="graph",
+            help="the same tokens in any batch, on a GPU too",
+        ),
+    )
+    """Every sum of a forward has an order that depends on the request's own tokens, so it comes out the same to the
+    bit alone, batched, after a prefix hit and after a preemption, whatever the chunks. Without it a GPU's rounding
+    depends on the number of rows of a step, and a near tie may be decided the other way. A CPU uses torch's matmuls,
+    whose order is torch's own, with or without it."""
     strict_ledger: bool | None = declare(
         None, Setting(group="ledger", help="recount all KV pages after every step and raise at the first violation")
     )

@@ -49,6 +49,7 @@ class EngineKeywords(TypedDict, total=False):
     disable_radix_cache: bool
     overlap: bool | None
     forced_tokens: bool
+    batch_invariant: bool
     async_scheduling: bool | None
     disable_overlap_schedule: bool
     strict_ledger: bool | None

@@ -54,6 +54,7 @@ def worker_config(description: ModelDescription, config: EngineConfig, device: t
         token_mode=mode,
         prefix_caching=config.enable_prefix_caching,
         strict_ledger=wants_strict_ledger() if config.strict_ledger is None else config.strict_ledger,
+        batch_invariant=config.batch_invariant,
         audit_every_steps=config.ledger_audit_steps,
     )
 

@@ -9,9 +9,11 @@ import torch
 from playhead.engine.config import ENGINE_SETTINGS, EngineConfig
 from playhead.errors import ConfigError
 from playhead.kv.plan import KVLimits
+from playhead.layers.spec import MoeSpec
 from playhead.models.build import family_named
 from playhead.models.decoder import Decoder
 from playhead.models.load import ModelDescription
+from playhead.models.spec import ModelSpec
 from playhead.step.worker import WorkerConfig
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -47,6 +49,15 @@ def resolve_dtype(
     if description is not None and description.stored_dtype is torch.float16:
         return torch.bfloat16 if family_named(description.spec.family).overflows_float16 else torch.float16
     return torch.bfloat16
+
+
+def check_batch_invariant(config: EngineConfig, spec: ModelSpec) -> None:
+    """Refuse the setting for a model whose sums have no fixed order yet."""
+    if config.batch_invariant and any(isinstance(layer.mlp, MoeSpec) for layer in spec.layers):
+        raise ConfigError(
+            f"batch_invariant: {spec.family} has experts, and their matmul adds up in an order that depends on the "
+            "batch. Leave batch_invariant out for this model."
+        )
 
 
 def on_device(config: EngineConfig, device: torch.device) -> EngineConfig:

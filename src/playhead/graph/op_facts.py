@@ -70,7 +70,7 @@ def op_name(func: Op) -> str:
 
 def tensors_in(value: object) -> list[torch.Tensor]:
     """The tensors of an op's arguments or results: one alone, or those in tuples, lists and dicts."""
-    return split_leaves((value,))[0]
+    return [value] if isinstance(value, torch.Tensor) else split_leaves((value,))[0]
 
 
 def split_leaves(values: Iterable[object]) -> tuple[list[torch.Tensor], list[object]]:

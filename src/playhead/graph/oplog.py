@@ -251,6 +251,8 @@ class OpObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise CaptureError(
                 facts.name, user_line(), "a mask as index makes the shape depend on data", "Use torch.where."
             )
+        if len(issued.inputs) < 2 and not facts.may_move:
+            return
         devices = {tensor.device for tensor in issued.inputs if tensor.dim() > 0}
         if facts.may_move and issued.kwargs.get("device") is not None:
             devices.add(torch.device(issued.kwargs["device"]))

@@ -117,7 +117,6 @@ class GraphRunner:
     def capture_all(self, progress: Callable[[CaptureReport], None] | None = None) -> None:
         """Capture every bucket, largest first: the smaller ones then fit into memory the largest made."""
         sizes = sorted(set(self.dispatcher.buckets) - self._captured.keys(), reverse=True)
-        gc.collect()  # what it frees now is room for the graphs
         with quiet_gc():  # all that a capture makes stays, and looking through it would be a tenth of the time
             for done, size in enumerate(sizes, start=1):
                 if not self.dispatcher.within_budget():

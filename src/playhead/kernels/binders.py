@@ -6,12 +6,27 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from playhead.kernels import attention, blocks, elementwise, experts, masks, norm, rope, tokens, translate
+from playhead.kernels import (
+    attention,
+    blocks,
+    elementwise,
+    experts,
+    filters,
+    masks,
+    norm,
+    ordered,
+    rope,
+    tokens,
+    translate,
+)
 from playhead.kernels.cpu import attention as cpu_attention
 from playhead.kernels.op import Bind, Op
 
 # Every module that declares ops.
-MODULES = (attention, blocks, elementwise, experts, masks, norm, rope, tokens, translate, cpu_attention)
+MODULES = (
+    *(attention, blocks, elementwise, experts, filters, masks, norm, ordered, rope, tokens, translate),
+    cpu_attention,
+)
 
 
 def cpu_binders() -> dict[Any, Bind]:

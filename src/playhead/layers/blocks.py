@@ -88,7 +88,7 @@ class BlockLinear(PlainLinear):
         self.scales_NBL, self.offsets_NBL = in_lanes(blocks.scales_OB), in_lanes(blocks.offsets_OB)
 
     def forward(self, x_TI: torch.Tensor, out_TO: torch.Tensor | None = None) -> torch.Tensor:
-        if self.codes_NBJL is None or x_TI.shape[0] > MOST_TOKENS:
+        if self.codes_NBJL is None or self.is_ordered or x_TI.shape[0] > MOST_TOKENS:
             return super().forward(x_TI, out_TO)
         if out_TO is None:
             out_TO = x_TI.new_empty((x_TI.shape[0], self.weight.shape[0]))
@@ -96,7 +96,7 @@ class BlockLinear(PlainLinear):
         return out_TO if self.bias is None else out_TO.add_(self.bias)
 
     def add_to(self, sum_TO: torch.Tensor, x_TI: torch.Tensor) -> torch.Tensor:
-        if self.codes_NBJL is None or x_TI.shape[0] > MOST_TOKENS:
+        if self.codes_NBJL is None or self.is_ordered or x_TI.shape[0] > MOST_TOKENS:
             return super().add_to(sum_TO, x_TI)
         self._multiply(sum_TO, x_TI, adds=True)
         return sum_TO if self.bias is None else sum_TO.add_(self.bias)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from playhead.kernels.elementwise import UNCLAMPED, gated_activation
+from playhead.kernels.ordered import matmul_in_order
 from playhead.layers.spec import MlpSpec
 
 
@@ -82,11 +83,16 @@ class PlainLinear(nn.Module):
         self.weight = weight_OI if is_shared else nn.Parameter(weight_OI, requires_grad=False)
         self.bias = None if bias_O is None else nn.Parameter(bias_O, requires_grad=False)
         self.scale = scale
+        self.is_ordered = False
         # A matmul takes a scale only together with something to add.
         needs_zero = scale != 1.0 and bias_O is None
         self.register_buffer("_zero", weight_OI.new_zeros(1) if needs_zero else None, persistent=False)
 
     def forward(self, x_TI: torch.Tensor, out_TO: torch.Tensor | None = None) -> torch.Tensor:
+        if self.is_ordered:
+            out_TO = x_TI.new_empty((x_TI.shape[0], self.weight.shape[0])) if out_TO is None else out_TO
+            matmul_in_order(x_TI, self.weight, self.bias, out_TO, self.scale, False)
+            return out_TO
         if self._zero is not None:
             return torch.addmm(self._zero, x_TI, self.weight.t(), beta=0, alpha=self.scale, out=out_TO)
         if self.bias is None:
@@ -94,8 +100,18 @@ class PlainLinear(nn.Module):
         return torch.addmm(self.bias, x_TI, self.weight.t(), beta=self.scale, alpha=self.scale, out=out_TO)
 
     def add_to(self, sum_TO: torch.Tensor, x_TI: torch.Tensor) -> torch.Tensor:
+        if self.is_ordered:
+            matmul_in_order(x_TI, self.weight, self.bias, sum_TO, self.scale, True)
+            return sum_TO
         sum_TO.addmm_(x_TI, self.weight.t(), alpha=self.scale)
         return sum_TO if self.bias is None else sum_TO.add_(self.bias, alpha=self.scale)
+
+
+def order_sums(decoder: nn.Module) -> None:
+    """From now on every linear map adds up in an order that depends on a row alone: for `batch_invariant`."""
+    for module in decoder.modules():
+        if isinstance(module, PlainLinear):
+            module.is_ordered = True
 
 
 class GatedMlp(nn.Module):

@@ -6,6 +6,7 @@ import torch
 
 from playhead.attention.base import AttentionBackend, LayerAttention
 from playhead.attention.cpu import CpuBackend
+from playhead.attention.ordered import OrderedBackend
 from playhead.attention.triton import TritonBackend
 from playhead.graph.backends.base import Backend
 from playhead.graph.backends.cuda import CudaBackend
@@ -26,6 +27,7 @@ from playhead.kernels.binders import cpu_binders
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.plan import plan_kv
 from playhead.kv.swa_pool import create_kv_pool
+from playhead.layers.linear import order_sums
 from playhead.models.decoder import Decoder
 from playhead.sampling_params import SamplingKind
 from playhead.step.forward import Forward, ModelStep, kv_geometry, layer_attentions
@@ -55,7 +57,7 @@ def build_worker(decoder: Decoder, config: WorkerConfig) -> Worker:
     page_table = DevicePageTable(kv.rows, device)
     decoder.reach(limits.max_context_tokens)
     layers = layer_attentions(decoder, pool)
-    attention = attention_backend(page_table.table_RP, layers)
+    attention = prepare_sums(decoder, page_table.table_RP, layers, batch_invariant=config.batch_invariant)
     sampler = SamplerRows(max_running=limits.max_running, vocab_size=decoder.spec.vocab_size, device=device)
     forward = Forward(ModelStep(decoder, pool, layers, attention), sampler, page_table.table_RP)
     fill_value = attention.seq_len_fill_value
@@ -84,6 +86,18 @@ def build_worker(decoder: Decoder, config: WorkerConfig) -> Worker:
         make_decoder=make_decoder,
         make_masked=make_masked,
     )
+
+
+def prepare_sums(
+    decoder: Decoder, page_table_RP: torch.Tensor, layers: tuple[LayerAttention, ...], *, batch_invariant: bool
+) -> AttentionBackend:
+    """The attention of a decoder, whose linear maps are told too if every sum is to have a fixed order."""
+    if not batch_invariant:
+        return attention_backend(page_table_RP, layers)
+    order_sums(decoder)
+    if page_table_RP.device.type == "cuda":
+        return OrderedBackend(page_table_RP, layers, max_bs=page_table_RP.shape[0] - 1)
+    return attention_backend(page_table_RP, layers)
 
 
 def attention_backend(page_table_RP: torch.Tensor, layers: tuple[LayerAttention, ...]) -> AttentionBackend:

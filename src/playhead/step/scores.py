@@ -1,8 +1,8 @@
 """What bias, penalties and filters make of logits, and the logprobs that are reported: the rare part of sampling.
 
-`filtered(penalised(without_words(biased(logits))))` is what a token is drawn from. What is wide and rare is in tables
-on the device. Sums that decide something are sums of integers: floats would round differently in a batch of another
-size.
+A token is drawn from those `penalised(without_words(biased(logits)))` that reach `least_logits`. What is wide and rare
+is in tables on the device. Sums that decide something are sums of integers: floats would round differently in a batch
+of another size.
 
 Shapes: N requests of a step, R rows of running requests, V vocabulary, K bad words of several tokens, H their tokens
 but the last, L reported logprobs. A trailing 1 is kept for broadcasting.
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from playhead.graph.capture import Inputs
+from playhead.kernels.filters import LOG2_E, WEIGHT_SCALE, filter_thresholds, integer_weights
 from playhead.sampling_params import GREEDY_BELOW, PARAMETERS, SamplingKind
 from playhead.sampling_values import MAX_LONG_WORDS, MAX_WORD_TOKENS
 from playhead.schedule.request import Request
@@ -30,8 +31,6 @@ SEEN = 1
 ENDS = 2
 """The flag of an id that would end the request."""
 
-# A softmax weight in (0, 1] becomes an integer of this many bits: 2^21 of them still fit 63 bits.
-WEIGHT_SCALE = 2.0**42
 ID_BITS = 32
 
 
@@ -187,48 +186,16 @@ def penalised(logits_NV: torch.Tensor, inputs: SamplerInputs) -> torch.Tensor:
     return logits_NV - inputs.column("presence_penalty") * (counts_NV > 0)
 
 
-def filtered(logits_NV: torch.Tensor, inputs: SamplerInputs) -> torch.Tensor:
-    """-inf below the row's thresholds, which are of logits / temperature.
+def least_logits(logits_NV: torch.Tensor, inputs: SamplerInputs) -> torch.Tensor:
+    """[N]: the least logit that a row's filters keep.
 
     All filters are thresholds, so equal logits stay or go together. The best token is never filtered, so a greedy row
     chooses the same.
     """
-    temperature_N1 = inputs.column("temperature")
-    scaled_NV = logits_NV / torch.where(temperature_N1 < GREEDY_BELOW, 1.0, temperature_N1)
-    logits_NV = torch.where(scaled_NV >= sorted_threshold(scaled_NV, inputs), logits_NV, -math.inf)
-    # Probabilities relative to the best token are the same before top-k and after.
-    threshold_N1 = scaled_NV.amax(dim=-1, keepdim=True) + inputs.column("min_p")
-    return torch.where(scaled_NV >= threshold_N1, logits_NV, -math.inf)
-
-
-def sorted_threshold(logits_NV: torch.Tensor, inputs: SamplerInputs) -> torch.Tensor:
-    """[N, 1]: the least logit that top-k and then top-p keep.
-
-    Top-p keeps a token if those before it hold less than p of what top-k left. With p 0.6:
-
-        left by top-k   0.5  0.3  0.2
-        before          0    0.5  0.8     -> the first two stay
-    """
-    vocab_size = logits_NV.shape[1]
-    sorted_NV = logits_NV.sort(dim=-1, descending=True).values
-    top_k_N1, top_p_N1 = inputs.column("top_k"), inputs.column("top_p")
-    last_N1 = torch.where(top_k_N1 > 0, top_k_N1, vocab_size).clamp(max=vocab_size) - 1
-    by_k_N1 = sorted_NV.gather(1, last_N1)
-
-    weights_NV = integer_weights(sorted_NV, sorted_NV[:, :1])
-    weights_NV = torch.where(sorted_NV >= by_k_N1, weights_NV, 0)
-    through_NV = weights_NV.cumsum(dim=-1)
-    limit_N1 = (top_p_N1.double() * through_NV[:, -1:].double()).to(torch.int64)
-    num_kept_N1 = (through_NV - weights_NV < limit_N1).sum(dim=-1, keepdim=True)
-    # The smallest p count no token, and the best one stays; a row of NaN may count none either.
-    by_p_N1 = sorted_NV.gather(1, (num_kept_N1 - 1).clamp(min=0))
-    # With p 1 the tail's weights may be too small for an integer; nothing is cut.
-    return torch.where(top_p_N1 < 1, torch.maximum(by_k_N1, by_p_N1), by_k_N1)
-
-
-def integer_weights(logits_NV: torch.Tensor, best_N1: torch.Tensor) -> torch.Tensor:
-    """exp(logit - best) as integers, whose sums are the same in any order."""
-    return ((logits_NV - best_N1).exp() * WEIGHT_SCALE).to(torch.int64)
+    temperature_N, top_k_N, top_p_N, log_min_p_N = (
+        inputs.numbers[name] for name in ("temperature", "top_k", "top_p", "min_p")
+    )
+    return filter_thresholds(logits_NV, temperature_N, top_k_N, top_p_N, log_min_p_N, GREEDY_BELOW)
 
 
 def logprobs_of(
@@ -245,7 +212,7 @@ def logprobs_of(
     ranks_L = torch.arange(1, num_best + 1, dtype=torch.int64, device=raw_NV.device)
     ids_NL = torch.cat((chosen_N1, best_NL), dim=-1)
     highest_N1 = raw_NV.amax(dim=-1, keepdim=True)
-    total_N1 = integer_weights(raw_NV, highest_N1).sum(dim=-1, keepdim=True)
+    total_N1 = integer_weights(raw_NV, highest_N1, LOG2_E).sum(dim=-1, keepdim=True)
     log_total_N1 = (total_N1.double() / WEIGHT_SCALE).log().float()
     logprobs_NL = raw_NV.gather(1, ids_NL) - highest_N1 - log_total_N1
     return ids_NL, logprobs_NL, torch.cat((rank_N1, ranks_L.expand(num_rows, -1)), dim=-1)

@@ -10,6 +10,7 @@ Shapes: N requests of a step, V vocabulary.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -48,6 +49,7 @@ class WorkerConfig:
     dispatch: DispatchLimits = field(default_factory=lambda: DispatchLimits(lazy=True))
     prefix_caching: bool = True
     strict_ledger: bool = False
+    batch_invariant: bool = False
     audit_every_steps: int | None = None
     """Steps between two full audits of the account of KV pages. None: as often as costs 1% of the time."""
 
@@ -137,6 +139,7 @@ class Worker:
 
     def capture_all(self, progress: Callable[[CaptureReport], None] | None = None) -> None:
         """Capture every bucket of prefill, greedy and drawing decode now; other sampling waits for its first use."""
+        gc.collect()  # what it frees now is room for the graphs
         self.prefill.capture_all(progress)
         for kind in (SamplingKind.GREEDY, SamplingKind.DRAWN):
             self.decoder_for(kind).capture_all(progress)

@@ -31,6 +31,8 @@ from playhead.testing.metrics_mutants import METRICS_CHECKERS, METRICS_MUTANTS
 from playhead.testing.model_checkers import MODEL_CHECKERS
 from playhead.testing.model_mutants import MODEL_MUTANTS
 from playhead.testing.mutant import Answer, MutantError, Oracles, Outcome, Package, hunt, last_line
+from playhead.testing.order_checkers import ORDER_CHECKERS
+from playhead.testing.order_mutants import ORDER_MUTANTS
 from playhead.testing.protocol_mutants import PROTOCOL_CHECKERS, PROTOCOL_MUTANTS
 from playhead.testing.seeds_checkers import SEEDS, all_rows, seed_rows, seeds_checkers, what_is_missing
 from playhead.testing.seeds_mutants import SEEDS_MUTANTS
@@ -58,6 +60,7 @@ PACKAGES: tuple[Package, ...] = (
     Package(name="models", mutants=MODEL_MUTANTS, checkers=MODEL_CHECKERS),
     Package(name="files", mutants=GGUF_MUTANTS, checkers=GGUF_CHECKERS),
     Package(name="step", mutants=STEP_MUTANTS, checkers=STEP_CHECKERS),
+    Package(name="order", mutants=ORDER_MUTANTS, checkers=ORDER_CHECKERS),
     Package(name="engine", mutants=ENGINE_MUTANTS, checkers=ENGINE_CHECKERS),
     Package(name="fields", mutants=FIELD_MUTANTS, checkers=FIELD_CHECKERS),
     Package(name="front", mutants=FRONT_MUTANTS, checkers=FRONT_CHECKERS),

@@ -59,6 +59,7 @@ def tiny_worker(
     kv_memory_bytes: int = 1 << 20,
     prefix_caching: bool = True,
     strict_ledger: bool = True,
+    batch_invariant: bool = False,
 ) -> Worker:
     """Window layers and a full one; by default four requests of up to 32 tokens."""
     decoder = dummy_decoder(spec_from_config(dict(model)), dtype=dtype, device=torch.device(device))
@@ -71,6 +72,7 @@ def tiny_worker(
         token_mode=mode,
         dispatch=DispatchLimits(lazy=True, max_padding_ratio=8),
         strict_ledger=strict_ledger,
+        batch_invariant=batch_invariant,
     )
     return build_worker(decoder, config)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import time
+import threading
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_a_tokenizer_that_cannot_be_used_ends_the_load_of_the_weights(model, mon
 
     def load_slowly(*args, on_progress, **kwargs):
         for piece in range(NUM_PIECES):
-            time.sleep(0.001)
+            threading.Event().wait(0.001)
             pieces.append(piece)
             on_progress(LoadProgress(num_bytes=piece, total_bytes=NUM_PIECES))
 

@@ -33,10 +33,19 @@ from playhead.kernels.triton import (
     extend as extend_triton,
 )
 from playhead.kernels.triton import (
+    filters as filters_triton,
+)
+from playhead.kernels.triton import (
     masks as masks_triton,
 )
 from playhead.kernels.triton import (
     norm as norm_triton,
+)
+from playhead.kernels.triton import (
+    ordered_attention as ordered_attention_triton,
+)
+from playhead.kernels.triton import (
+    ordered_matmul as ordered_matmul_triton,
 )
 from playhead.kernels.triton import (
     rope as rope_triton,
@@ -46,7 +55,7 @@ from playhead.kernels.triton import (
 )
 
 POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64"}
-OPTIONS = ("num_warps", "num_stages", "maxnreg")
+OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion")
 ALIGNED = [["tt.divisibility", 16]]
 
 
@@ -122,6 +131,37 @@ def extend(num_heads, num_kv_heads, head_dims, num_tokens, window, softcap):
     )
 
 
+def attend_in_order(kernel, other, num_heads, num_kv_heads, head_dim, window):
+    caches = [meta(64, 16, num_kv_heads, head_dim) for _ in "kv"]
+    tables, queries = (indices(33, 512), indices(16), indices(16)), (indices(16), indices(16))
+    scratch = (meta(64, dtype=torch.float32), meta(64, dtype=torch.float32), indices(64))
+    q, out = meta(512, num_heads, head_dim), meta(512, num_heads, head_dim)
+    call = (q, out, *caches, *tables, None, 0.1, window, None, *queries, *scratch, False)
+    other.run = lambda *args, **kwargs: None  # the launch has two kernels
+    try:
+        return compiled(kernel, lambda: ordered_attention_triton.launch_attend_in_order(*call))
+    finally:
+        del other.run
+
+
+def decode_in_order(*shape):
+    kernels = (ordered_attention_triton.ordered_decode_kernel, ordered_attention_triton.ordered_tiles_kernel)
+    return attend_in_order(*kernels, *shape)
+
+
+def tiles_in_order(*shape):
+    kernels = (ordered_attention_triton.ordered_tiles_kernel, ordered_attention_triton.ordered_decode_kernel)
+    return attend_in_order(*kernels, *shape)
+
+
+def matmul_in_order(num_inputs, num_outputs):
+    """A step of few rows: the tiles of others are fetched by the copy engine, whose descriptors need a device."""
+    call = (meta(8, num_inputs), meta(num_outputs, num_inputs), None, meta(8, num_outputs), 1.0, False)
+    return compiled(
+        ordered_matmul_triton.ordered_matmul_kernel, lambda: ordered_matmul_triton.launch_matmul_in_order(*call)
+    )
+
+
 def rope(num_heads=4, num_kv_heads=1, head_dim=256, *, together=False):
     tokens = (meta(8, num_heads, head_dim), *(meta(8, num_kv_heads, head_dim) for _ in "kv"))
     weights = [meta(heads * head_dim if together else head_dim) for heads in (num_heads, num_kv_heads)]
@@ -144,13 +184,21 @@ def translate(num_tokens, page_size, window):
     )
 
 
-def choose(dtype, draws):
-    per_row = (meta(8, dtype=torch.float32), *(meta(8, dtype=torch.int64) for _ in range(3)))
+def choose(dtype, draws, thresholds=None):
+    per_row = (thresholds, meta(8, dtype=torch.float32), *(meta(8, dtype=torch.int64) for _ in range(3)))
     scratch = (meta(8, 256, dtype=torch.int64), indices(8))
     logits = meta(8, 262144, dtype=dtype)
     return compiled(
         choose_triton.choose_kernel,
         lambda: choose_triton.launch_choose_tokens(logits, *per_row, *scratch, 1e-5, draws),
+    )
+
+
+def filter_thresholds(dtype):
+    numbers = (meta(8, dtype=torch.float32), meta(8, dtype=torch.int64), *(meta(8, dtype=torch.float32) for _ in "pm"))
+    return compiled(
+        filters_triton.filter_thresholds_kernel,
+        lambda: filters_triton.launch_filter_thresholds(meta(8, 151936, dtype=dtype), *numbers, 1e-5),
     )
 
 
@@ -163,6 +211,13 @@ KERNELS = {
     "extend 256 window small": lambda: extend(4, 1, (256, 256), 512, 512, 50.0),
     "extend 192/128 window": lambda: extend(64, 8, (192, 128), 8192, 128, None),
     "extend 64": lambda: extend(32, 8, (64, 64), 8192, None, None),
+    "in order: decode 256 window": lambda: decode_in_order(4, 1, 256, 512),
+    "in order: decode 64": lambda: decode_in_order(32, 8, 64, None),
+    "in order: tiles 256 window": lambda: tiles_in_order(4, 1, 256, 512),
+    "in order: tiles 128": lambda: tiles_in_order(16, 8, 128, None),
+    "in order: tiles 64": lambda: tiles_in_order(32, 8, 64, None),
+    "in order: matmul": lambda: matmul_in_order(1152, 1536),
+    "in order: wide matmul": lambda: matmul_in_order(1152, 13824),
     "rope": rope,
     "translate page 16": lambda: translate(128, 16, 1024),
     "translate page 1": lambda: translate(1, 1, 512),
@@ -170,6 +225,9 @@ KERNELS = {
     "choose greedy fp32": lambda: choose(torch.float32, False),
     "choose draw bf16": lambda: choose(torch.bfloat16, True),
     "choose draw fp32": lambda: choose(torch.float32, True),
+    "choose filtered bf16": lambda: choose(torch.bfloat16, True, meta(8, dtype=torch.float32)),
+    "filter_thresholds bf16": lambda: filter_thresholds(torch.bfloat16),
+    "filter_thresholds fp32": lambda: filter_thresholds(torch.float32),
     "rope, heads normed together": lambda: rope(32, 32, 128, together=True),
     "rms_norm": lambda: compiled(
         norm_triton.rms_norm_kernel, lambda: norm_triton.launch_rms_norm(meta(8, 1152), meta(1152), 1e-6, True, False)

@@ -41,12 +41,12 @@ def inputs(temperatures, seed=0):
     return torch.tensor(temperatures, dtype=torch.float32), seeds, positions
 
 
-def tokens(choose, logits, temperatures, seed=0, *, draws=True, **options):
+def tokens(choose, logits, temperatures, seed=0, *, draws=True, thresholds=None, **options):
     num_rows, vocab_size = logits.shape
     found = torch.full((num_rows,), -1)
     parts, arrivals = choose_scratch(num_rows, vocab_size)
     parts.fill_(2**63 - 1)  # what an earlier launch left, at its worst
-    choose(logits, *inputs(temperatures, seed), found, parts, arrivals, GREEDY_BELOW, draws, **options)
+    choose(logits, thresholds, *inputs(temperatures, seed), found, parts, arrivals, GREEDY_BELOW, draws, **options)
     assert not arrivals.any(), "arrivals are left zeroed for the next launch"
     return found.tolist()
 
@@ -62,12 +62,29 @@ def random_logits(num_rows, vocab_size, seed=0, dtype=torch.float32):
     num_blocks=st.integers(1, 3),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     draws=st.booleans(),
+    filters=st.booleans(),
     seed=st.integers(0, 2**31),
 )
-def test_kernel_agrees_with_reference(temperatures, vocab_size, num_blocks, dtype, draws, seed):
+def test_kernel_agrees_with_reference(temperatures, vocab_size, num_blocks, dtype, draws, filters, seed):
     logits = random_logits(len(temperatures), vocab_size, seed, dtype)
-    found = tokens(launch_choose_tokens, logits, temperatures, seed, draws=draws, num_blocks=num_blocks)
-    assert found == tokens(choose_tokens, logits, temperatures, seed, draws=draws)
+    thresholds = logits.float().quantile(0.9, dim=-1) if filters else None
+    options = {"draws": draws, "thresholds": thresholds}
+    found = tokens(launch_choose_tokens, logits, temperatures, seed, num_blocks=num_blocks, **options)
+    assert found == tokens(choose_tokens, logits, temperatures, seed, **options)
+
+
+@BOTH
+def test_no_logit_below_its_rows_threshold_is_drawn(choose):
+    """The noise of some token would lift it over the only one that is left, but for the threshold."""
+    logits = random_logits(3, TWO_BLOCKS)
+    best = logits.amax(-1)
+    free = tokens(choose, logits, [50.0] * 3)
+    assert tokens(choose, logits, [50.0] * 3, thresholds=torch.tensor([best[0], -math.inf, best[2]])) == [
+        logits[0].argmax().item(),
+        free[1],
+        logits[2].argmax().item(),
+    ]
+    assert free != logits.argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("num_blocks", [1, 2, 3])
@@ -78,7 +95,7 @@ def test_a_row_is_the_same_alone_and_in_any_batch_however_it_is_cut(num_blocks):
     for row, token in enumerate(together):
         one = slice(row, row + 1)
         alone = torch.tensor([-1])
-        call = (logits[one], temperature[one], seeds[one], positions[one], alone)
+        call = (logits[one], None, temperature[one], seeds[one], positions[one], alone)
         launch_choose_tokens(*call, *choose_scratch(4, logits.shape[1]), GREEDY_BELOW, True)
         assert alone.tolist() == [token]
 
@@ -167,13 +184,13 @@ def test_4000_seeds_draw_the_softmax_of_logits_over_temperature(temperature):
     found = torch.empty(num_draws, dtype=torch.int64)
     per_row = (torch.full((num_draws,), temperature), torch.arange(num_draws), torch.zeros(num_draws).long())
     rows = logits.expand(num_draws, -1)
-    choose_tokens(rows, *per_row, found, *choose_scratch(num_draws, 5), GREEDY_BELOW, True)
+    choose_tokens(rows, None, *per_row, found, *choose_scratch(num_draws, 5), GREEDY_BELOW, True)
     counts = Counter(found.tolist())
     wanted = (num_draws * (logits / temperature).softmax(-1)).tolist()
     assert sum((counts[token] - expected) ** 2 / expected for token, expected in enumerate(wanted)) < 25
     some = torch.empty(64, dtype=torch.int64)
     scratch = choose_scratch(64, 5)
-    launch_choose_tokens(rows[:64], *(values[:64] for values in per_row), some, *scratch, GREEDY_BELOW, True)
+    launch_choose_tokens(rows[:64], None, *(values[:64] for values in per_row), some, *scratch, GREEDY_BELOW, True)
     assert torch.equal(some, found[:64])
 
 

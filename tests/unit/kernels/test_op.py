@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import pkgutil
 
 import pytest
@@ -18,9 +19,11 @@ from playhead.kernels.blocks import block_matmul
 from playhead.kernels.cpu.attention import decode_cells, key_cells_into
 from playhead.kernels.elementwise import embed, gated_activation, softcap_
 from playhead.kernels.experts import grouped_matmul
+from playhead.kernels.filters import filter_thresholds
 from playhead.kernels.masks import forbid_
 from playhead.kernels.norm import add_rms_norm, norm_add_, rms_norm
 from playhead.kernels.op import Op
+from playhead.kernels.ordered import attend_in_order, matmul_in_order
 from playhead.kernels.rope import qk_rope_write
 from playhead.kernels.tokens import advance, choose_scratch, choose_tokens, newest_ids
 from playhead.kernels.translate import translate
@@ -43,7 +46,12 @@ def extend_call():
 
 def choose_call():
     ids = [torch.tensor([1, 2]) for _ in range(3)]
-    return torch.randn(2, 8), torch.tensor([0.0, 1.0]), *ids, *choose_scratch(2, 8), 1e-5, True
+    return torch.randn(2, 8), torch.zeros(2), torch.tensor([0.0, 1.0]), *ids, *choose_scratch(2, 8), 1e-5, True
+
+
+def filter_call():
+    numbers = (torch.tensor([1.0, 0.0]), torch.tensor([3, 2]), torch.tensor([0.5, 1.0]), torch.full((2,), -math.inf))
+    return torch.randn(2, 8), *numbers, 1e-5
 
 
 def key_cells_call():
@@ -62,6 +70,12 @@ def decode_cells_call():
 def block_matmul_call():
     codes = torch.randint(-128, 128, (2, 3, 32, 32), dtype=torch.int8)
     return torch.randn(2, 64), torch.randn(2, 96), codes, torch.randn(2, 3, 32), torch.randn(2, 3, 32), True
+
+
+def ordered_attention_call():
+    scene = make_scene(SceneSpec(seq_lens=(3,), query_lens=(2,)), seed=0)
+    scratch = (torch.zeros(8), torch.zeros(2), torch.zeros(1, dtype=torch.int32))
+    return scene.q, torch.zeros(2, 1, 8), *extend_arguments(scene.plan, scene.layer), *scratch, False
 
 
 def norm_call():
@@ -83,6 +97,7 @@ CALLS = {
     grouped_matmul: lambda: (torch.randn(4, 8), torch.randn(2, 8, 8), torch.tensor([1, 4], dtype=torch.int32)),
     qk_rope_write: lambda: tuple(random_call((2, 1), (8, 8, 4), seed=0, norm="head")),
     choose_tokens: choose_call,
+    filter_thresholds: filter_call,
     forbid_: lambda: (torch.randn(2, 40), torch.tensor([[-1, -1], [5, 1]], dtype=torch.int32)),
     advance: lambda: (*step_inputs(3, 2, seed=0), PAGE_SIZE),
     decode: decode_call,
@@ -91,6 +106,8 @@ CALLS = {
     translate: lambda: tuple(translate_call([(3, 2), (9, 1)], page_size=4, window=6)),
     decode_cells: decode_cells_call,
     block_matmul: block_matmul_call,
+    matmul_in_order: lambda: (torch.randn(2, 8), torch.randn(4, 8), torch.randn(4), torch.randn(2, 4), 2.0, True),
+    attend_in_order: ordered_attention_call,
 }
 DECLARED = {
     op
@@ -125,9 +142,10 @@ def test_a_twin_writes_what_its_op_returns(op):
     """Its schema says that it writes `out`, and what the op itself writes."""
     call = CALLS[op]()
     again = [value.clone() if isinstance(value, torch.Tensor) else value for value in call]
-    out = torch.empty_like(call[0])
+    wanted = op(*call)
+    out = torch.empty_like(wanted)
     op.into(out, *again)
-    assert torch.equal(out, op(*call))
+    assert torch.equal(out, wanted)
     torch.library.opcheck(op.into.overload, (out, *call), test_utils=("test_schema", "test_faketensor"))
     assert op.into.overload._schema.arguments[0].alias_info.is_write
 

@@ -16,7 +16,7 @@ from playhead.graph import TapeBackend, record
 from playhead.kernels.tokens import gumbel_noise
 from playhead.sampling_params import SamplingKind, SamplingParams
 from playhead.step.sampling import NUMBERS, SampledTokens, kind_of, sample
-from playhead.step.scores import filtered
+from playhead.step.scores import least_logits
 from tests.unit.step.sampler_inputs import VOCAB, build_inputs, logit_rows, refill, row_of, sampler_rows, seeds
 
 EVERYTHING = SamplingKind.EVERYTHING
@@ -310,7 +310,8 @@ def test_top_p_measures_what_top_k_left():
 
 def test_filters_that_are_off_cut_nothing_even_of_a_tail_too_small_to_count():
     logits = torch.tensor([[0.0, -200.0, -math.inf]])
-    assert torch.equal(filtered(logits, build_inputs([], num_rows=1, vocab_size=3)), logits)
+    for row in (plain_row(), plain_row(temperature=0, top_k=1)):
+        assert least_logits(logits, build_inputs([row], num_rows=1, vocab_size=3)).item() == -math.inf
 
 
 def test_bias_adds_to_its_token_only():
@@ -406,13 +407,13 @@ def test_every_number_has_an_input_that_an_empty_row_turns_off():
     assert [name for name, one in NUMBERS.items() if one.is_on(defaults[name])] == []
 
 
-def test_the_cheap_path_neither_sorts_nor_hashes():
+def test_the_cheap_path_neither_filters_nor_hashes():
     def ops(rows):
         inputs = build_inputs(rows, num_rows=1, vocab_size=VOCAB)
         return record(TapeBackend(), lambda: sample(torch.zeros(1, VOCAB), inputs, least_kind(rows)))[0].log
 
-    greedy, random, sorting = ops([plain_row(temperature=0)]), ops([plain_row()]), ops([plain_row(top_p=0.5)])
-    assert (greedy.count("aten::sort"), random.count("aten::sort"), sorting.count("aten::sort")) == (0, 0, 1)
+    greedy, random, filtering = ops([plain_row(temperature=0)]), ops([plain_row()]), ops([plain_row(top_p=0.5)])
+    assert [log.count("playhead::filter_thresholds_into") for log in (greedy, random, filtering)] == [0, 0, 1]
     assert greedy.count("aten::bitwise_xor_") == 0
 
 

@@ -50,11 +50,16 @@ def gumbel(bits):
 
 
 @triton.jit
+def ordered(score):
+    """32-bit integers in the order of the scores. They are 64 bits wide, so that sums of two do not overflow."""
+    bits = (score + 0.0).to(tl.int32, bitcast=True)  # -0.0 becomes 0.0: they are equal
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)  # as integers, negative floats run backwards
+
+
+@triton.jit
 def keys(score, token):
     """Integers in the order of the scores, equal scores by lower id first."""
-    bits = (score + 0.0).to(tl.int32, bitcast=True)  # -0.0 becomes 0.0: they are equal
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # as integers, negative floats run backwards
-    return (ordered.to(tl.int64) << 32) | (token ^ 0x7FFFFFFF)
+    return (ordered(score) << 32) | (token ^ 0x7FFFFFFF)
 
 
 @triton.jit
@@ -70,8 +75,8 @@ def load_block(row_logits, id_J, wanted, VOCAB: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_blocks"])  # it differs by batch size, and one binary must serve all of them
 def choose_kernel(
-    logits, temperatures, seeds, positions, tokens, parts, arrivals, logits_stride, parts_stride, greedy_below,
-    num_blocks,
+    logits, thresholds, temperatures, seeds, positions, tokens, parts, arrivals, logits_stride, parts_stride,
+    greedy_below, num_blocks,
     VOCAB: tl.constexpr, DRAWS: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_X: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(0)
@@ -80,6 +85,8 @@ def choose_kernel(
     row_logits = logits + row.to(tl.int64) * logits_stride
     best_J = tl.full([BLOCK_J], float("-inf"), tl.float32)
     best_id_J = first * BLOCK_J + tl.arange(0, BLOCK_J)
+    if thresholds is not None:
+        threshold = tl.load(thresholds + row)
     if DRAWS:
         temperature = tl.load(temperatures + row)
         seed = tl.load(seeds + row).to(tl.uint64)
@@ -92,9 +99,16 @@ def choose_kernel(
         # One block ahead: otherwise a program has nothing in flight while it computes.
         score_J = ahead_J.to(tl.float32)
         ahead_J = load_block(row_logits, id_J + BLOCK_J, block + 1 < last, VOCAB)
-        if DRAWS:  # noqa: SIM102 - decided when this is compiled: without it there is no temperature to look at
-            if temperature >= greedy_below:
+        if thresholds is not None:
+            is_kept_J = score_J >= threshold
+        if DRAWS:
+            draws = temperature >= greedy_below
+            if thresholds is not None:
+                draws = draws & (tl.max(is_kept_J.to(tl.int32), 0) > 0)  # most blocks keep nothing, and noise is dear
+            if draws:
                 score_J = tl.div_rn(score_J, temperature) + gumbel(mixed(start + id_J.to(tl.uint64) * GOLDEN))
+        if thresholds is not None:  # not before: infinite numbers are divided slowly
+            score_J = tl.where(is_kept_J, score_J, float("-inf"))
         # A NaN is never better; ids grow, so the first of equals stays.
         better_J = score_J > best_J
         best_J = tl.where(better_J, score_J, best_J)

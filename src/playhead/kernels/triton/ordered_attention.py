@@ -1,0 +1,333 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""Triton kernels of `attend_in_order`: attention whose bits depend on a query and its keys, and on nothing beside them.
+
+Keys stand in blocks and segments that begin at multiples of BLOCK_J and SEGMENT of their position. A query takes the
+blocks of a segment in ascending order into a fresh running softmax, and the segments in ascending order into its
+result. There are two ways to do this, and they give the same bits: a request with one query has a program for each
+segment, and the last to finish takes the segments together; of a request with many, a program takes a tile of queries
+through all segments. A block that a query cannot see leaves its numbers as they are, to the bit.
+
+That a tile of 16 rows and one of 64 agree rests on three things. Tensor cores add up the same for either, so weights
+are summed by them too: the order of `tl.sum` follows the tile. The largest of some scores is the same in any order.
+Everything else is done on each number by itself, and without fused multiply-adds, which a compiler places as it likes.
+
+Shapes: M rows of a tile (token by token, the G heads of each), J keys of a block, D head dim of q and k,
+E head dim of v, H query heads, X equal columns of a sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from playhead.kernels.splits import NUM_SMS
+from playhead.kernels.triton.arrivals import count_in
+from playhead.kernels.triton.extend import MIN_DOT_DEPTH, _num_tiles, _request_of, num_programs
+from playhead.kernels.triton.scores import LOG2_E, NO_SCORE, capped, key_locs, load_rows
+
+SEGMENT = 256  # keys: a request of 1,024 has work for four programs
+MIN_DOT_ROWS = 16  # what a tensor core instruction takes at least
+MAX_ROWS = 64  # more query heads per kv head than this take more programs, which read the keys again
+SUM_COLUMNS = tl.constexpr(16)  # the fewest that a matrix instruction makes
+
+
+@triton.jit
+def _attend_segment(
+    q_MD, position_M, k_cache, v_cache, table_row, first, last, least, scale, softcap, k_page, k_slot, v_page, v_slot,
+    D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    """Keys [first, last) of one segment into a fresh running softmax. Keys before `least` are not read.
+
+    `input_precision` only concerns float32, which tests use.
+    """
+    top_M = tl.full([BLOCK_M], NO_SCORE, tl.float32)
+    sum_MX = tl.zeros([BLOCK_M, SUM_COLUMNS], tl.float32)
+    acc_ME = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
+    one_JX = tl.full([BLOCK_J, SUM_COLUMNS], 1.0, v_cache.dtype.element_ty)
+    key_J = first + tl.arange(0, BLOCK_J)
+    loc_J = key_locs(table_row, key_J, (key_J >= least) & (key_J < last), PAGE_SIZE)
+    for _ in tl.range(first, last, BLOCK_J):
+        seen_MJ = (key_J < last)[None, :] & (key_J[None, :] <= position_M[:, None])
+        live_J = (key_J >= least) & (key_J < last)
+        if WINDOW > 0:
+            seen_MJ &= key_J[None, :] > position_M[:, None] - WINDOW
+        k_JD = load_rows(k_cache, loc_J, live_J, k_page, k_slot, PAGE_SIZE, D, BLOCK_D)
+        v_JE = load_rows(v_cache, loc_J, live_J, v_page, v_slot, PAGE_SIZE, E, BLOCK_E)
+        # One block ahead: looked up in the iteration that uses them, the tables would cost the pipeline its depth.
+        key_J += BLOCK_J
+        loc_J = key_locs(table_row, key_J, (key_J >= least) & (key_J < last), PAGE_SIZE)
+        score_MJ = tl.dot(q_MD, tl.trans(k_JD), input_precision="ieee")
+        score_MJ = capped(score_MJ * scale, softcap) * LOG2_E if HAS_SOFTCAP else score_MJ * (scale * LOG2_E)
+        score_MJ = tl.where(seen_MJ, score_MJ, float("-inf"))
+        new_top_M = tl.maximum(top_M, tl.max(score_MJ, 1))
+        weight_MJ = tl.exp2(score_MJ - new_top_M[:, None]).to(v_JE.dtype)
+        fade_M1 = tl.exp2(top_M - new_top_M)[:, None]
+        sum_MX = tl.dot(weight_MJ, one_JX, sum_MX * fade_M1, input_precision="ieee")
+        acc_ME = tl.dot(weight_MJ, v_JE, acc_ME * fade_M1, input_precision="ieee")
+        top_M = new_top_M
+    return top_M, tl.max(sum_MX, 1), acc_ME  # equal columns: the largest is any
+
+
+@triton.jit
+def _merged(top_M, sum_M, acc_ME, part_top_M, part_sum_M, part_ME):
+    """A result with the next segment's. A segment that a row has not seen leaves the row's bits as they are."""
+    new_top_M = tl.maximum(top_M, part_top_M)
+    fade_M = tl.exp2(top_M - new_top_M)
+    part_fade_M = tl.exp2(part_top_M - new_top_M)
+    acc_ME = acc_ME * fade_M[:, None] + part_ME * part_fade_M[:, None]
+    return new_top_M, sum_M * fade_M + part_sum_M * part_fade_M, acc_ME
+
+
+@triton.jit
+def _nothing_seen(sinks, head_M, live_M, HAS_SINKS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr):
+    """A result before its first segment. A sink is a key without a value."""
+    top_M = tl.full([BLOCK_M], NO_SCORE, tl.float32)
+    sum_M = tl.zeros([BLOCK_M], tl.float32)
+    if HAS_SINKS:
+        top_M = tl.load(sinks + head_M, mask=live_M, other=0.0).to(tl.float32) * LOG2_E
+        sum_M += 1.0
+    return top_M, sum_M, tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
+
+
+@triton.jit
+def _store_result(out, place_M, live_M, sum_M, acc_ME, E: tl.constexpr, BLOCK_E: tl.constexpr):
+    dim_E = tl.arange(0, BLOCK_E)
+    out_ME = acc_ME / tl.where(live_M, sum_M, 1.0)[:, None]
+    mask_ME = live_M[:, None] & (dim_E < E)[None, :]
+    tl.store(out + place_M[:, None] + dim_E[None, :], out_ME.to(out.dtype.element_ty), mask=mask_ME)
+
+
+@triton.jit
+def _store_part(parts, tops_sums, part_M, live_M, top_M, sum_M, part_ME, E: tl.constexpr, BLOCK_E: tl.constexpr):
+    dim_E = tl.arange(0, BLOCK_E)
+    mask_ME = live_M[:, None] & (dim_E < E)[None, :]
+    tl.store(parts + (part_M * E)[:, None] + dim_E[None, :], part_ME, mask=mask_ME)
+    tl.store(tops_sums + part_M * 2, top_M, mask=live_M)
+    tl.store(tops_sums + part_M * 2 + 1, sum_M, mask=live_M)
+
+
+@triton.jit
+def _load_part(parts, tops_sums, part_M, live_M, E: tl.constexpr, BLOCK_E: tl.constexpr):
+    """A part that another program wrote during this launch: loads go past the first-level cache (".cg")."""
+    dim_E = tl.arange(0, BLOCK_E)
+    mask_ME = live_M[:, None] & (dim_E < E)[None, :]
+    part_ME = tl.load(parts + (part_M * E)[:, None] + dim_E[None, :], mask=mask_ME, other=0.0, cache_modifier=".cg")
+    top_M = tl.load(tops_sums + part_M * 2, mask=live_M, other=NO_SCORE, cache_modifier=".cg")
+    sum_M = tl.load(tops_sums + part_M * 2 + 1, mask=live_M, other=0.0, cache_modifier=".cg")
+    return top_M, sum_M, part_ME
+
+
+@triton.jit(do_not_specialize=["num_requests"])  # it differs by step, and one binary must serve all of them
+def ordered_tiles_kernel(
+    q, out, k_cache, v_cache, page_table, rows, seq_lens, query_starts, query_lens, sinks, scale, softcap,
+    num_requests, q_token, q_head, out_token, out_head, k_page, k_slot, k_head, v_page, v_slot, v_head, table_stride,
+    G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr,
+    TOKENS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, SEGMENT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    """The requests with more than one query."""
+    kv_head = tl.program_id(1)
+    # Late tiles see the most keys: started first, they are not what everybody waits for at the end.
+    tile = _num_tiles(query_starts, query_lens, num_requests, TOKENS) - 1 - tl.program_id(0)
+    while tile >= 0:
+        request, first_tile = _request_of(tile, query_starts, num_requests, TOKENS)
+        num_queries = tl.load(query_lens + request)
+        first_token = (tile - first_tile) * TOKENS
+        if (num_queries > 1) & (first_token < num_queries):
+            num_tokens = tl.minimum(num_queries - first_token, TOKENS)
+            first_position = tl.load(seq_lens + request) - num_queries + first_token
+            token_M = tl.arange(0, BLOCK_M) // G
+            head_M = kv_head * G + tl.arange(0, BLOCK_M) % G
+            live_M = token_M < num_tokens
+            row_M = (tl.load(query_starts + request) + first_token + token_M).to(tl.int64)
+            dim_D = tl.arange(0, BLOCK_D)
+            q_place = q + (row_M * q_token + head_M * q_head)[:, None] + dim_D[None, :]
+            q_MD = tl.load(q_place, mask=live_M[:, None] & (dim_D < D)[None, :], other=0.0)
+            table_row = page_table + tl.load(rows + request).to(tl.int64) * table_stride
+            end = first_position + num_tokens
+            least = tl.maximum(first_position - WINDOW + 1, 0) if WINDOW > 0 else 0
+            top_M, sum_M, acc_ME = _nothing_seen(sinks, head_M, live_M, HAS_SINKS, BLOCK_M, BLOCK_E)
+            for segment in range(least // SEGMENT, tl.cdiv(end, SEGMENT)):
+                part_top_M, part_sum_M, part_ME = _attend_segment(
+                    q_MD, first_position + token_M,
+                    k_cache + kv_head.to(tl.int64) * k_head, v_cache + kv_head.to(tl.int64) * v_head, table_row,
+                    tl.maximum(segment * SEGMENT, least // BLOCK_J * BLOCK_J),
+                    tl.minimum((segment + 1) * SEGMENT, end), least, scale, softcap, k_page, k_slot, v_page, v_slot,
+                    D, E, PAGE_SIZE, WINDOW, HAS_SOFTCAP, BLOCK_M, BLOCK_D, BLOCK_E, BLOCK_J,
+                )  # fmt: skip
+                top_M, sum_M, acc_ME = _merged(top_M, sum_M, acc_ME, part_top_M, part_sum_M, part_ME)
+            _store_result(out, row_M * out_token + head_M * out_head, live_M, sum_M, acc_ME, E, BLOCK_E)
+        tile -= tl.num_programs(0)
+
+
+@triton.jit
+def _num_segments(seq_len, WINDOW: tl.constexpr, SEGMENT: tl.constexpr):
+    """Segments that the last of so many tokens sees something of."""
+    least = tl.maximum(seq_len - WINDOW, 0) if WINDOW > 0 else 0
+    return tl.cdiv(seq_len, SEGMENT) - least // SEGMENT
+
+
+@triton.jit
+def _first_part(seq_lens, request, WINDOW: tl.constexpr, SEGMENT: tl.constexpr):
+    """Where the parts of a request begin: behind those of all requests before it."""
+    first = 0
+    for block in range(0, request, 128):
+        request_B = block + tl.arange(0, 128)
+        len_B = tl.load(seq_lens + request_B, mask=request_B < request, other=0)
+        first += tl.sum(_num_segments(len_B, WINDOW, SEGMENT))
+    return first
+
+
+@triton.jit
+def _fold_parts(
+    top_M, sum_M, acc_ME, parts, tops_sums, first_M, num_segments, live_M,
+    H: tl.constexpr, E: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """A result with the parts of all its segments, in ascending order."""
+    for index in range(num_segments):
+        part_top_M, part_sum_M, part_ME = _load_part(parts, tops_sums, first_M + index * H, live_M, E, BLOCK_E)
+        top_M, sum_M, acc_ME = _merged(top_M, sum_M, acc_ME, part_top_M, part_sum_M, part_ME)
+    return top_M, sum_M, acc_ME
+
+
+@triton.jit(do_not_specialize=["num_parts"])
+def ordered_decode_kernel(
+    q, out, k_cache, v_cache, page_table, rows, seq_lens, query_starts, query_lens, sinks, parts, tops_sums, arrivals,
+    scale, softcap, num_parts,
+    q_token, q_head, out_token, out_head, k_page, k_slot, k_head, v_page, v_slot, v_head, table_stride,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr,
+    NUM_M_BLOCKS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, SEGMENT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    """The requests with one query: program s of S takes segments s, s + S, ... of those there are.
+
+    Where the parts of a request have no room, its first program takes all segments by itself.
+    """
+    heads, request = tl.program_id(0), tl.program_id(2)  # `heads`: a block of BLOCK_M query heads of one kv head
+    # At once, and "volatile": a compiler would move each to its first use, and their latencies would add up.
+    seq_len = tl.load(seq_lens + request, volatile=True)
+    num_queries = tl.load(query_lens + request, volatile=True)
+    token = tl.load(query_starts + request, volatile=True).to(tl.int64)
+    row = tl.load(rows + request, volatile=True).to(tl.int64)
+    num_segments = _num_segments(seq_len, WINDOW, SEGMENT)
+    num_sharing = tl.minimum(num_segments, tl.num_programs(1))
+    first_part = 0
+    if num_sharing > 1:
+        first_part = _first_part(seq_lens, request, WINDOW, SEGMENT)
+        num_sharing = tl.where(first_part + num_segments <= num_parts, num_sharing, 1)
+    if (num_queries == 1) & (tl.program_id(1) < num_sharing):
+        kv_head = heads // NUM_M_BLOCKS
+        in_group_M = (heads % NUM_M_BLOCKS) * BLOCK_M + tl.arange(0, BLOCK_M)
+        live_M, head_M = in_group_M < G, kv_head * G + in_group_M
+        dim_D = tl.arange(0, BLOCK_D)
+        q_place = q + (token * q_token + head_M * q_head)[:, None] + dim_D[None, :]
+        q_MD = tl.load(q_place, mask=live_M[:, None] & (dim_D < D)[None, :], other=0.0)
+        table_row = page_table + row * table_stride
+        least = tl.maximum(seq_len - WINDOW, 0) if WINDOW > 0 else 0
+        position_M = tl.zeros([BLOCK_M], tl.int32) + (seq_len - 1)
+        part_place_M = first_part * H + head_M.to(tl.int64)
+        top_M, sum_M, acc_ME = _nothing_seen(sinks, head_M, live_M, HAS_SINKS, BLOCK_M, BLOCK_E)
+        for index in range(tl.program_id(1), num_segments, num_sharing):
+            segment = least // SEGMENT + index
+            part_top_M, part_sum_M, part_ME = _attend_segment(
+                q_MD, position_M,
+                k_cache + kv_head.to(tl.int64) * k_head, v_cache + kv_head.to(tl.int64) * v_head, table_row,
+                tl.maximum(segment * SEGMENT, least // BLOCK_J * BLOCK_J),
+                tl.minimum((segment + 1) * SEGMENT, seq_len), least, scale, softcap, k_page, k_slot, v_page, v_slot,
+                D, E, PAGE_SIZE, WINDOW, HAS_SOFTCAP, BLOCK_M, BLOCK_D, BLOCK_E, BLOCK_J,
+            )  # fmt: skip
+            if num_sharing > 1:
+                _store_part(
+                    parts, tops_sums, part_place_M + index * H, live_M, part_top_M, part_sum_M, part_ME, E, BLOCK_E
+                )
+            else:
+                top_M, sum_M, acc_ME = _merged(top_M, sum_M, acc_ME, part_top_M, part_sum_M, part_ME)
+        is_last = num_sharing == 1
+        if num_sharing > 1:
+            is_last = count_in(arrivals + request * tl.num_programs(0) + heads, num_sharing)
+            if is_last:
+                top_M, sum_M, acc_ME = _fold_parts(
+                    top_M, sum_M, acc_ME, parts, tops_sums, part_place_M, num_segments, live_M, H, E, BLOCK_E
+                )
+        if is_last:
+            _store_result(out, token * out_token + head_M * out_head, live_M, sum_M, acc_ME, E, BLOCK_E)
+
+
+class OrderedTiles(NamedTuple):
+    """How programs are cut: rows of queries, keys of a block, warps, and blocks of keys in flight."""
+
+    block_m: int
+    block_j: int
+    num_warps: int
+    num_stages: int
+
+
+# By head dim, for bf16. The keys of a block decide the bits, so both kernels have the same.
+TILES: Mapping[int, OrderedTiles] = MappingProxyType(
+    {
+        64: OrderedTiles(64, 64, 4, 3),
+        128: OrderedTiles(64, 64, 4, 3),
+        256: OrderedTiles(64, 32, 8, 3),  # with four warps, hundreds of bytes of each thread spill
+        512: OrderedTiles(64, 32, 8, 2),
+    }
+)
+DECODE_WARPS, DECODE_STAGES = 4, 3
+DECODE_REGISTERS = 168  # of a thread: what three programs of 128 threads on one SM leave each
+PROGRAMS_PER_SM = 8  # of a decode step, those that find no segment included
+
+
+def ordered_tiles(width: int, itemsize: int) -> OrderedTiles:
+    """The tiles for heads of `width`, whatever the step."""
+    tiles = TILES[min(max(triton.next_power_of_2(width), 64), 512)]
+    # float32 is twice as wide and goes through the same shared memory.
+    return tiles if itemsize <= 2 else tiles._replace(block_j=16)
+
+
+def most_segments(max_keys: int, window: int | None, segment: int = SEGMENT) -> int:
+    """Segments that a query can see something of. A window of 512 may touch three of 256."""
+    return -(-max_keys // segment) if window is None else min(-(-max_keys // segment), -(-window // segment) + 1)
+
+
+def launch_attend_in_order(*call: Any, tiles: OrderedTiles | None = None, segment: int = SEGMENT) -> None:
+    *tensors, sinks_H, scale, window, softcap, query_starts_B, query_lens_B, parts, tops_sums, arrivals, decodes = call
+    q_THD, out_THE, k_cache_NSKD, v_cache_NSKE, page_table_RP, rows_B, _ = tensors
+    num_tokens, num_heads, head_dim = q_THD.shape
+    page_size, num_kv_heads, v_head_dim = v_cache_NSKE.shape[1:]
+    num_requests, group = rows_B.shape[0], num_heads // num_kv_heads
+    block_d = max(triton.next_power_of_2(head_dim), MIN_DOT_DEPTH)
+    block_e = max(triton.next_power_of_2(v_head_dim), MIN_DOT_DEPTH)
+    tiles = tiles or ordered_tiles(max(block_d, block_e), q_THD.element_size())
+    tensors += [query_starts_B, query_lens_B, sinks_H]
+    numbers = (scale, 0.0 if softcap is None else softcap)
+    strides = (
+        *q_THD.stride()[:2], *out_THE.stride()[:2],
+        *k_cache_NSKD.stride()[:3], *v_cache_NSKE.stride()[:3], page_table_RP.stride(0),
+    )  # fmt: skip
+    shape = {
+        "G": group, "D": head_dim, "E": v_head_dim, "PAGE_SIZE": page_size, "WINDOW": window or 0,
+        "HAS_SOFTCAP": softcap is not None, "HAS_SINKS": sinks_H is not None, "SEGMENT": segment,
+        "BLOCK_D": block_d, "BLOCK_E": block_e, "BLOCK_J": tiles.block_j, "enable_fp_fusion": False,
+    }  # fmt: skip
+    block_m = min(max(triton.next_power_of_2(group), MIN_DOT_ROWS), MAX_ROWS)
+    num_m_blocks = triton.cdiv(group, block_m)
+    num_heads_blocks = num_kv_heads * num_m_blocks
+    most_sharing = triton.cdiv(PROGRAMS_PER_SM * NUM_SMS, num_requests * num_heads_blocks)
+    num_sharing = min(most_segments(page_table_RP.shape[1] * page_size, window, segment), most_sharing)
+    ordered_decode_kernel[(num_heads_blocks, num_sharing, num_requests)](
+        *tensors, parts, tops_sums, arrivals, *numbers, tops_sums.shape[0] // (2 * num_heads), *strides,
+        H=num_heads, NUM_M_BLOCKS=num_m_blocks, BLOCK_M=block_m, **shape,
+        num_warps=DECODE_WARPS, num_stages=DECODE_STAGES, maxnreg=DECODE_REGISTERS,
+    )  # fmt: skip
+    if decodes:
+        return
+    block_m = max(tiles.block_m, triton.next_power_of_2(group))
+    tokens_per_tile = block_m // group
+    ordered_tiles_kernel[(num_programs(num_tokens // tokens_per_tile, num_requests, num_kv_heads), num_kv_heads)](
+        *tensors, *numbers, num_requests, *strides, TOKENS=tokens_per_tile, BLOCK_M=block_m, **shape,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+    )  # fmt: skip

@@ -1,0 +1,175 @@
+"""What notices an op in an engine with `batch_invariant` that may add up in an order which depends on the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from playhead.attention.base import LENGTHS_SLOT, ROWS_SLOT, AttentionBackend, AttentionPlan, LayerAttention
+from playhead.layers.linear import PlainWeights
+from playhead.layers.spec import AttentionSpec
+from playhead.models.build import spec_from_config
+from playhead.models.decoder import Decoder
+from playhead.models.spec import ModelSpec
+from playhead.schedule.request import Chunk
+from playhead.step.build import prepare_sums
+from playhead.step.worker import Worker
+from playhead.testing.mutant import Checker
+from playhead.testing.tiny_worker import TINY_GEMMA3, last_logits, tiny_worker
+from playhead.types import Mode
+
+MATMULS = frozenset({"mm", "addmm", "addmm_", "mv", "addmv", "linear", "_scaled_mm", "_grouped_mm", "dot"})
+BATCHED_MATMULS = frozenset({"bmm", "baddbmm"})  # a CPU's attention has them; no setting is about its order
+# Ours whose result for a row depends on nothing but the row: a program for each row, or sums of integers. An op that is
+# not here has to be looked at, on a GPU, before an engine with `batch_invariant` may use it.
+ROW_ALONE = frozenset(
+    {
+        "matmul_in_order",
+        "attend_in_order",
+        "embed",
+        "rms_norm",
+        "add_rms_norm",
+        "norm_add_",
+        "qk_rope_write",
+        "gated_activation",
+        "softcap_",
+        "choose_tokens",
+        "filter_thresholds",
+        "forbid_",
+        "advance",
+        "newest_ids",
+        "translate",
+    }
+)
+SIDE_BY_SIDE = {**TINY_GEMMA3, "model_type": "cohere2", "logit_scale": 1.0}
+CPU_ATTENTION = frozenset({"decode_cells", "key_cells", "extend_cells"})
+
+
+class OpNames(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The names of all ops that are dispatched, without overloads."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.found.add(str(func).rsplit(".", 1)[0])  # "aten.mm.out" without its overload
+        return func(*args, **(kwargs or {}))
+
+
+def unordered_ops(worker: Worker) -> list[str]:
+    """The ops of a step over tokens and of a decode step that may add up in an order of the batch.
+
+    The worker captures nothing: its ops are those that graphs hold.
+    """
+    with OpNames() as names:
+        last_logits(worker, [[7, 8, 9], [3]])
+        seq = worker.kv.admit("one", [3])
+        for token in (3, 4):  # the first is a step over tokens, the second decodes
+            worker.kv.extend(seq, 1)
+            worker.run([Chunk.newest(seq, [token])])
+    return without_order(names.found, worker.device.type)
+
+
+def without_order(names: set[str], device_type: str) -> list[str]:
+    """A line for each of these ops that is not known to look at one row alone."""
+    on_cpu = device_type == "cpu"
+    matmuls = MATMULS if on_cpu else MATMULS | BATCHED_MATMULS
+    ours = ROW_ALONE | CPU_ATTENTION if on_cpu else ROW_ALONE
+    found = []
+    for name in sorted(names):
+        namespace, base = name.split(".", 1)
+        base = base.removesuffix("_into")
+        if (namespace == "playhead" and base not in ours) or (namespace == "aten" and base in matmuls):
+            found.append(f"{name} may add up in another order in another batch")
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AttendsOnce:
+    """A decoder's context that attends to nothing cached: one step of a backend, in each layer."""
+
+    layers: tuple[LayerAttention, ...]
+    backend: AttentionBackend
+    plan: AttentionPlan
+
+    def room(self, layer_index: int, h_TM: Tensor) -> Tensor:
+        layer = self.layers[layer_index]
+        num_k_heads = layer.num_heads + layer.num_kv_heads
+        width = num_k_heads * layer.k_head_dim + layer.num_kv_heads * layer.v_head_dim
+        return h_TM.new_empty((h_TM.shape[0], width))
+
+    def attend(self, layer_index: int, qkv_TX: Tensor) -> Tensor:
+        layer, num_tokens = self.layers[layer_index], qkv_TX.shape[0]
+        q_THD = qkv_TX.new_empty((num_tokens, layer.num_heads, layer.k_head_dim))
+        out_THE = qkv_TX.new_empty((num_tokens, layer.num_heads, layer.v_head_dim))
+        self.backend.attend(self.plan, layer, q_THD, out_THE)
+        return out_THE.flatten(1)
+
+
+def sums_in_order_on_a_gpu() -> list[str]:
+    """What a GPU would run, found without one: the ops of tensors that have a device and no numbers."""
+    found: list[str] = []
+    for model in (TINY_GEMMA3, SIDE_BY_SIDE):
+        with FakeTensorMode():
+            names = gpu_ops(spec_from_config(dict(model)))
+        found += without_order(names, "cuda")
+    return found
+
+
+def gpu_ops(spec: ModelSpec) -> set[str]:
+    """The ops of steps of a few sizes, from embedding to logits. A size may have kernels of its own."""
+    device = torch.device("cuda")
+    decoder = Decoder(spec, PlainWeights(dtype=torch.bfloat16, device=device))
+    layers = tuple(attention_of(layer.attention, device) for layer in spec.layers)
+    backend = prepare_sums(decoder, torch.zeros(9, 4, dtype=torch.int32, device=device), layers, batch_invariant=True)
+    with OpNames() as names:
+        for num_requests, num_tokens in ((1, 1), (8, 8), (4, 300)):
+            per_request = [torch.ones(num_requests, dtype=torch.int32, device=device) for _ in range(4)]
+            queries = (
+                {} if num_tokens == num_requests else {"query_starts": per_request[2], "query_lens": per_request[3]}
+            )
+            plan = backend.plan({ROWS_SLOT: per_request[0], LENGTHS_SLOT: per_request[1], **queries})
+            ids_T = torch.zeros(num_tokens, dtype=torch.int64, device=device)
+            context = AttendsOnce(layers=layers, backend=backend, plan=plan)
+            decoder.head(decoder.layers(decoder.embed(ids_T), context))
+    return set(names.found)
+
+
+def attention_of(spec: AttentionSpec, device: torch.device) -> LayerAttention:
+    k_cache, v_cache = (
+        torch.empty(8, 4, spec.num_kv_heads, dim, dtype=torch.bfloat16, device=device)
+        for dim in (spec.k_head_dim, spec.v_head_dim)
+    )
+    return LayerAttention(
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        k_head_dim=spec.k_head_dim,
+        v_head_dim=spec.v_head_dim,
+        scale=spec.scale,
+        k_cache_NSKD=k_cache,
+        v_cache_NSKE=v_cache,
+        window=spec.window,
+    )
+
+
+def sums_in_order() -> list[str]:
+    """Steps of an eager worker on a CPU."""
+    models = (TINY_GEMMA3, SIDE_BY_SIDE)
+    return [
+        line for model in models for line in unordered_ops(tiny_worker(Mode.EAGER, model=model, batch_invariant=True))
+    ]
+
+
+ORDER_CHECKERS = (
+    Checker(name="sums in order", run=sums_in_order),
+    Checker(name="sums in order on a GPU", run=sums_in_order_on_a_gpu),
+)
