@@ -122,13 +122,12 @@ class HybridKVCache:
         self._extended[seq.request] = seq
         seq.num_tokens = end
 
-    def has_places(self, rows: Int32Array, ends: Int32Array) -> bool:
-        """Whether the sequences of these rows have pages for all tokens before these positions."""
-        fit = (ends <= self.num_places_of(rows)) & (ends <= self.plan.limits.max_context_tokens)
-        return bool(fit.all())
+    def places_left(self, rows: Int32Array, ends: Int32Array) -> Int32Array:
+        """How many tokens from these positions on the sequences of these rows have pages for."""
+        return np.minimum(self.num_places_of(rows), np.int32(self.plan.limits.max_context_tokens)) - ends
 
     def extend_each(self, seqs: Mapping[str, SequenceKV]) -> None:
-        """A place for one more token of each of these sequences, by request. Their pages are there (`has_places`)."""
+        """A place for one more token of each of these sequences, by request. Their pages are there (`places_left`)."""
         self._extended.update(seqs)
         for seq in seqs.values():
             seq.num_tokens += 1

@@ -17,8 +17,10 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
+import numpy.typing as npt
 
 from playhead.errors import OutOfPages, RequestError
 from playhead.kv.cache import HybridKVCache, SequenceKV
@@ -175,6 +177,7 @@ class Scheduler:
         self._rows.put_newest(chosen)
         decodes_on = planned.is_decode and num_old == len(chosen) > 0 and not self.is_starved
         self._decoding = planned if decodes_on else None
+        planned.num_sure = self._num_sure(planned) if decodes_on else 0
         return planned
 
     def _next_decode(self) -> StepPlan | None:
@@ -185,13 +188,14 @@ class Scheduler:
         last = self._decoding
         if last is None or (self.waiting and self._kv.rows.num_free):
             return None
-        goes_on = last.num_left > 0
-        if self.num_ended != last.num_ended_before:
-            goes_on &= last.are_open()
-        planned = last.next_decode(None if goes_on.all() else np.flatnonzero(goes_on).tolist())
-        planned.num_ended_before = self.num_ended
-        if not len(planned) or self._wants_pages(planned):
-            return None
+        if last.num_sure > 0 and self.num_ended == last.num_ended_before:
+            planned = last.next_decode()
+        else:
+            goes_on = (last.num_left > 0) & last.are_open()
+            planned = (last if goes_on.all() else last.only(goes_on)).next_decode()
+            if not len(planned) or self._wants_pages(planned):
+                return None
+            planned.num_sure, planned.num_ended_before = self._num_sure(planned), self.num_ended
         self._kv.extend_each(planned.by_name)
         self.open_plan = self._decoding = planned
         for request in planned.requests:
@@ -224,13 +228,18 @@ class Scheduler:
                 ahead = min(RESERVED_TOKENS, chunk.request.num_to_sample - 1)
                 self._kv.reserve(chunk.seq, chunk.seq.num_tokens + ahead)
 
+    def _num_sure(self, planned: StepPlan) -> int:
+        """Steps after this one for which every request has a token to sample, a place for it and a place after it."""
+        num_places = self._kv.places_left(planned.rows, planned.ends)
+        return int(min(planned.num_left.min(), num_places.min() - 1))
+
     def _wants_pages(self, planned: StepPlan) -> bool:
         """Whether a decode step lacks a place, or `_reserve` would make places for the tokens after it."""
-        has_more = planned.num_left > 0
-        if self._kv.has_places(planned.rows, planned.ends + has_more):
+        num_places, has_more = self._kv.places_left(planned.rows, planned.ends), planned.num_left > 0
+        if (num_places >= has_more).all():
             return False
         num_reserved = VACANCY * RESERVED_TOKENS * int(np.count_nonzero(has_more))
-        return not self._kv.has_places(planned.rows, planned.ends) or self._kv.has_vacancy(num_reserved)
+        return bool((num_places < 0).any()) or self._kv.has_vacancy(num_reserved)
 
     def force(self, chunk: Chunk, tokens: Sequence[int]) -> bool:
         """The token that the chunk's step samples is known, and so are those after it. False if one is all there is.
@@ -247,7 +256,7 @@ class Scheduler:
 
     def commit(self, chunk: Chunk, token: int) -> bool:
         """A token that was under way has been read. A second time changes nothing, and gives False."""
-        is_new = len(chunk.request.output) == chunk.num_generated
+        is_new = lacks_token(chunk.request.output, chunk.num_generated)
         if is_new:
             chunk.request.output.append(token)
         return is_new
@@ -258,21 +267,31 @@ class Scheduler:
         Gives how many were new, and the rows whose tokens go through `commit`, the first one last: those of other
         requests, and a request's first token and what may be its last.
         """
-        needs_a_look = ~planned.is_plain | (planned.num_generated == 0) | (planned.num_left == 0)
-        if self.num_ended != planned.num_ended_before:
-            needs_a_look |= ~planned.are_open()
-        if not planned.ending_ids.isdisjoint(tokens):
-            needs_a_look |= [token in planned.ending_ids for token in tokens]
-        left: list[int] = np.flatnonzero(needs_a_look & planned.samples)[::-1].tolist()
-        plain: list[int] = np.flatnonzero(~needs_a_look).tolist()
-        outputs = planned.outputs
-        if not plain or len(outputs[plain[0]]) != planned.num_generated[plain[0]]:
+        outputs, left, first = planned.outputs, list[int](), 0
+        needs_a_look = self._needing_a_look(planned, tokens)
+        if needs_a_look is not None:
+            is_plain: list[bool] = (~needs_a_look).tolist()
+            outputs, tokens = list(compress(outputs, is_plain)), list(compress(tokens, is_plain))
+            left = np.flatnonzero(needs_a_look & planned.samples)[::-1].tolist()
+            first = is_plain.index(True) if outputs else 0
+        if not outputs or not lacks_token(outputs[0], planned.num_generated[first]):
             return 0, left
-        if len(plain) < len(outputs):
-            outputs, tokens = [outputs[row] for row in plain], [tokens[row] for row in plain]
         # One call, which no interrupt comes between: either all of them have their tokens, or none has.
         list(map(list.append, outputs, tokens))
-        return len(plain), left
+        return len(outputs), left
+
+    def _needing_a_look(self, planned: StepPlan, tokens: list[int]) -> npt.NDArray[np.bool_] | None:
+        """The rows whose tokens somebody looks at; None if there are none."""
+        has_ended = self.num_ended != planned.num_ended_before
+        has_ending = not planned.ending_ids.isdisjoint(tokens)
+        if planned.goes_on and planned.all_plain and planned.num_sure > 0 and not (has_ended or has_ending):
+            return None
+        needs_a_look: npt.NDArray[np.bool_] = ~planned.is_plain | (planned.num_generated == 0) | (planned.num_left == 0)
+        if has_ended:
+            needs_a_look |= ~planned.are_open()
+        if has_ending:
+            needs_a_look |= [token in planned.ending_ids for token in tokens]
+        return needs_a_look
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """End a request, waiting or running. Its memory goes back; its prefix stays for other requests.
@@ -363,6 +382,11 @@ class Scheduler:
             samples=samples,
             num_generated=request.num_sampled,
         )
+
+
+def lacks_token(output: list[int], index: int) -> bool:
+    """Whether the token of this index is the next one: tokens are read in order, and a read may be repeated."""
+    return len(output) == index
 
 
 def in_order(request: Request) -> tuple[int, int, int]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
+from itertools import compress
 from typing import overload
 
 import numpy as np
@@ -14,7 +16,7 @@ from playhead.kv.tables import Int32Array
 from playhead.schedule.request import Chunk, Request
 
 
-@dataclass(slots=True, kw_only=True, eq=False)  # mutable: chunks are made when they are asked for
+@dataclass(kw_only=True, eq=False)  # mutable: a plan is made from a copy of the one before
 class StepPlan(Sequence[Chunk]):
     """The chunks of a step, and what the host needs of them as arrays with an entry for each.
 
@@ -42,6 +44,9 @@ class StepPlan(Sequence[Chunk]):
     goes_on: bool = False
     num_ended_before: int = 0
     """Requests that had ended when this was planned."""
+    num_sure: int = 0
+    """So many decode steps after this one end no request by its length and need no page (`Scheduler`)."""
+    all_plain: bool = False
     _chunks: Sequence[Chunk] = field(default=(), repr=False)
 
     @classmethod
@@ -60,6 +65,7 @@ class StepPlan(Sequence[Chunk]):
             first_tokens=np.array([chunk.tokens[0] for chunk in chunks], dtype=np.int32),
             samples=np.array([chunk.samples for chunk in chunks], dtype=np.bool_),
             is_plain=np.array([chunk.samples and chunk.request.is_plain for chunk in chunks], dtype=np.bool_),
+            all_plain=all(chunk.samples and chunk.request.is_plain for chunk in chunks),
             outputs=[chunk.request.output for chunk in chunks],
             ending_ids=frozenset().union(*{chunk.request.ending_ids for chunk in chunks}),
             num_tokens=sum(len(chunk.tokens) for chunk in chunks),
@@ -72,36 +78,27 @@ class StepPlan(Sequence[Chunk]):
         """Tokens that steps after this one may sample for each request."""
         return self.max_new_tokens - self.num_generated - self.samples
 
-    def next_decode(self, kept: list[int] | None = None) -> StepPlan:
-        """The decode step after this one, whose sequences are each one token longer; `kept` says which go on, if not
-        all."""
-        if kept is not None:
-            return self._of_these(kept).next_decode()
-        return replace(
-            self,
-            ends=self.ends + np.int32(1),
-            num_generated=self.num_generated + 1,
-            first_tokens=-self.rows,
-            num_tokens=len(self.rows),
-            goes_on=True,
-            _chunks=(),
-        )
+    def next_decode(self) -> StepPlan:
+        """The decode step after this one, whose sequences are each one token longer."""
+        following = copy(self)
+        following.ends = self.ends + np.int32(1)
+        following.num_generated = self.num_generated + 1
+        following.first_tokens = -self.rows
+        following.num_tokens, following.num_sure = len(self.requests), self.num_sure - 1
+        following.goes_on, following._chunks = True, ()
+        return following
 
-    def _of_these(self, kept: list[int]) -> StepPlan:
-        seqs = [self.seqs[i] for i in kept]
-        return replace(
-            self,
-            requests=[self.requests[i] for i in kept],
-            seqs=seqs,
-            by_name={seq.request: seq for seq in seqs},
-            rows=self.rows[kept],
-            ends=self.ends[kept],
-            num_generated=self.num_generated[kept],
-            max_new_tokens=self.max_new_tokens[kept],
-            samples=self.samples[kept],
-            is_plain=self.is_plain[kept],
-            outputs=[self.outputs[i] for i in kept],
-        )
+    def only(self, is_kept: npt.NDArray[np.bool_]) -> StepPlan:
+        """Without the requests that do not go on."""
+        kept = is_kept.tolist()
+        rest = copy(self)
+        rest.requests, rest.seqs = list(compress(self.requests, kept)), list(compress(self.seqs, kept))
+        rest.by_name, rest.outputs = dict(compress(self.by_name.items(), kept)), list(compress(self.outputs, kept))
+        rest.rows, rest.ends = self.rows[is_kept], self.ends[is_kept]
+        rest.num_generated, rest.max_new_tokens = self.num_generated[is_kept], self.max_new_tokens[is_kept]
+        rest.first_tokens, rest.samples = self.first_tokens[is_kept], self.samples[is_kept]
+        rest.is_plain, rest._chunks = self.is_plain[is_kept], list(compress(self._chunks, kept))
+        return rest
 
     def are_open(self) -> npt.NDArray[np.bool_]:
         """Whether each request has not ended."""

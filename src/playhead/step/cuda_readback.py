@@ -6,38 +6,101 @@ import time
 
 import torch
 
+from playhead.errors import GraphError
 from playhead.step.sampling import SampledTokens
+
+try:
+    from cuda.bindings import runtime
+except ImportError:
+    runtime = None
+
+
+class TimingEvent:
+    """An event that is recorded again and again.
+
+    Straight through the runtime: torch looks up the current stream as a Python object first, which takes longer than
+    everything else that is done to read a step. Without `cuda-bindings` torch does it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self.event.record(torch.cuda.current_stream(device))  # it has no handle before
+        self._handle = self.event.cuda_event
+        self._device_index = torch.cuda.current_device() if device.index is None else device.index
+
+    def record(self) -> None:
+        if runtime is None:
+            self.event.record()
+            return
+        (found,) = runtime.cudaEventRecord(self._handle, torch._C._cuda_getCurrentRawStream(self._device_index))
+        if found:
+            raise GraphError(
+                f"timing of a step: found {found!r}; wanted success. An earlier kernel may have failed: run with "
+                "CUDA_LAUNCH_BLOCKING=1."
+            )
+
+
+class Lane:
+    """Two events and pinned memory for a step's tokens, which later steps use again."""
+
+    def __init__(self, device: torch.device, max_rows: int) -> None:
+        self.started, self.done = TimingEvent(device), TimingEvent(device)
+        self.tokens_N = torch.empty(max_rows, dtype=torch.int64, pin_memory=True)
+
+
+class CudaStopwatches:
+    """Stopwatches of steps in stream order. A lane is free again when its step was read."""
+
+    def __init__(self, device: torch.device, max_rows: int) -> None:
+        self._device, self._max_rows = device, max_rows
+        self._free: list[Lane] = []
+
+    def start(self) -> CudaStopwatch:
+        lane = self._free.pop() if self._free else Lane(self._device, self._max_rows)
+        lane.started.record()
+        return CudaStopwatch(lane, self._free)
 
 
 class CudaStopwatch:
-    """Events in stream order."""
+    """Started before a step's work is launched."""
 
-    def __init__(self) -> None:
-        self._started = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        self._started.record()
+    def __init__(self, lane: Lane, free: list[Lane]) -> None:
+        self._lane, self._free = lane, free
 
     def read_back(self, results: SampledTokens) -> CudaReadback:
-        return CudaReadback(results, self._started)
+        return CudaReadback(results, self._lane, self._free)
 
 
 class CudaReadback:
-    """Through pinned memory, in stream order; an event tells the host, which waits for nothing else."""
+    """Through pinned memory, in stream order; an event tells the host, which waits for nothing else.
 
-    def __init__(self, results: SampledTokens, started: torch.cuda.Event) -> None:
-        self._results = SampledTokens(*(copied_to_pinned(tensor) for tensor in results))
-        self._started = started
-        self._done = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        self._done.record()
+    Tokens alone go through the lane. Results with reports, which a step may have two of, have memory of their own.
+    """
+
+    def __init__(self, results: SampledTokens, lane: Lane, free: list[Lane]) -> None:
+        self._lane, self._free = lane, free
+        self._results: SampledTokens | None = None
+        self._device_us: float | None = None
+        if results.logprobs_NL.numel():
+            self._sent = SampledTokens(*(copied_to_pinned(tensor) for tensor in results))
+        else:
+            tokens_N = lane.tokens_N[: len(results.tokens_N)].copy_(results.tokens_N, non_blocking=True)
+            self._sent = results._replace(tokens_N=tokens_N)  # nobody reads the others: they are empty
+        lane.done.record()
 
     def wait(self) -> SampledTokens:
-        # Asked, not waited for: waking a sleeping thread takes longer than a short step.
-        while not self._done.query():  # type: ignore[no-untyped-call]
-            time.sleep(0)  # other threads of a server run meanwhile
+        if self._results is None:
+            # Asked, not waited for: waking a sleeping thread takes longer than a short step.
+            while not self._lane.done.event.query():  # type: ignore[no-untyped-call]
+                time.sleep(0)  # other threads of a server run meanwhile
+            self._results = self._sent._replace(tokens_N=self._sent.tokens_N.clone())  # the lane is a later step's
         return self._results
 
     def device_us(self) -> float:
-        elapsed_ms: float = self._started.elapsed_time(self._done)
-        return 1e3 * elapsed_ms
+        if self._device_us is None:
+            self._device_us = 1e3 * self._lane.started.event.elapsed_time(self._lane.done.event)
+            self._free.append(self._lane)
+        return self._device_us
 
 
 def copied_to_pinned(tensor: torch.Tensor) -> torch.Tensor:

@@ -50,8 +50,13 @@ class StepRequests:
 
     def __init__(self, chunks: Sequence[Chunk], kv: HybridKVCache, sampler: SamplerRows) -> None:
         self.chunks, self.kv, self.sampler = StepPlan.of(chunks), kv, sampler
-        self.rows, self.ends, self.is_decode = self.chunks.rows, self.chunks.ends, self.chunks.is_decode
+        self.rows, self.ends = self.chunks.rows, self.chunks.ends
         self._tokens: TokenLayout | None = None
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether the step runs as decode."""
+        return self.chunks.is_decode
 
     @property
     def tokens(self) -> TokenLayout:

@@ -25,6 +25,7 @@ class DevicePageTable:
     def __init__(self, rows: RowTables, device: torch.device) -> None:
         self._rows = rows
         self.table_RP = torch.zeros(rows.tables[0].shape, dtype=torch.int32, device=device)
+        self._entries = self.table_RP.view(-1)
 
     def take_writes(self) -> list[DeviceWrite]:
         """The entries that changed since the last call: entries [1, 3) of row 2 lie at 17 and 18, with 8 a row."""
@@ -33,7 +34,7 @@ class DevicePageTable:
         if not spans:
             return []
         index = np.concatenate([row * table.shape[1] + np.arange(first, end) for row, first, end in spans])
-        return [DeviceWrite(self.table_RP.view(-1), index, table.reshape(-1)[index])]
+        return [DeviceWrite(self._entries, index, table.reshape(-1)[index])]
 
 
 class Publisher:

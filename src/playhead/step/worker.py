@@ -28,7 +28,7 @@ from playhead.kv.plan import KVLimits
 from playhead.sampling_params import SamplingKind
 from playhead.schedule.request import Chunk
 from playhead.schedule.rows import DecodeSlots, DeviceRows
-from playhead.step.cuda_readback import CudaStopwatch
+from playhead.step.cuda_readback import CudaStopwatches
 from playhead.step.forward import Forward, KVPool, ModelStep, StepOutput
 from playhead.step.inputs import StepInput, StepRequests, batch_of
 from playhead.step.masks import MaskedSteps, Tail
@@ -103,6 +103,9 @@ class Worker:
     _in_flight: dict[Step, InFlight] = field(default_factory=dict)
     _inputs_by_request: dict[int, Inputs] = field(default_factory=dict)
     _is_publishing: bool = False
+
+    def __post_init__(self) -> None:
+        self._start_stopwatch = stopwatches(self.device, self.config.limits.max_running)
 
     @property
     def model(self) -> ModelStep:
@@ -187,7 +190,7 @@ class Worker:
         self.publish()
         step = self.kv.begin()
         try:
-            stopwatch = start_stopwatch(self.device)
+            stopwatch = self._start_stopwatch()
             tail = None if masked is None else masked.tail(kind, len(chunks), stopwatch)
             if tail is not None:
                 decision, logits_NV, prompt = tail.launch_body(self, requests, batch)
@@ -325,5 +328,6 @@ class HostReadback:
         return self.elapsed_us
 
 
-def start_stopwatch(device: torch.device) -> Stopwatch:
-    return CudaStopwatch() if device.type == "cuda" else HostStopwatch()
+def stopwatches(device: torch.device, max_rows: int) -> Callable[[], Stopwatch]:
+    """What starts the stopwatch of a step on this device."""
+    return CudaStopwatches(device, max_rows).start if device.type == "cuda" else HostStopwatch

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
+import numpy as np
+import numpy.typing as npt
+
 from playhead.engine.engine import Engine
 from playhead.engine.launched import LaunchedStep
 from playhead.engine.response import ResponseBuilder
@@ -17,11 +20,11 @@ from playhead.graph.slots import FillContext
 from playhead.graph.spec import LivePlan, StepResult
 from playhead.kv.cache import SequenceKV
 from playhead.sampling_params import SamplingKind
-from playhead.schedule import step_plan
 from playhead.schedule.request import Chunk, Request
 from playhead.schedule.rows import DeviceRows
 from playhead.schedule.scheduler import Scheduler
 from playhead.schedule.step_plan import StepPlan
+from playhead.step.inputs import StepRequests
 from playhead.step.sampling import SampledTokens, SamplerRows
 from playhead.step.worker import Collected, HostReadback, HostStopwatch, InFlight, Worker
 from playhead.testing.fault_mutants import FAULT_CHECKERS, FAULT_MUTANTS
@@ -78,6 +81,16 @@ def next_place_not_known() -> Patch:
         return goes_on(self, plan, kind, num_fills=num_fills)
 
     return swapped(DeviceRows, "can_replay_in_place", anyway)
+
+
+@mutant("batch goes on past a length", source="a plan made from the one before", killed_by=("interrupted commits",))
+def goes_on_past_a_length() -> Patch:
+    """A request that nobody watches gets a token more than it asked for before somebody looks at its length."""
+
+    def one_more(self: StepPlan) -> npt.NDArray[np.int64]:
+        return self.max_new_tokens - self.num_generated
+
+    return swapped(StepPlan, "num_left", property(one_more))
 
 
 @mutant("sampler row kept", source="per-request state in a recycled row", killed_by=("overlapped schedule",))
@@ -139,10 +152,10 @@ def counts_kept_in_a_row() -> Patch:
 def prompts_counted_as_output() -> Patch:
     """A prompt's chunk of one token runs as decode, which counts what it draws as generated."""
 
-    def any_single(chunks: Sequence[Chunk]) -> bool:
-        return all(len(chunk.tokens) == 1 for chunk in chunks)
+    def any_single(self: StepRequests) -> bool:
+        return all(len(chunk.tokens) == 1 for chunk in self.chunks)
 
-    return swapped(step_plan, "decodes", any_single)
+    return swapped(StepRequests, "is_decode", property(any_single))
 
 
 @mutant("interrupted read", source="found in review: Ctrl-C during a wait", killed_by=("interrupted read",))
@@ -304,6 +317,7 @@ def text_of_a_stopped_request(wanted: tuple[int, str]) -> list[str]:
 ENGINE_MUTANTS: tuple[Mutant, ...] = (
     slots_told_by_row,
     next_place_not_known,
+    goes_on_past_a_length,
     sampler_row_kept,
     newest_token_of_any_row,
     table_row_kept,

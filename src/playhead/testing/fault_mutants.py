@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 import threading
 import weakref
@@ -11,6 +12,7 @@ from contextlib import suppress
 from weakref import WeakMethod
 
 from playhead.engine.engine import Engine
+from playhead.engine.front import RequestOptions
 from playhead.engine.response import ResponseBuilder
 from playhead.errors import MisuseError, PlayheadError
 from playhead.graph.breaks import RunBreak
@@ -19,7 +21,7 @@ from playhead.kv.ledger import NOTHING, Findings, KVWatch
 from playhead.kv.prefix import PrefixCache
 from playhead.kv.tables import RowTables, WindowMapping
 from playhead.outputs import RequestOutput
-from playhead.schedule.request import Chunk
+from playhead.schedule import scheduler
 from playhead.schedule.scheduler import Scheduler
 from playhead.step import forward
 from playhead.step.publish import Publisher
@@ -67,11 +69,10 @@ def half_a_change_trusted() -> Patch:
 def token_committed_twice() -> Patch:
     """A read that was interrupted is repeated, and adds its token again."""
 
-    def always(self: Scheduler, chunk: Chunk, token: int) -> bool:
-        chunk.request.output.append(token)
+    def always(output: list[int], index: int) -> bool:
         return True
 
-    return swapped(Scheduler, "commit", always)
+    return swapped(scheduler, "lacks_token", always)
 
 
 @mutant("one error for all", source="found in review: a detokenizer that raises", killed_by=("broken text",))
@@ -160,10 +161,10 @@ def faults_at(*sites: str) -> Callable[[Tokens], list[str]]:
 
 
 def interrupted_commits(wanted: Tokens) -> list[str]:
-    """An interrupt at every line of the reading of one token."""
+    """An interrupt at every line of the reading of one token, of a request that streams and of one that does not."""
     engine, ask, found = tiny_engine(overlap=False), THREE[0], []
-    for at in range(60):
-        engine.add_request(ask.name, ask.prompt, ask.params)
+    for at, streams in itertools.product(range(80), (True, False)):
+        engine.add_request(ask.name, ask.prompt, ask.params, RequestOptions(streams=streams))
         engine.step()
         engine.step()
         with injected("read", KeyboardInterrupt, at) as injection, suppress(KeyboardInterrupt):
@@ -323,7 +324,7 @@ FAULT_CHECKERS: tuple[Checker, ...] = (
         oracles=(CROWD_OF_FAULTS,),
         raises=(PlayheadError,),
     ),
-    Checker(name="interrupted commits", run=interrupted_commits, oracles=(THREE_ALONE,)),
+    Checker(name="interrupted commits", run=interrupted_commits, oracles=(THREE_ALONE,), raises=(PlayheadError,)),
     Checker(name="failed publication", run=failed_publication),
     Checker(name="broken text", run=broken_text, oracles=(THREE_ALONE,)),
     Checker(name="corrupted account", run=corrupted_account, oracles=(THREE_ALONE,)),

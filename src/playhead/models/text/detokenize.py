@@ -81,7 +81,7 @@ class IncrementalDetokenizer:
 
     def feed(self, token_ids: Iterable[int]) -> str:
         """The characters these tokens complete."""
-        return "".join(self._decoder.decode(self._bytes_of(token_id)) for token_id in token_ids)
+        return self._decoder.decode(b"".join(map(self._bytes_of, token_ids)))
 
     def _bytes_of(self, token_id: int) -> bytes:
         data = None if token_id in self._skipped else self._token_bytes.of(token_id, is_first=self._is_first)
