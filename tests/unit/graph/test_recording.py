@@ -207,13 +207,14 @@ def world():
     dist.destroy_process_group()
 
 
+FUNCTIONAL = torch.ops._c10d_functional
 COLLECTIVES = {
     "all_reduce": lambda x: dist.all_reduce(x),
     "all_reduce, waited for later": lambda x: dist.all_reduce(x, async_op=True).wait(),
     "all_gather": lambda x: dist.all_gather([torch.empty(4)], x),
     "broadcast": lambda x: dist.broadcast(x, 0),
     "barrier": lambda x: dist.barrier(),
-    "functional": lambda x: torch.ops._c10d_functional.all_reduce(x, "sum", dist.group.WORLD.group_name),
+    "functional": lambda x: FUNCTIONAL.wait_tensor(FUNCTIONAL.all_reduce(x, "sum", dist.group.WORLD.group_name)),
 }
 
 
