@@ -31,23 +31,23 @@ def run_serve(screen: Screen, config: ServeConfig, engine: EngineConfig, child: 
     check_exposure(config.host, keys, allows_anyone=config.allow_anyone)
     backend = make_backend(config, engine)
     sock = bind(config)
-    is_remote = isinstance(backend, RemoteBackend)
-    if not isinstance(backend, RemoteBackend):
+    remote = backend if isinstance(backend, RemoteBackend) else None
+    if remote is None:
         show_plan(screen, config, engine)
     elif child is not None:
-        backend.adopt(child)
+        remote.adopt(child)
     began_s = time.perf_counter()
 
     async def ready() -> None:
-        if is_remote:
-            screen.print(kv_table(await backend.snapshot()))
+        if remote is not None:
+            screen.print(kv_table(await remote.snapshot()))
         say(
             screen,
             f"{backend.facts.name} is served on {url_of(sock)} after {time.perf_counter() - began_s:.1f} s. "
             f"{len(keys) or 'No'} API {'key' if len(keys) == 1 else 'keys'}. Ctrl-C ends.",
         )
 
-    say(screen, f"loading {config.model}{' in a process of its own' if is_remote else ''}")
+    say(screen, f"loading {config.model}{' in a process of its own' if remote is not None else ''}")
     return run(make_application(backend, keys, config), sock, ready)
 
 

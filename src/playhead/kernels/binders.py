@@ -3,42 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from playhead.kernels import (
-    attention,
-    blocks,
-    elementwise,
-    experts,
-    filters,
-    masks,
-    norm,
-    ordered,
-    projection,
-    rope,
-    tokens,
-    translate,
-)
-from playhead.kernels.cpu import attention as cpu_attention
 from playhead.kernels.op import Bind, Op
 
-# Every module that declares ops.
-MODULES = (
-    attention,
-    blocks,
-    elementwise,
-    experts,
-    filters,
-    masks,
-    norm,
-    ordered,
-    projection,
-    rope,
-    tokens,
-    translate,
-    cpu_attention,
+DECLARING = (
+    *("attention", "blocks", "cpu.attention", "elementwise", "experts", "filters", "masks", "norm", "ordered"),
+    *("projection", "rope", "tokens", "translate"),
 )
+"""Every module that declares ops."""
+MODULES: tuple[ModuleType, ...] = tuple(import_module(f"playhead.kernels.{name}") for name in DECLARING)
 
 
 def cpu_binders() -> dict[Any, Bind]:
