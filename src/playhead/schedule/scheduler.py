@@ -284,7 +284,7 @@ class Scheduler:
         """The rows whose tokens somebody looks at; None if there are none."""
         has_ended = self.num_ended != planned.num_ended_before
         has_ending = not planned.ending_ids.isdisjoint(tokens)
-        if planned.goes_on and planned.all_plain and planned.num_sure > 0 and not (has_ended or has_ending):
+        if planned.goes_on and planned.num_sure > 0 and not (has_ended or has_ending) and planned.is_plain.all():
             return None
         needs_a_look: npt.NDArray[np.bool_] = ~planned.is_plain | (planned.num_generated == 0) | (planned.num_left == 0)
         if has_ended:

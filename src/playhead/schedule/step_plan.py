@@ -46,7 +46,6 @@ class StepPlan(Sequence[Chunk]):
     """Requests that had ended when this was planned."""
     num_sure: int = 0
     """So many decode steps after this one end no request by its length and need no page (`Scheduler`)."""
-    all_plain: bool = False
     _chunks: Sequence[Chunk] = field(default=(), repr=False)
 
     @classmethod
@@ -65,7 +64,6 @@ class StepPlan(Sequence[Chunk]):
             first_tokens=np.array([chunk.tokens[0] for chunk in chunks], dtype=np.int32),
             samples=np.array([chunk.samples for chunk in chunks], dtype=np.bool_),
             is_plain=np.array([chunk.samples and chunk.request.is_plain for chunk in chunks], dtype=np.bool_),
-            all_plain=all(chunk.samples and chunk.request.is_plain for chunk in chunks),
             outputs=[chunk.request.output for chunk in chunks],
             ending_ids=frozenset().union(*{chunk.request.ending_ids for chunk in chunks}),
             num_tokens=sum(len(chunk.tokens) for chunk in chunks),
