@@ -28,7 +28,7 @@ class Product:
         recording, _ = record(backend, self, is_warm=True)
         self.out.fill_(float("nan"))
         recording.replay()
-        torch.testing.assert_close(self.out, self.left @ self.right)
+        torch.testing.assert_close(self.out, self.left @ self.right, atol=1.0, rtol=0.02)  # of sums of about 128
         snapshot = torch.cuda.memory_snapshot()
         own = [(s["address"], s["total_size"]) for s in snapshot if tuple(s["segment_pool_id"]) in recording.pools]
         own += [(tensor.data_ptr(), tensor.nbytes) for tensor in (self.left, self.right, self.out)]
@@ -69,4 +69,8 @@ def test_backends_at_once_share_no_stream_and_too_many_are_refused():
     backends = [CudaBackend() for _ in range(4)]
     assert len({backend.stream.cuda_stream for backend in backends}) == 4
     with pytest.raises(GraphError, match="capture streams"):
-        backends += [CudaBackend() for _ in range(40)]
+        for _ in range(40):
+            backends.append(CudaBackend())
+    assert len({backend.stream.cuda_stream for backend in backends}) == len(backends) <= 32
+    backends.clear()
+    CudaBackend("cuda:0")  # the same device by another name

@@ -80,7 +80,7 @@ class CudaBackend:
     def __init__(self, device: torch.device | str = "cuda") -> None:
         self.device = torch.device(device)
         self.capture_stream = CAPTURE_STREAMS.take(self.device)
-        weakref.finalize(self, CAPTURE_STREAMS.give_back, self.device, self.capture_stream)
+        weakref.finalize(self, CAPTURE_STREAMS.give_back, self.capture_stream)
         # A pool lives as long as some graph uses it, and its handle is useless afterwards: this one is never dropped.
         self._anchor = self.capture_stream.record_product()
 

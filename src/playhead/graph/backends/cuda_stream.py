@@ -59,15 +59,16 @@ class CaptureStreams:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: set[int] = set()
-        self._idle: dict[torch.device, list[CaptureStream]] = {}
+        self._idle: dict[int, list[CaptureStream]] = {}
 
     def take(self, device: torch.device) -> CaptureStream:
         with self._lock:
-            idle = self._idle.setdefault(device, [])
+            index = torch.cuda.current_device() if device.index is None else device.index
+            idle = self._idle.setdefault(index, [])
             return idle.pop() if idle else CaptureStream(self._new_stream(device))
 
-    def give_back(self, device: torch.device, stream: CaptureStream) -> None:
-        self._idle[device].append(stream)  # may be called by the garbage collector, so it takes no lock
+    def give_back(self, stream: CaptureStream) -> None:
+        self._idle[stream.stream.device_index].append(stream)  # the garbage collector may call this: it takes no lock
 
     def _new_stream(self, device: torch.device) -> torch.cuda.Stream:
         for _ in range(NUM_STREAMS_OF_TORCH):
