@@ -69,8 +69,7 @@ def test_backends_at_once_share_no_stream_and_too_many_are_refused():
     backends = [CudaBackend() for _ in range(4)]
     assert len({backend.stream.cuda_stream for backend in backends}) == 4
     with pytest.raises(GraphError, match="capture streams"):
-        for _ in range(40):
-            backends.append(CudaBackend())
+        backends.extend(CudaBackend() for _ in range(40))
     assert len({backend.stream.cuda_stream for backend in backends}) == len(backends) <= 32
     backends.clear()
     CudaBackend("cuda:0")  # the same device by another name
