@@ -16,6 +16,7 @@ import triton.language as tl
 
 from playhead.kernels import tokens
 from playhead.kernels.triton.arrivals import count_in
+from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
 
 GOLDEN = tl.constexpr(tokens.GOLDEN % 2**64)
 MIX_1 = tl.constexpr(tokens.MIX_1 % 2**64)
@@ -84,8 +85,10 @@ def load_block(row_logits, id_J, wanted, VOCAB: tl.constexpr):
 def choose_kernel(
     logits, least_keys, temperatures, seeds, positions, tokens, parts, arrivals, logits_stride, parts_stride,
     greedy_below, num_blocks,
-    VOCAB: tl.constexpr, DRAWS: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_X: tl.constexpr,
+    VOCAB: tl.constexpr, DRAWS: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_X: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    let_downstream_start(DEPENDENT)
+    after_upstream(DEPENDENT)
     part = tl.program_id(0)
     row = tl.program_id(1)
     first = part * num_blocks
@@ -143,5 +146,5 @@ def launch_choose_tokens(*call: Any, num_blocks: int | None = None) -> None:
     choose_kernel[(triton.cdiv(max_parts, num_blocks), num_rows)](
         logits_NV, *rows, parts_RX, arrivals_R, logits_NV.stride(0), parts_RX.stride(0), greedy_below, num_blocks,
         VOCAB=vocab_size, DRAWS=draws, BLOCK_J=tokens.IDS_PER_BLOCK, BLOCK_X=triton.next_power_of_2(max_parts),
-        num_warps=tokens.IDS_PER_BLOCK * logits_NV.element_size() // 512,
+        num_warps=tokens.IDS_PER_BLOCK * logits_NV.element_size() // 512, **dependent(logits_NV),
     )  # fmt: skip
