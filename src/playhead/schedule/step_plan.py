@@ -37,6 +37,8 @@ class StepPlan(Sequence[Chunk]):
     is_plain: npt.NDArray[np.bool_]
     """Whether nobody looks at the token that a request gets. A request that gets none counts as looked at."""
     outputs: list[list[int]]
+    formed: list[int]
+    """Where the requests are whose next token a grammar limits."""
     ending_ids: frozenset[int]
     """Those of all requests; of some that are here no more, too."""
     num_tokens: int
@@ -65,6 +67,7 @@ class StepPlan(Sequence[Chunk]):
             samples=np.array([chunk.samples for chunk in chunks], dtype=np.bool_),
             is_plain=np.array([chunk.samples and chunk.request.is_plain for chunk in chunks], dtype=np.bool_),
             outputs=[chunk.request.output for chunk in chunks],
+            formed=[at for at, one in enumerate(chunks) if one.samples and one.request.matcher is not None],
             ending_ids=frozenset().union(*{chunk.request.ending_ids for chunk in chunks}),
             num_tokens=sum(len(chunk.tokens) for chunk in chunks),
             is_decode=decodes(chunks),
@@ -95,6 +98,8 @@ class StepPlan(Sequence[Chunk]):
         rest.rows, rest.ends = self.rows[is_kept], self.ends[is_kept]
         rest.num_generated, rest.max_new_tokens = self.num_generated[is_kept], self.max_new_tokens[is_kept]
         rest.first_tokens, rest.samples = self.first_tokens[is_kept], self.samples[is_kept]
+        if self.formed:
+            rest.formed = [at for at, request in enumerate(rest.requests) if request.matcher is not None]
         rest.is_plain, rest._chunks = self.is_plain[is_kept], list(compress(self._chunks, kept))
         return rest
 
