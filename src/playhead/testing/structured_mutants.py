@@ -15,7 +15,7 @@ from playhead.graph.late import LateRegistry, LateRows
 from playhead.graph.slots import GraphSlot
 from playhead.graph.spec import StepResult
 from playhead.graph.split import SplitRunner
-from playhead.kv.cache import SequenceKV
+from playhead.kv.sequence import SequenceKV
 from playhead.schedule.request import Chunk, Request
 from playhead.schedule.rows import DeviceRows
 from playhead.schedule.scheduler import Scheduler
