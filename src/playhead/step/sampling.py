@@ -29,7 +29,7 @@ from playhead.step.scores import (
     SamplerInputs,
     SamplerTables,
     biased,
-    least_logits,
+    least_of,
     logprobs_of,
     penalised,
     waits_for_its_end,
@@ -82,12 +82,12 @@ def sample(
         forbid_(scores_NV, inputs.allowed_NW)
     if kind is SamplingKind.EVERYTHING:
         scores_NV = penalised(without_words(biased(scores_NV.float(), inputs), inputs), inputs)
-    thresholds_N = least_logits(scores_NV, inputs) if kind >= SamplingKind.FILTERED else None
+    least_keys_N = least_of(scores_NV, inputs) if kind >= SamplingKind.FILTERED else None
     tokens_N = torch.empty(len(logits_NV), dtype=torch.int64, device=logits_NV.device)
     # One way to choose for all kinds: a draw rounds the same, whatever else its step computes.
     choose_tokens(
         scores_NV,
-        thresholds_N,
+        least_keys_N,
         inputs.numbers["temperature"],
         inputs.numbers["seed"],
         inputs.numbers["num_generated"],

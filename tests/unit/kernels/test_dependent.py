@@ -56,9 +56,16 @@ def test_a_kernel_touches_nothing_but_weights_before_it_waits(path):
     assert [problem for kernel in dependent_kernels(path.read_text()).values() for problem in problems(kernel)] == []
 
 
-def test_there_are_such_kernels():
+OF_A_STEP = {
+    *("newest_ids_kernel", "translate_kernel", "embed_kernel", "row_kernel", "rows_kernel", "qk_rope_write_kernel"),
+    *("add_norm_kernel", "rms_norm_kernel", "gated_activation_kernel", "choose_kernel", "advance_kernel"),
+}
+"""Kernels of a plain decode step. One of them launched otherwise costs the whole gap in front of it and behind it."""
+
+
+def test_the_kernels_of_a_step_start_before_their_upstream_has_ended():
     found = {name for path in FILES for name in dependent_kernels(path.read_text())}
-    assert {"row_kernel", "rows_kernel", "add_norm_kernel", "qk_rope_write_kernel"} <= found
+    assert found >= OF_A_STEP
 
 
 WRONG = """
