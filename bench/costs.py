@@ -4,13 +4,15 @@ python -m bench.costs                                                 # the step
 python -m bench.costs --add RESULTS.jsonl --commit 1a2b3c4 --gpu H200  # first put in what bench.h200 --json wrote
 
 The fit sees every cell that is not held out. It is then checked against the held-out cells and, model by model, with
-all cells of that model left out: the second says what to expect of a model that nobody has measured.
+all cells of that model left out: the second says what to expect of a model that nobody has measured. Last, whole
+workloads that were measured beside the steps are played on a simulated replica.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
@@ -20,12 +22,15 @@ from typing import Any
 
 import torch
 
+from bench.measured_llm import CHUNK_TOKENS, workload_a
 from bench.scorecard import CELLS, MODELS
-from bench.workload import DECODE_NEW
+from bench.workload import DECODE_NEW, throughput_set
 from playhead.engine.memory import num_weight_bytes
 from playhead.models.load import describe_model
-from playhead.scale.cost import ModelShape, shape_of
-from playhead.scale.fit import Fit, MeasuredStep, Run, fit, read_runs
+from playhead.scale.cost import CostModel, ModelShape, shape_of
+from playhead.scale.fit import Fit, MeasuredStep, Run, fit, read_runs, read_shape
+from playhead.scale.simulation.replica import SimReplica
+from playhead.scale.simulation.request import ReplicaSpec, SimRequest
 from playhead.step.forward import kv_geometry
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -100,6 +105,32 @@ def report(run: Run) -> str:
     return "\n".join(lines)
 
 
+def whole_workload(run: Run, shape: ModelShape, workload: tuple[list[int], list[int]]) -> float:
+    """Output tokens per second of requests that all come at once, by a simulated replica as the scorecard's engine."""
+    cost = CostModel(shape=shape, gpu=run.gpu, costs=fit(run.gpu, run.steps).costs)
+    spec = ReplicaSpec(
+        cost=cost, max_running=256, chunk_tokens=CHUNK_TOKENS, kv_bytes=run.gpu.memory_bytes, has_prefix_cache=False
+    )
+    replica = SimReplica(spec, lambda request: None)
+    for index, (prompt, output) in enumerate(zip(*workload, strict=True)):
+        replica.submit(SimRequest(index=index, arrival_s=0, prompt_tokens=prompt, output_tokens=output))
+    replica.advance(math.inf)
+    return sum(workload[1]) / replica.now_s
+
+
+def workload_report(record: dict[str, Any], run: Run) -> str:
+    """Whole workloads that were measured beside the steps, and what a simulated replica makes of them."""
+    prompts, outputs = throughput_set("throughput0")
+    a_prompts, a_outputs = workload_a()
+    lengths = {"mixed": ([*map(len, prompts)], outputs), "workload_a": ([*map(len, a_prompts)], a_outputs)}
+    lines = ["whole workloads, output tokens/s: simulated, measured"]
+    for cell in next(one for one in record["runs"] if one["commit"] == run.commit).get("workloads", ()):
+        found = whole_workload(run, read_shape(record["shapes"][cell["model"]]), lengths[cell["name"]])
+        error = found / cell["tokens_per_s"] - 1
+        lines.append(f"  {cell['model']:<14}{cell['name']:<12}{found:8,.0f}{cell['tokens_per_s']:8,.0f} {error:+7.1%}")
+    return "\n".join(lines)
+
+
 def measured_ms(steps: Sequence[MeasuredStep], name: str) -> float:
     return next(one.ms for one in steps if one.name == name)
 
@@ -124,8 +155,9 @@ def main() -> None:
         record = json.loads(args.steps.read_text())
         add(record, args.add, commit=args.commit, gpu=args.gpu)
         args.steps.write_text(as_text(record))
-    for run in read_runs(args.steps.read_text()):
-        print(report(run))
+    text = args.steps.read_text()
+    for run in read_runs(text):
+        print(report(run), workload_report(json.loads(text), run), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -61,8 +61,13 @@ class ReplicaSpec:
             object.__setattr__(self, name, value)  # frozen, so not by `=`
 
     @classmethod
-    def of_plan(cls, cost: CostModel, plan: KVPlan, *, has_prefix_cache: bool = True) -> ReplicaSpec:
-        """The replica that a memory plan describes: its arena less the sink and the chunks in flight."""
+    def of_plan(
+        cls, cost: CostModel, plan: KVPlan, *, max_context_tokens: int | None = None, num_parts: int = 1
+    ) -> ReplicaSpec:
+        """The replica that a memory plan describes: its arena less the sink and the chunks in flight.
+
+        With `num_parts` the arena is that of so many devices, and the cost model's shape that of one of them.
+        """
         limits = plan.limits
         in_flight = limits.num_steps_in_flight * limits.chunk_tokens
         chunk_bytes = in_flight * sum(group.bytes_per_token for group in plan.geometry.windows)
@@ -70,11 +75,10 @@ class ReplicaSpec:
             cost=cost,
             max_running=limits.max_running,
             chunk_tokens=limits.chunk_tokens,
-            max_context_tokens=limits.max_context_tokens,
-            kv_bytes=(plan.num_slabs - NUM_SINK_SLABS) * plan.layout.slab_bytes - chunk_bytes,
+            max_context_tokens=max_context_tokens or limits.max_context_tokens,
+            kv_bytes=((plan.num_slabs - NUM_SINK_SLABS) * plan.layout.slab_bytes - chunk_bytes) // num_parts,
             page_size=plan.geometry.page_size,
             has_overlap=limits.num_steps_in_flight > 1,
-            has_prefix_cache=has_prefix_cache,
         )
 
     def part_bytes(self, first: int, end: int) -> int:
