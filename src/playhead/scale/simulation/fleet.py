@@ -6,7 +6,7 @@ sees are those of the moment. Only the replica that an event is about is advance
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
@@ -93,6 +93,10 @@ class LeastLoaded:
         heappush(self._heap, (num_sequences, self._count, replica))
 
 
+def ignore(request: SimRequest) -> None:
+    """Whoever plays requests may keep them and look at them himself."""
+
+
 class Arrival(NamedTuple):
     """A request, and the page keys that a router sees of its prompt."""
 
@@ -120,8 +124,14 @@ class FleetLog:
 class Fleet:
     """Replicas by name. Names are never used twice."""
 
-    def __init__(self, spec: ReplicaSpec, num_replicas: int, placement: Placement) -> None:
-        self._spec, self._placement = spec, placement
+    def __init__(
+        self,
+        spec: ReplicaSpec,
+        num_replicas: int,
+        placement: Placement,
+        on_end: Callable[[SimRequest], None] | None = None,
+    ) -> None:
+        self._spec, self._placement, self._on_end = spec, placement, on_end or ignore
         self.loads = Loads()
         self.replicas: dict[str, SimReplica] = {}
         self.log = FleetLog()
@@ -186,6 +196,7 @@ class Fleet:
         if self._ended:
             end_s, num_ended = self._ended[-1].end_s, 0
             for request in self._ended:
+                self._on_end(request)
                 if request.end_s > now_s:
                     num_ended += 1  # all of these end with the step that runs now
             if num_ended < len(self._ended):
