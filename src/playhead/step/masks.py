@@ -26,7 +26,7 @@ from playhead.sampling_params import SamplingKind
 from playhead.schedule.rows import DecodeSlots
 from playhead.step.forward import StepOutput
 from playhead.step.inputs import StepRequests
-from playhead.step.sampling import MASKS_SLOT, SampledTokens
+from playhead.step.sampling import MASKS_SLOT, ReadTokens, SampledTokens
 
 if TYPE_CHECKING:
     from playhead.step.worker import Readback, Stopwatch, Worker
@@ -118,7 +118,7 @@ class Tail:
         assert self.sample is not None, "the first part was launched"
         self._readback = self.stopwatch.read_back(self.sample().sampled)
 
-    def wait(self) -> SampledTokens:
+    def wait(self) -> ReadTokens:
         assert self._readback is not None, "a step's tokens are there after its tail was launched"
         return self._readback.wait()
 

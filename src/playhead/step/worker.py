@@ -34,7 +34,7 @@ from playhead.step.inputs import StepInput, StepRequests, batch_of
 from playhead.step.masks import MaskedSteps, Tail
 from playhead.step.prompt_report import report_prompts
 from playhead.step.publish import DevicePageTable, Publisher
-from playhead.step.sampling import SampledTokens, SamplerRows
+from playhead.step.sampling import ReadTokens, SampledTokens, SamplerRows
 from playhead.types import Mode, Step
 
 
@@ -76,8 +76,8 @@ class Collected:
     `prompt` has a row for each position in the chunks' `reported`, if there are any.
     """
 
-    sampled: SampledTokens
-    prompt: SampledTokens | None
+    sampled: ReadTokens
+    prompt: ReadTokens | None
     device_us: float
 
 
@@ -290,7 +290,7 @@ class Worker:
 class Readback(Protocol):
     """Results on their way to the host. The device's memory may be overwritten by the next launch at once."""
 
-    def wait(self) -> SampledTokens:
+    def wait(self) -> ReadTokens:
         """The results, as soon as they have arrived."""
 
     def device_us(self) -> float:
@@ -310,18 +310,19 @@ class HostStopwatch:
         self._started_s = time.perf_counter()
 
     def read_back(self, results: SampledTokens) -> HostReadback:
-        copies = SampledTokens(*(tensor.clone() if tensor.numel() else tensor for tensor in results))
-        return HostReadback(copies, 1e6 * (time.perf_counter() - self._started_s))
+        parts = tuple(tensor.clone() for tensor in results[1:]) if results.logprobs_NL.numel() else ()
+        read = ReadTokens(results.tokens_N.tolist(), parts)
+        return HostReadback(read, 1e6 * (time.perf_counter() - self._started_s))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostReadback:
     """Results that need no waiting for."""
 
-    results: SampledTokens
+    results: ReadTokens
     elapsed_us: float
 
-    def wait(self) -> SampledTokens:
+    def wait(self) -> ReadTokens:
         return self.results
 
     def device_us(self) -> float:
