@@ -18,7 +18,7 @@ from playhead.engine.snapshot import EngineSnapshot
 from playhead.errors import EngineStopped, PlayheadError, QueueFull, RequestError
 from playhead.logs import event
 from playhead.serve import wire
-from playhead.serve.backend import BackendState, ModelFacts
+from playhead.serve.backend import BackendScrape, BackendState, ModelFacts
 from playhead.serve.engine_child import EngineChild, start_child
 from playhead.serve.limits import CHECK_S, Clock, Lifetimes, ServeLimits
 from playhead.serve.remote_engine import RemoteEngine
@@ -128,6 +128,9 @@ class RemoteBackend:
         if self._engine is None:
             raise EngineStopped("engine")
         return await self._engine.snapshot(after_step)
+
+    async def scrape(self) -> BackendScrape:
+        return BackendScrape(snapshots={"": await self.snapshot()})
 
     def check(self) -> None:
         """End requests that are past a limit, and look whether the engine gets on. A timer does this."""
