@@ -66,7 +66,7 @@ def running(engine: EngineConfig = ENGINE, limits: ServeLimits | None = None, **
     """Two servers over one engine, one without keys and one with. `settings` are those of `ServeConfig`."""
     config = ServeConfig(port=0, **settings)
     if config.has_replicas:
-        backend = replicated_backend(config, engine, limits or ServeLimits())
+        backend = replicated_backend(config, engine, limits)
     else:
         backend = LocalBackend(config.model, engine, limits, name=config.served_model_name)
     keys = KeyRing([NamedKey(name=name, key=key, where=name) for name, key in KEYS.items()])
