@@ -36,7 +36,8 @@ from playhead.serve.run import Server, bind
 NUM_STREAMS = 32
 NUM_REQUESTS = 64
 NUM_TOKENS = 120
-ENGINE = EngineConfig(max_model_len=512, max_num_seqs=16, kv_memory_bytes=1 << 26, seed=3, device="cpu")
+# Room for all streams in one replica: a pause is then the time to go on, and not the wait for a place.
+ENGINE = EngineConfig(max_model_len=512, max_num_seqs=32, kv_memory_bytes=1 << 26, seed=3, device="cpu")
 LIMITS = ServeLimits(max_queued=256, max_waiting_s=300)
 WORDS = (
     "whale",

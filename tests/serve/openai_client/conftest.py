@@ -49,7 +49,7 @@ def served(request: pytest.FixtureRequest) -> Iterator[Running]:
     if BEHIND:
         from tests.serve.running import running
 
-        with running(replicas=2, ray=BEHIND == "ray") as made:
+        with running(replicas=2, ray=BEHIND == "ray", max_queued_requests=12) as made:  # as many as one holds
             yield made
         return
     from playhead.engine.config import EngineConfig
