@@ -18,6 +18,7 @@ from playhead.cli.options import (
     AuditOptions,
     BenchOptions,
     ChatOptions,
+    DemandOptions,
     DemoOptions,
     DoctorOptions,
     GenerateOptions,
@@ -75,14 +76,14 @@ def list_models(options: NoOptions) -> None:
     run_list(Screen())
 
 
-@command(flags_of(PlanOptions), engine("dtype", "memory", "schedule"))
-def plan(options: PlanOptions, config: EngineConfig) -> None:
+@command(flags_of(PlanOptions), flags_of(DemandOptions), engine("dtype", "memory", "schedule"))
+def plan(options: PlanOptions, demand: DemandOptions, config: EngineConfig) -> None:
     """Show what a model takes of memory, and how much context fits. Reads no weights. Without a GPU and --gpu-memory
-    it plans for this machine's memory."""
-    from playhead.cli.plan import run_plan
+    it plans for this machine's memory. With --rps it shows the replicas that serve so many requests instead."""
+    from playhead.cli.plan_fleet import run_plan
     from playhead.cli.screen import Screen
 
-    run_plan(Screen(), options, config)
+    run_plan(Screen(), options, demand, config)
 
 
 @command(

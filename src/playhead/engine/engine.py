@@ -374,10 +374,10 @@ class Engine:
         if tail is None or tail.is_launched:
             return
         try:
-            masks_NW = tail.masks()
-            for chunk, error in self._masks.write(step.planned, masks_NW, self._scheduler.force):
-                self._ready.append(self._end(self._responses[chunk.request.id], FinishReason.ERROR, error))
-            tail.launch(masks_NW)
+            masks = tail.masks(step.planned.formed)
+            for request, error in self._masks.write(step.planned, masks, self._scheduler.force):
+                self._ready.append(self._end(self._responses[request.id], FinishReason.ERROR, error))
+            tail.launch()
         except BaseException:
             self._in_flight.remove(step)
             self._scheduler.open_plan, self._scheduler.in_doubt = step.planned, True

@@ -10,7 +10,7 @@ from playhead.errors import OutOfPages
 from playhead.graph.audit import Sample, SampledStep, audit
 from playhead.graph.report import Report
 from playhead.graph.runner import GraphRunner
-from playhead.kv.cache import SequenceKV
+from playhead.kv.sequence import SequenceKV
 from playhead.sampling_params import SamplingParams
 from playhead.schedule.request import Chunk, Request
 from playhead.step.inputs import batch_of

@@ -264,6 +264,7 @@ class Forward:
         self._logits_RV = torch.zeros(
             (max_running, vocab_size), dtype=model.decoder.logits_dtype, device=page_table_RP.device
         )
+        self._logits_by_size: dict[int, torch.Tensor] = {}
 
     def decode_spec(self, kind: SamplingKind, placeholder: Placeholder) -> StepSpec:
         """Embedding to tokens, and the inputs of the next step. A step with masks can be cut before it reads them."""
@@ -328,8 +329,11 @@ class Forward:
         return SampledTokens(tokens_T, *(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
     def logits(self, num_requests: int) -> torch.Tensor:
-        """Where the logits of a step of so many requests are."""
-        return self._logits_RV[:num_requests]
+        """Where the logits of a step of so many requests are. Making a view takes longer than finding it."""
+        view = self._logits_by_size.get(num_requests)
+        if view is None:
+            view = self._logits_by_size[num_requests] = self._logits_RV[:num_requests]
+        return view
 
     def _head(self, h_NM: torch.Tensor) -> torch.Tensor:
         return self.model.decoder.head(h_NM, self._logits_RV[: h_NM.shape[0]])

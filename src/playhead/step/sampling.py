@@ -117,8 +117,6 @@ class SamplerRows:
         self._parts_RX, self._arrivals_R = choose_scratch(max_running, vocab_size, device)
         self.tables: SamplerTables | None = None
         self._written_rows: set[Row] = set()
-        self.masked_rows: set[Row] = set()
-        """Rows whose request has a grammar, or had one: its next request takes a row out."""
 
     def set(self, row: Row, request: Request) -> None:
         """All of a row's numbers, whatever stood there: a row is set when a request gets it.
@@ -130,10 +128,6 @@ class SamplerRows:
             assert one.number is not None, "NUMBERS has these alone"
             self.numbers[name][row] = one.number(values[name])
         kind = self._kinds[row] = kind_of(request)
-        if request.matcher is not None:
-            self.masked_rows.add(row)
-        else:
-            self.masked_rows.discard(row)
         # A step that looks at the tables looks at every row's bias and counts every row's tokens: what a former request
         # left must go, whether it was written for it or counted beside somebody else.
         if kind is SamplingKind.EVERYTHING or row in self._written_rows:
@@ -155,10 +149,6 @@ class SamplerRows:
     def kind(self, rows: npt.NDArray[np.int32]) -> SamplingKind:
         """The least kind of sampling that serves these rows."""
         return SamplingKind(self._kinds[rows].max())
-
-    def masks_any(self, rows: npt.NDArray[np.int32]) -> bool:
-        """Whether a grammar limits one of these rows."""
-        return bool(self.masked_rows) and not self.masked_rows.isdisjoint(rows.tolist())
 
     def inputs(self, slots: Inputs, rows_N: torch.Tensor) -> SamplerInputs:
         """What a sampler reads, from a step's slots."""

@@ -178,7 +178,7 @@ class Worker:
         """Start a step over sequences that were extended; the host goes on. Collect steps in the order of launch."""
         requests = self.requests(chunks)
         kind = self.sampler.kind(requests.rows)
-        masked = self.prepare_masks() if self.sampler.masks_any(requests.rows) else None
+        masked = self.prepare_masks() if requests.chunks.formed else None
         batch: Batch | None = None  # the slots hold the step
         # Made before the commit, which may exchange a page for an equal one of the prefix cache, for the steps to come.
         if not requests.is_decode:
@@ -191,7 +191,7 @@ class Worker:
         step = self.kv.begin()
         try:
             stopwatch = self._start_stopwatch()
-            tail = None if masked is None else masked.tail(kind, len(chunks), stopwatch)
+            tail = None if masked is None else Tail(steps=masked, kind=kind, stopwatch=stopwatch)
             if tail is not None:
                 decision, logits_NV, prompt = tail.launch_body(self, requests, batch)
             else:
@@ -310,7 +310,7 @@ class HostStopwatch:
         self._started_s = time.perf_counter()
 
     def read_back(self, results: SampledTokens) -> HostReadback:
-        copies = SampledTokens(*(tensor.clone() for tensor in results))
+        copies = SampledTokens(*(tensor.clone() if tensor.numel() else tensor for tensor in results))
         return HostReadback(copies, 1e6 * (time.perf_counter() - self._started_s))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from playhead.graph.backends.base import Recording
-from playhead.graph.backends.cuda_nodes import num_graph_nodes
+from playhead.graph.backends.cuda_nodes import begin_capture, num_graph_nodes
 from playhead.graph.backends.cuda_stream import CAPTURE_STREAMS
 from playhead.graph.oplog import OpLog, OpObserver
 from playhead.graph.outputs import Outputs
@@ -64,12 +65,20 @@ class OpenCudaGraph:
         try:
             self._stack.close()
         except RuntimeError:
-            # The capture was invalidated by what went wrong inside it; that error is the one to show. torch then
-            # goes on giving out the pool's memory, and would refuse every later capture.
-            index = self.backend.stream.device_index
-            torch._C._cuda_endAllocateToPool(index, self.backend.pool)
-            torch._C._cuda_releasePool(index, self.backend.pool)
+            # The capture was invalidated by what went wrong inside it; that error is the one to show.
+            self._end_for_torch()
             self.graph.reset()
+
+    def _end_for_torch(self) -> None:
+        """Undo what torch set up for the capture, which it leaves as it is if the driver has no graph to give.
+
+        Its memory pools and its random numbers would be in a capture for ever, and every later one would be refused.
+        So the driver begins an empty capture, and torch ends that.
+        """
+        with torch.cuda.stream(self.backend.stream), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the empty graph
+            if begin_capture(self.backend.stream):
+                self.graph.capture_end()
 
 
 class CudaBackend:

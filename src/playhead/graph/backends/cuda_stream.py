@@ -41,6 +41,7 @@ class CaptureStream:
         """The calling thread's workspace comes into the pool. Its library starts up outside: no capture allows that."""
         if self._thread.multiplies:
             return
+        self._square.zero_()  # a thread has no context before its first kernel, and BLAS warns that it makes one
         torch.mm(self._square, self._square, out=self._product)
         self._products.append(self.record_product(self.pool if self._products else None))
         self._thread.multiplies = True
