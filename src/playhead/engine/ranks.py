@@ -12,7 +12,7 @@ import torch
 from playhead.engine.config import EngineConfig
 from playhead.errors import ConfigError
 from playhead.layers.shard import WHOLE, Shard
-from playhead.layers.spec import MoeSpec, QKNorm, StoredAs
+from playhead.layers.spec import MlpSpec, MoeSpec, QKNorm, StoredAs
 from playhead.models.load import ModelDescription
 from playhead.models.spec import ModelSpec
 from playhead.parallel.leader import RankLeader, Ranks
@@ -48,10 +48,11 @@ def check_ranks(config: EngineConfig, spec: ModelSpec, device: torch.device) -> 
             raise refused(num_ranks, f"{attention.num_kv_heads} KV heads cannot be divided among so many")
         if not first_shard(config).is_exact and attention.num_heads % num_ranks:
             raise refused(num_ranks, f"{attention.num_heads} query heads cannot be divided among so many")
-        if isinstance(layer.mlp, MoeSpec):
-            raise refused(num_ranks, f"{spec.family} has experts, which are not divided yet")
+        if isinstance(layer.mlp, MoeSpec) and layer.mlp.num_experts % num_ranks:
+            raise refused(num_ranks, f"{layer.mlp.num_experts} experts cannot be divided among so many")
     last = Shard(rank=num_ranks - 1, num_ranks=num_ranks, mode=config.tp_mode)
-    for size in (spec.vocab_size, spec.hidden_size, *(layer.mlp.size for layer in spec.layers)):
+    columns = [layer.mlp.size for layer in spec.layers if isinstance(layer.mlp, MlpSpec)]
+    for size in (spec.vocab_size, spec.hidden_size, *columns):
         if not last.size(size):
             raise refused(num_ranks, f"shares of {size} columns leave the last of so many with nothing")
 

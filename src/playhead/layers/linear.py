@@ -14,6 +14,7 @@ from torch import nn
 from playhead.kernels.elementwise import UNCLAMPED, gated_activation
 from playhead.kernels.ordered import matmul_in_order
 from playhead.kernels.projection import project, project_gated, project_normed
+from playhead.layers.experts import Experts
 from playhead.layers.norm import Norm, Stream
 from playhead.layers.shard import WHOLE, Shard
 from playhead.layers.spec import Activation, MlpSpec
@@ -60,6 +61,9 @@ class WeightFormat(Protocol):
     def vocabulary(self, num_ids: int) -> Vocabulary:
         """Which of a model's ids this rank has."""
 
+    def experts(self, count: int) -> Experts:
+        """Which of a block's experts this rank has."""
+
     def linear_over(self, weight_OI: nn.Parameter) -> Linear:
         """The same over a matrix that another module has: a tied embedding."""
 
@@ -87,6 +91,9 @@ class PlainWeights:
 
     def vocabulary(self, num_ids: int) -> Vocabulary:
         return Vocabulary(num_ids)
+
+    def experts(self, count: int) -> Experts:
+        return Experts(count)
 
     def linear_over(self, weight_OI: nn.Parameter) -> PlainLinear:
         return PlainLinear(weight_OI)

@@ -1,8 +1,8 @@
-"""The pieces of a decoder in which ranks meet: maps back to the residual, and the vocabulary.
+"""The pieces of a decoder in which ranks meet: maps back to the residual, the vocabulary, experts.
 
 Every other piece of a rank is an ordinary one of fewer heads or columns, and knows nothing of other ranks.
 
-Shapes: T tokens, I inputs of this rank, O outputs, M hidden, V ids of this rank.
+Shapes: T tokens, I inputs of this rank, O outputs, M hidden, V ids of this rank, C experts of a token, P pairs of both.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from playhead.kernels.collectives import all_columns, sum_over_ranks_
 from playhead.kernels.vocabulary import embed_share
 from playhead.layers.blocks import WEIGHT_FORMATS
+from playhead.layers.experts import Experts
 from playhead.layers.linear import PlainLinear, PlainWeights
 from playhead.layers.shard import WHOLE, Shard
 from playhead.layers.spec import StoredAs
@@ -38,6 +39,9 @@ class SharedWeights(PlainWeights):
 
     def vocabulary(self, num_ids: int) -> SharedVocabulary:
         return SharedVocabulary(num_ids, self.shard)
+
+    def experts(self, count: int) -> SharedExperts:
+        return SharedExperts(count, self.shard)
 
 
 def weight_format(
@@ -109,3 +113,36 @@ class SharedVocabulary(Vocabulary):
         rows_TM = embed_share(ids_T, table_VM, scale, self.first_id)
         sum_over_ranks_(rows_TM)
         return rows_TM
+
+
+class SharedExperts(Experts):
+    """Some experts. A pair's output is the sum over ranks: one of them has its expert, and the others add zeros.
+
+    Exact ranks sum pair by pair, which changes nothing. Fast ones sum what their experts add to a token.
+    """
+
+    def __init__(self, count: int, shard: Shard) -> None:
+        super().__init__(shard.size(count, count))
+        self._first, _ = shard.span(count, count)
+        self._is_exact = shard.is_exact
+
+    def places(self, experts_TC: torch.Tensor) -> torch.Tensor:
+        return torch.where(self._are_here(experts_TC), experts_TC - self._first, self.count)
+
+    def rows(self, table_XI: torch.Tensor, places_P: torch.Tensor) -> torch.Tensor:
+        return table_XI[places_P.clamp(max=self.count - 1)]
+
+    def combined(
+        self, out_TCM: torch.Tensor, weights_TC: torch.Tensor, experts_TC: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        # A pair of another rank went through no matrix here: its row may hold anything.
+        mine_TCM = torch.where(self._are_here(experts_TC)[..., None], out_TCM, 0.0)
+        if self._is_exact:
+            sum_over_ranks_(mine_TCM)
+            return super().combined(mine_TCM, weights_TC, experts_TC, dtype)
+        sum_TM = super().combined(mine_TCM, weights_TC, experts_TC, dtype)
+        sum_over_ranks_(sum_TM)
+        return sum_TM
+
+    def _are_here(self, experts_TC: torch.Tensor) -> torch.Tensor:
+        return (experts_TC >= self._first) & (experts_TC < self._first + self.count)

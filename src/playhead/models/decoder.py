@@ -39,7 +39,7 @@ class DecoderLayer(nn.Module):
         self.index, self.spec = index, spec
         self.attention = AttentionBlock(spec.attention, hidden_size, spec.norm, weights)
         if isinstance(spec.mlp, MoeSpec):
-            self.mlp = MoeMlp(spec.mlp, hidden_size, dtype=dtype, device=device)
+            self.mlp = MoeMlp(spec.mlp, hidden_size, weights)
         else:
             self.mlp = GatedMlp(spec.mlp, hidden_size, weights)
         self.pre_attention_norm = norm("pre_attention_norm")

@@ -40,7 +40,7 @@ SILENCE_S = 3.5
 """A rank that runs says something every half second."""
 LOADING_SILENCE_S = 120.0
 END_S = 5.0
-VERDICT_S = 1.0
+VERDICT_S = 0.5
 """How long to wait for the thread that watches, when a step has failed: it knows which rank is to blame."""
 
 

@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -89,9 +89,9 @@ def load(link: Link, begin: dict[str, Any]) -> Worker:
     return worker
 
 
-def follow(link: Link, worker: Worker) -> None:
+def follow(link: Link, worker: Worker, follower: Follower) -> None:
     """Run what comes, until the first rank says that it ends."""
-    follower, tables = Follower(worker), worker.tables
+    tables = worker.tables
     while (frame := wire.read_frame(link.connection)) is not None:
         kind, payload = frame
         if kind is Kind.STEP:
@@ -120,7 +120,7 @@ def writes_of(arrays: Sequence[Any], tables: Sequence[torch.Tensor]) -> list[Dev
     return [DeviceWrite(tables[i], places, values) for i, places, values in pairs]
 
 
-def main(descriptor: int) -> int:
+def main(descriptor: int, make_follower: Callable[[Worker], Follower] = Follower) -> int:
     """Serve the first rank over this socket."""
     # Ctrl-C and a service's stop signal reach every process. The first rank decides, and closes the socket.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -131,7 +131,8 @@ def main(descriptor: int) -> int:
     try:
         frame = wire.read_frame(link.connection)
         if frame is not None:
-            follow(link, load(link, json.loads(frame[1])))
+            worker = load(link, json.loads(frame[1]))
+            follow(link, worker, make_follower(worker))
     except Exception as error:  # noqa: BLE001  the first rank must hear of any error
         link.send(wire.framed_json(Kind.FAILED, [type(error).__name__, str(error), traceback.format_exc()]))
         return 1

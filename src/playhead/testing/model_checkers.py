@@ -18,6 +18,7 @@ from playhead.engine.config import EngineConfig
 from playhead.engine.memory import fit_memory
 from playhead.errors import ConfigError, UnsupportedModelError
 from playhead.kv.plan import KVLimits, plan_kv
+from playhead.layers.linear import PlainWeights
 from playhead.layers.moe import MoeMlp
 from playhead.layers.shard import Shard
 from playhead.layers.spec import MoeSpec
@@ -306,7 +307,7 @@ def traced_experts() -> list[str]:
     spec = MoeSpec(num_experts=4, top_k=2, size=16, swiglu_alpha=1.0, swiglu_limit=7.0)
     found = []
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        moe = MoeMlp(spec, 16, dtype=dtype, device=CPU)
+        moe = MoeMlp(spec, 16, PlainWeights(dtype=dtype, device=CPU))
         trace = make_fx(moe, tracing_mode="symbolic", _allow_non_fake_inputs=True)
         try:
             with torch.no_grad(), without_logs("torch._subclasses.fake_tensor"):

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from playhead.graph.backends.base import record
 from playhead.graph.backends.tape import TapeBackend
 from playhead.layers.blocks import WEIGHT_FORMATS
+from playhead.layers.experts import Experts
 from playhead.layers.linear import PlainLinear, PlainWeights, order_sums
 from playhead.layers.shard import WHOLE, Shard
 from playhead.layers.spec import StoredAs
@@ -97,6 +98,9 @@ class ByteWeights:
 
     def vocabulary(self, num_ids):
         return Vocabulary(num_ids)
+
+    def experts(self, count):
+        return Experts(count)
 
     def linear_over(self, weight_OI):
         return PlainLinear(weight_OI)
