@@ -142,6 +142,7 @@ class Engine:
         self.reader.close()
         if self._unfreeze is not None:
             self._unfreeze()
+        self.worker.close()
 
     def capture_graphs(self, progress: Callable[[CaptureReport], None] | None = None) -> None:
         """Capture all sizes now; otherwise each is captured when it is first wanted.

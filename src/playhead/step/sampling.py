@@ -108,6 +108,11 @@ def sample(
     )
     if kind is SamplingKind.EVERYTHING:
         return SampledTokens(tokens_N, *logprobs_of(logits_NV, tokens_N, MAX_LOGPROBS))
+    return without_reports(tokens_N)
+
+
+def without_reports(tokens_N: torch.Tensor) -> SampledTokens:
+    """Tokens of rows that nobody wants logprobs of."""
     no_ids_NL = tokens_N.new_empty((len(tokens_N), 0))
     no_logprobs_NL = torch.empty((len(tokens_N), 0), dtype=torch.float32, device=tokens_N.device)
     return SampledTokens(tokens_N, no_ids_NL, no_logprobs_NL, no_ids_NL)
