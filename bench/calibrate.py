@@ -89,10 +89,12 @@ class Replicas:
                 self._send(asked[sent][2])
                 sent += 1
                 continue
-            for pipe in wait(list(by_pipe), timeout=left_s):
-                answer = pipe.recv()  # type: ignore[union-attr]
-                self.loads.add(by_pipe[pipe], -1)  # type: ignore[index]
-                answers[answer.index] = answer
+            ready = wait(list(by_pipe), timeout=left_s)
+            for pipe, name in by_pipe.items():
+                if pipe in ready:
+                    answer: Answer = pipe.recv()
+                    self.loads.add(name, -1)
+                    answers[answer.index] = answer
         return [answers[i] for i in range(len(asked))], began_s
 
     def _send(self, ask: Ask) -> None:
