@@ -84,7 +84,7 @@ def _turn_heads(
 
 @triton.jit
 def qk_rope_write_kernel(
-    q, k, v, q_weight, k_weight, table, positions, k_cache, v_cache, locs, eps,
+    q, k, v, q_weight, k_weight, angles, positions, k_cache, v_cache, locs, eps,
     q_token, q_head, k_token, k_head, v_token, v_head, k_page, k_slot, k_cache_head, v_page, v_slot, v_cache_head,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr, STEP: tl.constexpr,
     PAGE_SIZE: tl.constexpr, NUM_Q_BLOCKS: tl.constexpr,
@@ -92,13 +92,15 @@ def qk_rope_write_kernel(
     BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_F: tl.constexpr,
     BLOCK_REST: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    let_downstream_start(DEPENDENT)
-    after_upstream(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
-    angles = table
     if F > 0:
         angles += tl.load(positions + token).to(tl.int64) * (2 * F)
+    loc = tl.maximum(tl.load(locs + token), 0)  # -1 is the sink, as 0 is
+    after_upstream(DEPENDENT)
+    # Only now: programs of attention would else start while the projection has most multiprocessors, pile up on those
+    # that are free, and stay there.
+    let_downstream_start(DEPENDENT)
     if part < NUM_Q_BLOCKS:
         head_H = part * BLOCK_H + tl.arange(0, BLOCK_H)
         place_H = token * q_token + head_H * q_head
@@ -107,7 +109,6 @@ def qk_rope_write_kernel(
             H, D, F, STEP, HAS_NORM, TOGETHER, UNIT_OFFSET, BLOCK_F, BLOCK_REST,
         )  # fmt: skip
     else:
-        loc = tl.maximum(tl.load(locs + token), 0)  # -1 is the sink, as 0 is
         writes = loc > 0  # a mask, not a branch: the loads below need not wait for it
         page, slot = (loc // PAGE_SIZE).to(tl.int64), (loc % PAGE_SIZE).to(tl.int64)
         head_K = tl.arange(0, BLOCK_K)
