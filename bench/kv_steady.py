@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from playhead.errors import OutOfPages
-from playhead.kv.cache import HybridKVCache, SequenceKV
+from playhead.kv.cache import HybridKVCache
 from playhead.kv.ledger import Ledger
 from playhead.kv.plan import KVPlan, hybrid_bound_tokens
+from playhead.kv.sequence import SequenceKV
 from playhead.types import Step
 
 NUM_DECODED_TOKENS = 32

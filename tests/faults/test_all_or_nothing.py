@@ -7,8 +7,9 @@ from array import array
 
 import pytest
 
-from playhead.kv.cache import HybridKVCache, SequenceKV
+from playhead.kv.cache import HybridKVCache
 from playhead.kv.ledger import Ledger
+from playhead.kv.sequence import SequenceKV
 from playhead.outputs import FinishReason
 from playhead.sampling_params import SamplingParams
 from playhead.schedule.request import Chunk, Request

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from playhead.errors import OutOfPages
-from playhead.kv.cache import HybridKVCache, SequenceKV
+from playhead.kv.cache import HybridKVCache
+from playhead.kv.sequence import SequenceKV
 from playhead.testing.kv_pools import OwnershipError, ReferenceKVPool
 from playhead.testing.kv_rules import run_step, small_layer, small_plan
 

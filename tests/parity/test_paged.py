@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from playhead.graph import Mode
-from playhead.kv.cache import SequenceKV
 from playhead.kv.plan import KVLimits
+from playhead.kv.sequence import SequenceKV
 from playhead.schedule.request import Chunk
 from playhead.step.build import build_worker
 from playhead.step.worker import Worker, WorkerConfig

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from playhead.engine.front import CheckedPrompt, PromptReader
 from playhead.errors import NoTokenLeft, PlayheadError, RequestError, RequestFailed, caused
 from playhead.grammar.matcher import BITS, Matcher, OtherRules, mask_of
+from playhead.graph.late import LateRows
 from playhead.sampling_params import SamplingKind
-from playhead.schedule.request import Chunk
+from playhead.schedule.request import Chunk, Request
+from playhead.schedule.step_plan import StepPlan
 from playhead.step.masks import ALL_ALLOWED
 from playhead.step.worker import Worker
 
@@ -58,48 +58,50 @@ class MaskWriter:
         self._threads: LLExecutor | None = None
 
     def write(
-        self, planned: Sequence[Chunk], masks_NW: npt.NDArray[np.int32], force: Callable[[Chunk, Sequence[int]], bool]
-    ) -> Iterator[tuple[Chunk, PlayheadError]]:
+        self, planned: StepPlan, masks: LateRows, force: Callable[[Chunk, Sequence[int]], bool]
+    ) -> Iterator[tuple[Request, PlayheadError]]:
         """Write the masks of a step whose requests' outputs have all been read; gives the requests that cannot go on.
 
-        A request that has ended, or that gets no token in this step, keeps a mask that allows everything: its token is
-        dropped. Where several tokens must follow, `force` is told, and the mask allows the first of them alone.
+        A request that has ended keeps a mask that allows everything: its token is dropped. Where several tokens must
+        follow, `force` is told, and the mask allows the first of them alone.
         """
-        found: list[tuple[int, Chunk, Matcher]] = []
-        for row, chunk in enumerate(planned):
-            matcher = chunk.request.matcher
-            if matcher is None or not chunk.samples or chunk.request.finish_reason is not None:
+        found: list[tuple[int, Request, Matcher]] = []
+        for row in planned.formed:
+            request = planned.requests[row]
+            matcher = request.matcher
+            if matcher is None or request.finish_reason is not None:
                 continue
             try:
-                matcher.follow(chunk.request.output)
+                matcher.follow(request.output)
             except Exception as error:  # noqa: BLE001  whatever it is, it is this request's
-                yield chunk, caused(RequestFailed(chunk.request.id), error)
+                yield request, caused(RequestFailed(request.id), error)
             else:
-                found.append((row, chunk, matcher))
-        self._compute([(matcher, row) for row, _, matcher in found], masks_NW)
-        for row, chunk, matcher in found:
-            request, mask_W = chunk.request, masks_NW[row]
+                found.append((row, request, matcher))
+        self._compute([(matcher, row) for row, _, matcher in found], masks)
+        for row, request, matcher in found:
+            mask_W = masks.values[row]
             try:
-                is_something = matcher.restrict(request.output, mask_W)
-                forced = matcher.forced(mask_W) if is_something else []
+                num_words_left = matcher.restrict(request.output, mask_W)
+                forced = matcher.forced(mask_W) if num_words_left == 1 else []
             except Exception as error:  # noqa: BLE001  whatever it is, it is this request's
-                yield chunk, caused(RequestFailed(request.id), error)
+                yield request, caused(RequestFailed(request.id), error)
                 mask_W[:] = ALL_ALLOWED
                 continue
-            if not is_something:
-                yield chunk, NoTokenLeft(request.id, len(request.output))
+            if not num_words_left:
+                yield request, NoTokenLeft(request.id, len(request.output))
                 mask_W[:] = ALL_ALLOWED
-            elif len(forced) > 1 and force(chunk, forced):
+            elif len(forced) > 1 and force(planned[row], forced):
                 mask_W[:] = mask_of(forced[:1], BITS * len(mask_W))
 
-    def _compute(self, matchers: Sequence[tuple[Matcher, int]], masks_NW: npt.NDArray[np.int32]) -> None:
+    def _compute(self, matchers: Sequence[tuple[Matcher, int]], masks: LateRows) -> None:
+        num_bytes = masks.values.strides[0]
         if len(matchers) < MIN_AT_ONCE:
             for matcher, row in matchers:
-                matcher.write_mask(masks_NW[row])
+                matcher.write_mask(masks.address + row * num_bytes, num_bytes)
             return
         if self._threads is None:
             from llguidance import LLExecutor
 
             self._threads = LLExecutor()
         states = [(matcher.state, row) for matcher, row in matchers]
-        self._threads.unsafe_compute_mask_ptr(states, masks_NW.ctypes.data, masks_NW.strides[0], len(masks_NW))
+        self._threads.unsafe_compute_mask_ptr(states, masks.address, num_bytes, len(masks.values))

@@ -73,24 +73,24 @@ class Matcher:
             raise PlayheadError(f"the grammar does not allow {len(new)} more tokens: {self._reason()}")
         self.num_taken += len(new)
 
-    def write_mask(self, mask_W: Int32Array) -> None:
-        """The bits of what the grammar allows after the tokens that it has taken."""
-        self.state.unsafe_compute_mask_ptr(mask_W.ctypes.data, mask_W.nbytes)
+    def write_mask(self, address: int, num_bytes: int) -> None:
+        """The bits of what the grammar allows after the tokens that it has taken, into so much memory."""
+        self.state.unsafe_compute_mask_ptr(address, num_bytes)
 
-    def restrict(self, output: Sequence[int], mask_W: Int32Array) -> bool:
-        """Take what the other rules forbid from a mask that was just computed. False if nothing is left of it."""
+    def restrict(self, output: Sequence[int], mask_W: Int32Array) -> int:
+        """Take what the other rules forbid from a mask that was just computed; gives how many words have a bit left."""
         if self.state.is_error():
             raise PlayheadError(f"the grammar has no mask for the next token: {self._reason()}")
         if self._rules is not None:
             self._forbid(self._rules.forbidden(output), mask_W)
-        return bool(mask_W.any())
+        return int(np.count_nonzero(mask_W))
 
     def forced(self, mask_W: Int32Array) -> list[int]:
         """Tokens that must follow: the grammar leaves one text, and this is how the tokenizer cuts it.
 
-        `mask_W` is the mask of the first of them: with a bit in more than one word there is a choice.
+        `mask_W` is the mask of the first of them. With bits in more than one word there is a choice: ask no more then.
         """
-        if not self.can_force or np.count_nonzero(mask_W) > 1:
+        if not self.can_force:
             return []
         tokens = self.state.compute_ff_tokens()
         is_allowed = bool(tokens) and bool(mask_W[tokens[0] // BITS] & bit(tokens[0]))

@@ -1,43 +1,62 @@
-"""Slots that are filled when a part of the step already runs.
+"""A slot that is filled when a part of the step already runs.
 
-A step may be captured as two graphs (`split.py`). Inputs of the second one need not be known when the first is
-launched. Such a slot is declared like any other. It lies in an arena of its own, which `fill_late` copies.
+A step may be captured as two graphs (`split.py`). What only the second one reads need not be known when the first is
+launched. Such a slot is declared like any other. It lies in an arena of its own, which is sent alone. Its rows may be
+written where they are sent from: they may be long, and few of them may have something else than padding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle
+from typing import Any
 
+import numpy as np
 import torch
 
 from playhead.errors import SlotError
-from playhead.graph.registry import CudaGraphBufferRegistry
-from playhead.graph.sharing import InputBufferPool
+from playhead.graph.registry import NUM_STAGES, CudaGraphBufferRegistry
+from playhead.graph.slot_values import poison_value, source_mismatch
 from playhead.graph.slots import Batch, FillContext, GraphSlot
+from playhead.graph.staging import CopyPort, Stage, StagingRing, field_view, lay_out, port_for
+
+
+@dataclass(slots=True, kw_only=True)  # mutable: `written` follows the fills
+class LateRows:
+    """The late slot on the host, where it is sent from. All rows but the `written` ones are padding."""
+
+    stage: Stage
+    values: np.ndarray[Any, Any]
+    address: int
+    """Of `values`, for those who write without numpy. Asking an array takes longer than most writes."""
+    written: Sequence[int] = ()
 
 
 class LateRegistry(CudaGraphBufferRegistry):
-    """A registry with `late` slots besides. `fill_from` fills those too where the batch has their values.
+    """A registry with a `late` slot besides. `fill_from` fills that too where the batch has its values.
 
     A late fill is no fill for `num_fills`: a graph that goes on in place finds its other slots as it left them.
     """
 
     def __init__(
         self,
-        late: Sequence[GraphSlot],
+        late: GraphSlot,
         *,
         max_bs: int,
         max_num_tokens: int,
         device: torch.device | str,
-        pool: InputBufferPool | None = None,
+        port: CopyPort | None = None,
     ) -> None:
-        super().__init__(max_bs=max_bs, max_num_tokens=max_num_tokens, device=device, pool=pool)
-        self._late = CudaGraphBufferRegistry(max_bs=max_bs, max_num_tokens=max_num_tokens, device=device)
-        for slot in late:
-            self._late.register_slot(slot)
+        super().__init__(max_bs=max_bs, max_num_tokens=max_num_tokens, device=device, port=port)
+        if not late.staged or late.axis != "bs" or late.leaves_tail:
+            wanted = "staged values of requests, with padding that is written"
+            raise SlotError(late.name, "a late slot of another kind", wanted, "Fill it with the others.")
+        self._late, self._late_stages = late, list[LateRows]()
+        self._open: LateRows | None = None
 
     def register_slot(self, slot: GraphSlot, bind: torch.Tensor | None = None) -> GraphSlot:
-        if slot.name in self._late.slots:
+        if slot.name == self._late.name:
             raise SlotError(slot.name, "registered twice", "one declaration", "Rename one, or drop it.")
         return super().register_slot(slot, bind)
 
@@ -45,20 +64,51 @@ class LateRegistry(CudaGraphBufferRegistry):
         if self.frozen:
             return
         super().freeze()
-        self._late.freeze()
-        self._slots.update(self._late.slots)  # read and audited like the others
+        late = self._late
+        (place,), num_bytes = lay_out([(late.shape_fn(self.max_bs, self.max_num_tokens), late.dtype, late.pad_value)])
+        arena = torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
+        self._late = replace(late, buffer=field_view(arena, place).fill_(place.pad_value))
+        self._check_rows(self._late)
+        self._slots[late.name] = self._late  # read and audited like the others
+        stages = StagingRing([place], arena, self._port or port_for(self.device), NUM_STAGES).stages
+        self._late_stages = [
+            LateRows(stage=one, values=one.fields[0], address=one.fields[0].ctypes.data) for one in stages
+        ]
+        self._late_turns: Iterator[LateRows] = cycle(self._late_stages)
 
     def fill_from(self, batch: Batch, ctx: FillContext) -> None:
-        late = self._late.slots.keys()
-        if late <= batch.keys():
-            self.fill_late({name: batch[name] for name in late}, ctx)
-            batch = {name: values for name, values in batch.items() if name not in late}
+        if self._late.name in batch:
+            self.fill_late(batch[self._late.name], ctx)
+            batch = {name: values for name, values in batch.items() if name != self._late.name}
         super().fill_from(batch, ctx)
 
-    def fill_late(self, batch: Batch, ctx: FillContext) -> None:
-        """Write the late slots, their padding included, in one copy."""
-        self._late.fill_from(batch, ctx)
+    def fill_late(self, values: np.ndarray[Any, Any], ctx: FillContext) -> None:
+        """Write the late slot's live rows and its padding, in one copy."""
+        live = self.open_late(range(ctx.raw_bs)).values[: ctx.raw_bs]
+        if values.dtype != live.dtype or values.shape != live.shape:
+            raise source_mismatch(self._late, values.dtype, values.shape, live.shape)
+        live[...] = values
+        self.send_late()
+
+    def open_late(self, rows: Sequence[int]) -> LateRows:
+        """The late slot on the host, all of it padding. These rows may be written before `send_late` is called."""
+        self._open = opened = next(self._late_turns)
+        opened.stage.settle()
+        # Marked before the first write: a fill that is cut short must not hide rows from the next one.
+        written, opened.written = opened.written, rows
+        for row in written:
+            opened.values[row] = self._late.pad_value
+        return opened
+
+    def send_late(self) -> None:
+        """Copy to the device what `open_late` gave, with what was written there since."""
+        opened, self._open = self._open, None
+        assert opened is not None, "there is something to send"
+        opened.stage.send()
 
     def poison(self) -> None:
         super().poison()
-        self._late.poison()
+        for one in self._late_stages:
+            one.stage.settle()
+            one.written = range(self.max_bs)
+            one.values[...] = poison_value(self._late.dtype)

@@ -2,7 +2,7 @@
 
 The callable calls `scope.call(CUT, ...)` once. What it issues before is the body, what it issues after is the tail.
 The tail may read slots, owned memory and nothing else: memory that the body made belongs to the body's graph. While the
-body runs the host finds out what the tail needs, fills the registry's late slots and launches the tail.
+body runs the host finds out what the tail needs, fills the registry's late slot and launches the tail.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from playhead.graph.late import LateRegistry
 from playhead.graph.outputs import Outputs
 from playhead.graph.runner import GraphRunner
 from playhead.graph.shapes import Decision
-from playhead.graph.slots import Batch, FillContext
+from playhead.graph.slots import FillContext
 from playhead.graph.spec import LivePlan, StepResult
 from playhead.types import Mode
 
@@ -115,12 +115,12 @@ class SplitRunner(GraphRunner):
         self.num_raw[decision.bucket] += ctx.raw_bs
         return StepResult(output=self._live_output(decision.bucket, ctx), decision=decision)
 
-    def finish(self, late: Batch) -> StepResult:
-        """Fill the late slots and launch the tail of the step whose body was launched last."""
+    def finish(self) -> StepResult:
+        """Send the rows that `LateRegistry.open_late` gave, and launch the tail of the step whose body ran last."""
         if self._open is None:
             raise GraphError(f"{self.step.name}: finish without a body that was launched. Call run first.")
         (decision, ctx, live), self._open = self._open, None
-        self.registry.fill_late(late, ctx)
+        self.registry.send_late()
         if decision.mode is Mode.EAGER:
             return StepResult(output=self.run_eager(ctx, live), decision=decision)
         captured = self.captured[decision.bucket]

@@ -36,15 +36,14 @@ class CopyPort(Protocol):
     def channel(self, dst: torch.Tensor, src: torch.Tensor) -> Channel: ...
 
 
-@dataclass(frozen=True, slots=True)
 class HostChannel:
-    """Host to host: the copy is done when it returns."""
+    """Host to host: the copy is done when it returns. By numpy, which takes a fraction of torch's time to begin."""
 
-    dst: torch.Tensor
-    src: torch.Tensor
+    def __init__(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        self._dst, self._src = dst.numpy(), src.numpy()
 
     def send(self) -> None:
-        self.dst.copy_(self.src)
+        np.copyto(self._dst, self._src)
 
     def wait(self) -> None:
         return None
@@ -92,6 +91,11 @@ class Stage:
             self.channel.wait()
             self.in_flight = False
 
+    def send(self) -> None:
+        """Start the copy of the whole arena, tails included."""
+        self.channel.send()
+        self.in_flight = True
+
 
 def lay_out(specs: Sequence[tuple[tuple[int, ...], torch.dtype, float]]) -> tuple[tuple[StagedField, ...], int]:
     """Fields one after another, each aligned, and the arena's size in bytes.
@@ -138,5 +142,4 @@ class StagingRing:
 
     def submit(self, stage: Stage) -> None:
         """Send the whole arena, tails included, in one copy."""
-        stage.channel.send()
-        stage.in_flight = True
+        stage.send()

@@ -14,9 +14,8 @@ no step is in flight.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,32 +25,10 @@ from playhead.kv.hybrid import HybridAllocator
 from playhead.kv.plan import KVPlan
 from playhead.kv.prefix import TOKEN_BYTES, PrefixCache, token_key
 from playhead.kv.restore import restore
+from playhead.kv.sequence import SequenceKV, Stride
 from playhead.kv.tables import FULL, Int32Array, RowTables
 from playhead.kv.violations import ViolationLog
-from playhead.types import FullLoc, Row, Step
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class SequenceKV:
-    """One running request's memory. Mutable, but only `HybridKVCache` writes it.
-
-    `num_tokens` counts tokens that have a place, `num_launched_tokens` those that a launched step writes;
-    `frontiers[w]` is the first page still held in window group `w`, and before `slides_at` tokens none of them moves;
-    `offered_key` are the tokens whose pages the prefix cache knows; with `is_offered` these are all of the prompt's.
-    """
-
-    request: str
-    salt: str
-    row: Row
-    prompt_key: bytes
-    pages: array[int]
-    frontiers: list[int]
-    num_tokens: int
-    num_launched_tokens: int
-    num_hit_tokens: int
-    offered_key: bytes
-    slides_at: int = 0
-    is_offered: bool = False
+from playhead.types import FullLoc, Step
 
 
 class HybridKVCache:
@@ -68,6 +45,7 @@ class HybridKVCache:
         """Whether a change of the account was cut short: nothing can be had before it is counted again."""
         self.num_restored = 0
         self._extended: dict[str, SequenceKV] = {}
+        self._advanced: Stride | None = None
         self._prefix_caching = prefix_caching
         self._page_size = plan.geometry.page_size
         self._page_bytes = TOKEN_BYTES * self._page_size
@@ -100,8 +78,6 @@ class HybridKVCache:
                 prompt_key=key,
                 pages=array("i"),
                 frontiers=[0] * len(self._windows),
-                num_tokens=0,
-                num_launched_tokens=0,
                 num_hit_tokens=0,
                 offered_key=b"",
             )
@@ -126,14 +102,23 @@ class HybridKVCache:
         """How many tokens from these positions on the sequences of these rows have pages for."""
         return np.minimum(self.num_places_of(rows), np.int32(self.plan.limits.max_context_tokens)) - ends
 
-    def extend_each(self, seqs: Mapping[str, SequenceKV]) -> None:
-        """A place for one more token of each of these sequences, by request. Their pages are there (`places_left`)."""
-        self._extended.update(seqs)
-        for seq in seqs.values():
-            seq.num_tokens += 1
+    def start_stride(self, seqs: Sequence[SequenceKV]) -> Stride:
+        """These sequences grow together from now on, by `advance`."""
+        stride = Stride(seqs=seqs, looks_at=np.zeros(len(seqs), np.int64))
+        for seq in seqs:
+            seq.join(stride)
+        return stride
+
+    def advance(self, stride: Stride) -> None:
+        """A place for one more token of each sequence of a stride. Their pages are there (`places_left`)."""
+        self._advanced = stride
+        stride.num_placed += 1
 
     def retract(self) -> None:
         """Take back all places of tokens that no step has written. Their pages stay reserved."""
+        if self._advanced is not None:
+            self._advanced.num_placed = self._advanced.num_launched
+            self._advanced = None
         for seq in self._extended.values():
             seq.num_tokens = seq.num_launched_tokens
         self._extended.clear()
@@ -206,12 +191,32 @@ class HybridKVCache:
         """
         with self._change():
             for seq in self._extended.values():
-                seq.num_launched_tokens = num_tokens = seq.num_tokens
-                if not seq.is_offered:
-                    self._offer_prompt(seq)
-                if num_tokens >= seq.slides_at:
-                    self._slide(seq)
+                seq.num_launched_tokens = seq.num_tokens
+                self._look_at(seq)
             self._extended.clear()
+            if self._advanced is not None:
+                self._commit_stride(self._advanced)
+                self._advanced = None
+
+    def _commit_stride(self, stride: Stride) -> None:
+        """The same for a stride, of which those sequences are looked at that may have something to give up."""
+        stride.num_launched = num_launched = stride.num_placed
+        if num_launched < stride.next_look:
+            return
+        for place in np.flatnonzero(stride.looks_at <= num_launched).tolist():
+            seq = stride.seqs[place]
+            if seq.growth.stride is stride and self.sequences.get(seq.request) is seq:
+                self._look_at(seq)
+            if seq.is_offered:
+                stride.looks_at[place] = seq.slides_at - seq.num_launched_tokens + num_launched
+        stride.next_look = int(stride.looks_at.min())
+
+    def _look_at(self, seq: SequenceKV) -> None:
+        """Offer the prompt's pages and slide the windows of a sequence whose tokens count as written."""
+        if not seq.is_offered:
+            self._offer_prompt(seq)
+        if seq.num_launched_tokens >= seq.slides_at:
+            self._slide(seq)
 
     def retire(self, step: Step) -> None:
         """This step is done: what was given up while it ran can be reused."""

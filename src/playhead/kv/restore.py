@@ -18,7 +18,8 @@ from playhead.kv.geometry import window_frontier
 from playhead.kv.tables import FULL
 
 if TYPE_CHECKING:
-    from playhead.kv.cache import HybridKVCache, SequenceKV
+    from playhead.kv.cache import HybridKVCache
+from playhead.kv.sequence import SequenceKV
 
 
 def restore(cache: HybridKVCache) -> None:

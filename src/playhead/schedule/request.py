@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from playhead.grammar.matcher import Matcher
-from playhead.kv.cache import SequenceKV
+from playhead.kv.sequence import SequenceKV, Stride
 from playhead.outputs import FinishReason
 from playhead.sampling_params import SamplingParams
 
@@ -37,10 +37,22 @@ class Request:
     output: list[int] = field(default_factory=list)
     forced: tuple[int, ...] = ()
     """Tokens after `output` that are known before the step that samples the first of them was read."""
-    num_sampled: int = 0
+    sampled: tuple[int, Stride] = field(default_factory=lambda: (0, Stride()))
     num_preemptions: int = 0
     num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
+
+    @property
+    def num_sampled(self) -> int:
+        return self.sampled[0] + self.sampled[1].num_placed
+
+    @num_sampled.setter
+    def num_sampled(self, value: int) -> None:
+        self.sampled = value - self.sampled[1].num_placed, self.sampled[1]
+
+    def join(self, stride: Stride) -> None:
+        """Sample with these steps from now on, a token each. Nothing else changes."""
+        self.sampled = self.num_sampled - stride.num_placed, stride
 
     @property
     def tokens(self) -> list[int]:

@@ -23,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from playhead.errors import OutOfPages, RequestError
-from playhead.kv.cache import HybridKVCache, SequenceKV
+from playhead.kv.cache import HybridKVCache
+from playhead.kv.sequence import SequenceKV, Stride
 from playhead.outputs import FinishReason
 from playhead.schedule.request import Chunk, Request
 from playhead.schedule.rows import DeviceRows
@@ -192,15 +193,25 @@ class Scheduler:
             planned = last.next_decode()
         else:
             goes_on = (last.num_left > 0) & last.are_open()
-            planned = (last if goes_on.all() else last.only(goes_on)).next_decode()
+            planned = (last if goes_on.all() else self._without(last, goes_on)).next_decode()
             if not len(planned) or self._wants_pages(planned):
                 return None
             planned.num_sure, planned.num_ended_before = self._num_sure(planned), self.num_ended
-        self._kv.extend_each(planned.by_name)
-        self.open_plan = self._decoding = planned
-        for request in planned.requests:
-            request.num_sampled += 1
+        if planned.stride is None:
+            planned.stride = self._kv.start_stride(planned.seqs)
+            for request in planned.requests:
+                request.join(planned.stride)
+        self.open_plan = planned
+        self._kv.advance(planned.stride)
+        self._decoding = planned
         return planned
+
+    def _without(self, last: StepPlan, goes_on: npt.NDArray[np.bool_]) -> StepPlan:
+        """The plan of the requests that go on. The others keep the tokens that they have."""
+        for place in np.flatnonzero(~goes_on).tolist():
+            last.seqs[place].join(Stride())
+            last.requests[place].join(Stride())
+        return last.only(goes_on)
 
     def _by_turn(self) -> list[tuple[Request, int]]:
         """Running requests and how many tokens they have to compute: decoding requests, then prompts, each in order."""

@@ -11,7 +11,7 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from playhead.kv.cache import SequenceKV
+from playhead.kv.sequence import SequenceKV, Stride
 from playhead.kv.tables import Int32Array
 from playhead.schedule.request import Chunk, Request
 
@@ -26,7 +26,6 @@ class StepPlan(Sequence[Chunk]):
 
     requests: list[Request]
     seqs: list[SequenceKV]
-    by_name: dict[str, SequenceKV]
     rows: Int32Array
     ends: Int32Array
     num_generated: npt.NDArray[np.int64]
@@ -37,6 +36,8 @@ class StepPlan(Sequence[Chunk]):
     is_plain: npt.NDArray[np.bool_]
     """Whether nobody looks at the token that a request gets. A request that gets none counts as looked at."""
     outputs: list[list[int]]
+    formed: list[int]
+    """Where the requests are whose next token a grammar limits."""
     ending_ids: frozenset[int]
     """Those of all requests; of some that are here no more, too."""
     num_tokens: int
@@ -46,6 +47,8 @@ class StepPlan(Sequence[Chunk]):
     """Requests that had ended when this was planned."""
     num_sure: int = 0
     """So many decode steps after this one end no request by its length and need no page (`Scheduler`)."""
+    stride: Stride | None = None
+    """What its sequences grow by, once they have gone on together."""
     _chunks: Sequence[Chunk] = field(default=(), repr=False)
 
     @classmethod
@@ -56,7 +59,6 @@ class StepPlan(Sequence[Chunk]):
         return cls(
             requests=[chunk.request for chunk in chunks],
             seqs=[chunk.seq for chunk in chunks],
-            by_name={chunk.seq.request: chunk.seq for chunk in chunks},
             rows=np.array([chunk.seq.row for chunk in chunks], dtype=np.int32),
             ends=np.array([chunk.end for chunk in chunks], dtype=np.int32),
             num_generated=np.array([chunk.num_generated for chunk in chunks], dtype=np.int64),
@@ -65,6 +67,7 @@ class StepPlan(Sequence[Chunk]):
             samples=np.array([chunk.samples for chunk in chunks], dtype=np.bool_),
             is_plain=np.array([chunk.samples and chunk.request.is_plain for chunk in chunks], dtype=np.bool_),
             outputs=[chunk.request.output for chunk in chunks],
+            formed=[at for at, one in enumerate(chunks) if one.samples and one.request.matcher is not None],
             ending_ids=frozenset().union(*{chunk.request.ending_ids for chunk in chunks}),
             num_tokens=sum(len(chunk.tokens) for chunk in chunks),
             is_decode=decodes(chunks),
@@ -91,10 +94,12 @@ class StepPlan(Sequence[Chunk]):
         kept = is_kept.tolist()
         rest = copy(self)
         rest.requests, rest.seqs = list(compress(self.requests, kept)), list(compress(self.seqs, kept))
-        rest.by_name, rest.outputs = dict(compress(self.by_name.items(), kept)), list(compress(self.outputs, kept))
+        rest.outputs = list(compress(self.outputs, kept))
         rest.rows, rest.ends = self.rows[is_kept], self.ends[is_kept]
         rest.num_generated, rest.max_new_tokens = self.num_generated[is_kept], self.max_new_tokens[is_kept]
         rest.first_tokens, rest.samples = self.first_tokens[is_kept], self.samples[is_kept]
+        if self.formed:
+            rest.formed = [at for at, request in enumerate(rest.requests) if request.matcher is not None]
         rest.is_plain, rest._chunks = self.is_plain[is_kept], list(compress(self._chunks, kept))
         return rest
 

@@ -126,7 +126,7 @@ class Runners:
     def masked(self, features: InputFeatures) -> MaskedSteps:
         """Decode behind masks, over a registry of its own: other steps copy no masks."""
         most, vocab_size = self._config.limits.max_running, self._forward.model.decoder.spec.vocab_size
-        registry = LateRegistry([masks_slot(vocab_size)], max_bs=most, max_num_tokens=most, device=self._device)
+        registry = LateRegistry(masks_slot(vocab_size), max_bs=most, max_num_tokens=most, device=self._device)
         register_inputs(registry, features, advances=ADVANCES)
 
         def make_decoder(kind: SamplingKind) -> SplitRunner:

@@ -10,27 +10,27 @@ Shapes: N requests of a step, W words of a mask: a bit for each token id, 1 if t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from playhead.grammar.matcher import num_words
 from playhead.graph.capture import Inputs
-from playhead.graph.late import LateRegistry
+from playhead.graph.late import LateRegistry, LateRows
 from playhead.graph.shapes import Decision
-from playhead.graph.slots import Batch, FillContext, GraphSlot, PaddingPolicy
+from playhead.graph.slots import Batch, GraphSlot, PaddingPolicy
 from playhead.graph.split import SplitRunner
 from playhead.sampling_params import SamplingKind
 from playhead.schedule.rows import DecodeSlots
 from playhead.step.forward import StepOutput
 from playhead.step.inputs import StepRequests
-from playhead.step.sampling import MASKS_SLOT, SampledTokens
+from playhead.step.sampling import MASKS_SLOT, ReadTokens, SampledTokens
 
 if TYPE_CHECKING:
+    from playhead.step.orders import Leader
     from playhead.step.worker import Readback, Stopwatch, Worker
 
 ALL_ALLOWED = -1  # every bit of a word: a padded row, or a request without a grammar, may get any token
@@ -59,19 +59,10 @@ class MaskedSteps:
     decode_slots: DecodeSlots | None = None
     """What the slots of these runners hold: they are not those of the other decode runners."""
 
-    def __post_init__(self) -> None:
-        slot = self.registry.get_slot(MASKS_SLOT)
-        assert slot.buffer is not None, "a frozen registry has its memory"
-        self._masks_NW: npt.NDArray[np.int32] = np.full(tuple(slot.buffer.shape), ALL_ALLOWED, dtype=np.int32)
-
     def can_replay_in_place(self, requests: StepRequests, kind: SamplingKind) -> bool:
         """Whether the slots of these runners hold this very step."""
         last, num_fills = self.decode_slots, self.registry.num_fills
         return last is not None and last.hold(requests.chunks, kind, num_fills=num_fills)
-
-    def tail(self, kind: SamplingKind, num_requests: int, stopwatch: Stopwatch) -> Tail:
-        """The second part of a step that is about to be launched."""
-        return Tail(steps=self, kind=kind, num_requests=num_requests, stopwatch=stopwatch)
 
     def decoder_for(self, kind: SamplingKind) -> SplitRunner:
         """The decode runner with this sampling behind its masks."""
@@ -79,17 +70,9 @@ class MaskedSteps:
             self.decoders[kind] = self.make_decoder(kind)
         return self.decoders[kind]
 
-    def all_allowed(self, num_requests: int) -> npt.NDArray[np.int32]:
-        """Masks of a step that forbid nothing yet, to be written. The next step writes the same memory."""
-        masks_NW = self._masks_NW[:num_requests]
-        masks_NW.fill(ALL_ALLOWED)
-        return masks_NW
-
-    def filled(self, masks_NW: npt.NDArray[np.int32]) -> Inputs:
+    def sent(self, num_requests: int) -> Inputs:
         """The masks on the device, for a step over tokens, which samples outside its graph."""
-        num_requests = len(masks_NW)
-        ctx = FillContext(raw_bs=num_requests, padded_bs=num_requests, raw_num_tokens=0, padded_num_tokens=0)
-        self.registry.fill_late({MASKS_SLOT: masks_NW}, ctx)
+        self.registry.send_late()
         return {MASKS_SLOT: self.registry.get_slot(MASKS_SLOT).rows(0, num_requests)}
 
 
@@ -97,14 +80,14 @@ class MaskedSteps:
 class Tail:
     """The second part of a launched step. Its results come back when it was launched, by `launch`.
 
-    `sample` makes tokens of masks: the first part leaves it here.
+    `sample` sends the masks and makes tokens: the first part leaves it here.
     """
 
     steps: MaskedSteps
     kind: SamplingKind
-    num_requests: int
     stopwatch: Stopwatch
-    sample: Callable[[npt.NDArray[np.int32]], StepOutput] | None = None
+    sample: Callable[[], StepOutput] | None = None
+    leader: Leader | None = None
     _readback: Readback | None = None
 
     @property
@@ -115,29 +98,32 @@ class Tail:
         self, worker: Worker, requests: StepRequests, batch: Batch | None
     ) -> tuple[Decision, torch.Tensor, SampledTokens | None]:
         """Launch all of a step that does not wait for masks. Gives where its logits will be, and reports of prompts."""
+        self.leader = worker.leader
         steps, kind, forward, prompt = self.steps, self.kind, worker.forward, None
+        num_requests = len(requests.chunks)
         if requests.is_decode:
             steps.decode_slots = None  # an error below leaves the slots as nobody knows
             runner = steps.decoder_for(kind)
-            result = runner.run_or_go_on(batch, self.num_requests)
+            result = runner.run_or_go_on(batch, num_requests)
             steps.decode_slots = worker.slots_after(requests, kind, runner)
-            self.sample = lambda masks_NW: runner.finish({MASKS_SLOT: masks_NW}).output
+            self.sample = lambda: runner.finish().output
         else:
             result, inputs, prompt = worker.run_tokens(requests, batch)
             h_TM = result.output  # held alone: with the worker there would be a cycle
-            self.sample = lambda masks_NW: forward.sample_last(h_TM, {**inputs, **steps.filled(masks_NW)}, kind)
-        return result.decision, forward.logits(self.num_requests), prompt
+            self.sample = lambda: forward.sample_last(h_TM, {**inputs, **steps.sent(num_requests)}, kind)
+        return result.decision, forward.logits(num_requests), prompt
 
-    def masks(self) -> npt.NDArray[np.int32]:
-        """A line per request of the step, all of it allowed, to be written for those that have a grammar."""
-        return self.steps.all_allowed(self.num_requests)
+    def masks(self, formed: Sequence[int]) -> LateRows:
+        """A line per request, all of it allowed, of which those that a grammar limits may be written."""
+        return self.steps.registry.open_late(formed)
 
-    def launch(self, masks_NW: npt.NDArray[np.int32]) -> None:
-        """Choose the step's tokens among those that the masks allow."""
+    def launch(self) -> None:
+        """Choose the step's tokens among those that the masks allow, as they were written."""
         assert self.sample is not None, "the first part was launched"
-        self._readback = self.stopwatch.read_back(self.sample(masks_NW).sampled)
+        with nullcontext() if self.leader is None else self.leader.leading_tail():
+            self._readback = self.stopwatch.read_back(self.sample().sampled)
 
-    def wait(self) -> SampledTokens:
+    def wait(self) -> ReadTokens:
         assert self._readback is not None, "a step's tokens are there after its tail was launched"
         return self._readback.wait()
 

@@ -12,6 +12,7 @@ Shapes: N requests of a step, R rows of running requests, V vocabulary, L report
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ from playhead.step.scores import (
     SamplerInputs,
     SamplerTables,
     biased,
-    least_logits,
+    least_of,
     logprobs_of,
     penalised,
     waits_for_its_end,
@@ -60,11 +61,19 @@ class SampledTokens(NamedTuple):
     logprobs_NL: torch.Tensor
     ranks_NL: torch.Tensor
 
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadTokens:
+    """A step's tokens on the host. `report_parts` are ids, logprobs and ranks, where somebody wants them."""
+
+    tokens: list[int]
+    report_parts: tuple[torch.Tensor, ...] = ()
+
     def reports(self, row: int, num_best: int | None) -> list[TokenReport]:
-        """On the host: of the chosen token of a row, then of so many of the best ones. With None there are none."""
+        """Of the chosen token of a row, then of so many of the best ones. With None there are none."""
         if num_best is None:
             return []
-        columns = (part[row, : 1 + num_best].tolist() for part in self[1:])
+        columns = (part[row, : 1 + num_best].tolist() for part in self.report_parts)
         return [TokenReport(*one) for one in zip(*columns, strict=True)]
 
 
@@ -82,12 +91,12 @@ def sample(
         forbid_(scores_NV, inputs.allowed_NW)
     if kind is SamplingKind.EVERYTHING:
         scores_NV = penalised(without_words(biased(scores_NV.float(), inputs), inputs), inputs)
-    thresholds_N = least_logits(scores_NV, inputs) if kind >= SamplingKind.FILTERED else None
+    least_keys_N = least_of(scores_NV, inputs) if kind >= SamplingKind.FILTERED else None
     tokens_N = torch.empty(len(logits_NV), dtype=torch.int64, device=logits_NV.device)
     # One way to choose for all kinds: a draw rounds the same, whatever else its step computes.
     choose_tokens(
         scores_NV,
-        thresholds_N,
+        least_keys_N,
         inputs.numbers["temperature"],
         inputs.numbers["seed"],
         inputs.numbers["num_generated"],
@@ -99,6 +108,11 @@ def sample(
     )
     if kind is SamplingKind.EVERYTHING:
         return SampledTokens(tokens_N, *logprobs_of(logits_NV, tokens_N, MAX_LOGPROBS))
+    return without_reports(tokens_N)
+
+
+def without_reports(tokens_N: torch.Tensor) -> SampledTokens:
+    """Tokens of rows that nobody wants logprobs of."""
     no_ids_NL = tokens_N.new_empty((len(tokens_N), 0))
     no_logprobs_NL = torch.empty((len(tokens_N), 0), dtype=torch.float32, device=tokens_N.device)
     return SampledTokens(tokens_N, no_ids_NL, no_logprobs_NL, no_ids_NL)
@@ -117,8 +131,6 @@ class SamplerRows:
         self._parts_RX, self._arrivals_R = choose_scratch(max_running, vocab_size, device)
         self.tables: SamplerTables | None = None
         self._written_rows: set[Row] = set()
-        self.masked_rows: set[Row] = set()
-        """Rows whose request has a grammar, or had one: its next request takes a row out."""
 
     def set(self, row: Row, request: Request) -> None:
         """All of a row's numbers, whatever stood there: a row is set when a request gets it.
@@ -130,10 +142,6 @@ class SamplerRows:
             assert one.number is not None, "NUMBERS has these alone"
             self.numbers[name][row] = one.number(values[name])
         kind = self._kinds[row] = kind_of(request)
-        if request.matcher is not None:
-            self.masked_rows.add(row)
-        else:
-            self.masked_rows.discard(row)
         # A step that looks at the tables looks at every row's bias and counts every row's tokens: what a former request
         # left must go, whether it was written for it or counted beside somebody else.
         if kind is SamplingKind.EVERYTHING or row in self._written_rows:
@@ -155,10 +163,6 @@ class SamplerRows:
     def kind(self, rows: npt.NDArray[np.int32]) -> SamplingKind:
         """The least kind of sampling that serves these rows."""
         return SamplingKind(self._kinds[rows].max())
-
-    def masks_any(self, rows: npt.NDArray[np.int32]) -> bool:
-        """Whether a grammar limits one of these rows."""
-        return bool(self.masked_rows) and not self.masked_rows.isdisjoint(rows.tolist())
 
     def inputs(self, slots: Inputs, rows_N: torch.Tensor) -> SamplerInputs:
         """What a sampler reads, from a step's slots."""

@@ -18,7 +18,7 @@ from playhead.graph.runner import GraphRunner
 from playhead.graph.shapes import Decision
 from playhead.graph.slots import FillContext
 from playhead.graph.spec import LivePlan, StepResult
-from playhead.kv.cache import SequenceKV
+from playhead.kv.sequence import SequenceKV
 from playhead.sampling_params import SamplingKind
 from playhead.schedule.request import Chunk, Request
 from playhead.schedule.rows import DeviceRows

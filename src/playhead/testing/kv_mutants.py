@@ -9,10 +9,11 @@ from playhead.errors import OutOfPages
 from playhead.kv import cache as cache_module
 from playhead.kv import plan as plan_module
 from playhead.kv.allocator import SlabArena
-from playhead.kv.cache import HybridKVCache, SequenceKV
+from playhead.kv.cache import HybridKVCache
 from playhead.kv.geometry import next_slide, window_frontier
 from playhead.kv.hybrid import HybridAllocator
 from playhead.kv.prefix import PrefixCache, PrefixHit
+from playhead.kv.sequence import SequenceKV
 from playhead.kv.tables import Int32Array, RowTables, WindowMapping
 from playhead.testing.mutant import Mutant, Patch, mutant, swapped
 from playhead.testing.translation_mutants import TRANSLATION_MUTANTS

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import torch
 
-from playhead.kv.cache import HybridKVCache, SequenceKV
+from playhead.kv.cache import HybridKVCache
 from playhead.kv.geometry import num_pages_for
 from playhead.kv.plan import KVPlan
 from playhead.kv.pool import ForwardTokens, MHAKVPool
+from playhead.kv.sequence import SequenceKV
 from playhead.kv.swa_pool import SWAKVPool, create_kv_pool
 from playhead.kv.tables import FULL
 

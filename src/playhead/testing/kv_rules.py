@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from playhead.errors import OutOfPages
-from playhead.kv.cache import HybridKVCache, SequenceKV
+from playhead.kv.cache import HybridKVCache
 from playhead.kv.geometry import KVDtype, KVGeometry, LayerKV, pages_outside_window
 from playhead.kv.layout import lay_out
 from playhead.kv.ledger import Ledger
 from playhead.kv.plan import KVLimits, KVPlan, plan_kv
+from playhead.kv.sequence import SequenceKV
 from playhead.kv.tables import FULL
 from playhead.types import FullLoc, Step
 

@@ -75,6 +75,9 @@ FORMED: tuple[Ask, ...] = (
     Ask(name="greedy", prompt=(60, 61, 62), params=greedy(9), comes=10),
 )
 
+SHRINKING: tuple[Ask, ...] = (Ask(name="short", prompt=(5, 6), params=greedy(4)), FORMED[0])
+"""A batch that loses its first request while a grammar limits its second one."""
+
 
 def formed_engine(*, overlap: bool, kv_memory_bytes: int = FORMED_BYTES, chunk_tokens: int = 8) -> Engine:
     """Memory for two of the long requests: the others are preempted now and then."""

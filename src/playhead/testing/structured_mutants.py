@@ -11,21 +11,25 @@ import numpy.typing as npt
 from playhead.engine.structured import MaskWriter
 from playhead.errors import PlayheadError
 from playhead.grammar.matcher import Matcher
-from playhead.graph.late import LateRegistry
-from playhead.graph.slots import Batch, FillContext, GraphSlot
-from playhead.kv.cache import SequenceKV
+from playhead.graph.late import LateRegistry, LateRows
+from playhead.graph.slots import GraphSlot
+from playhead.graph.spec import StepResult
+from playhead.graph.split import SplitRunner
+from playhead.kv.sequence import SequenceKV
 from playhead.schedule.request import Chunk, Request
 from playhead.schedule.rows import DeviceRows
 from playhead.schedule.scheduler import Scheduler
+from playhead.schedule.step_plan import StepPlan
 from playhead.step import build
 from playhead.step.audit import audit_worker
-from playhead.step.masks import MaskedSteps, masks_slot
-from playhead.step.sampling import MASKS_SLOT, SamplerRows
+from playhead.step.masks import masks_slot
+from playhead.step.sampling import MASKS_SLOT
 from playhead.testing.mutant import Checker, Mutant, Oracle, Patch, mutant, swapped
 from playhead.testing.structured import (
     FORCED,
     FORMED,
     FORMED_LIMITS,
+    SHRINKING,
     checked_ask,
     forcing_engine,
     formed_alone,
@@ -33,7 +37,6 @@ from playhead.testing.structured import (
     wrong_answers,
 )
 from playhead.testing.tiny_engine import run_asks, tiny_engine
-from playhead.types import Row
 
 ALONE = Oracle(name="requests with forms, alone", compute=formed_alone)
 
@@ -48,18 +51,27 @@ def check_answers(alone: Mapping[str, Sequence[int]]) -> list[str]:
     return found + wrong_answers(tokens, {name: alone[name] for name in alone if name != "given up"})
 
 
+def check_shrinking(alone: Mapping[str, Sequence[int]]) -> list[str]:
+    """A form stays with its request when a request before it ends."""
+    finished, found = run_asks(formed_engine(overlap=True, kv_memory_bytes=1 << 20), SHRINKING, check=checked_ask)
+    tokens = finished["digits"].outputs[0].token_ids
+    return found + wrong_answers({"digits": tokens}, {"digits": alone["digits"]})
+
+
 def check_padding() -> list[str]:
-    """After every late fill, rows without a request allow everything."""
+    """When a tail was launched, rows without a request allow everything."""
     found: list[str] = []
-    fill = LateRegistry.fill_late
+    finish = SplitRunner.finish
 
-    def watched(self: LateRegistry, batch: Batch, ctx: FillContext) -> None:
-        fill(self, batch, ctx)
-        padding = self.get_slot(MASKS_SLOT).rows(ctx.raw_bs, ctx.padded_bs)
+    def watched(self: SplitRunner) -> StepResult:
+        result = finish(self)
+        num_live, num_padded = len(result.output.tokens_N), result.decision.bucket
+        padding = self.registry.get_slot(MASKS_SLOT).rows(num_live, num_padded)
         if bool((padding != -1).any()):
-            found.append(f"masks of rows {ctx.raw_bs} to {ctx.padded_bs} forbid something")
+            found.append(f"masks of rows {num_live} to {num_padded} forbid something")
+        return result
 
-    with swapped(LateRegistry, "fill_late", watched):
+    with swapped(SplitRunner, "finish", watched):
         engine = tiny_engine(overlap=True, limits=replace(FORMED_LIMITS, max_running=5))  # three run in a graph of four
         run_asks(engine, FORMED, check=checked_ask)
     if all(one.padded == one.raw for one in engine.timeline):
@@ -90,6 +102,7 @@ def check_forced() -> list[str]:
 
 STRUCTURED_CHECKERS: tuple[Checker, ...] = (
     Checker(name="answers", run=check_answers, oracles=(ALONE,)),
+    Checker(name="shrinking batch", run=check_shrinking, oracles=(ALONE,)),
     Checker(name="mask padding", run=check_padding),
     Checker(name="mask audit", run=check_audit),
     Checker(name="forced tokens", run=check_forced, raises=(PlayheadError,)),
@@ -116,11 +129,12 @@ def mask_of_the_wrong_row() -> Patch:
 
     def backwards(
         self: MaskWriter,
-        planned: Sequence[Chunk],
-        masks_NW: npt.NDArray[np.int32],
+        planned: StepPlan,
+        masks: LateRows,
         force: Callable[[Chunk, Sequence[int]], bool],
-    ) -> Iterator[tuple[Chunk, PlayheadError]]:
-        return write(self, planned[::-1], masks_NW, force)
+    ) -> Iterator[tuple[Request, PlayheadError]]:
+        yield from write(self, planned, masks, force)
+        masks.values[: len(planned)] = masks.values[: len(planned)][::-1].copy()
 
     return swapped(MaskWriter, "write", backwards)
 
@@ -147,34 +161,39 @@ def grammar_lost_with_memory() -> Patch:
 
 @mutant("masks sent with a fill alone", source="a step in place with the last step's masks", killed_by=("answers",))
 def masks_sent_with_a_fill_alone() -> Patch:
-    fill = LateRegistry.fill_late
+    send = LateRegistry.send_late
     filled: dict[int, int] = {}
 
-    def once(self: LateRegistry, batch: Batch, ctx: FillContext) -> None:
+    def once(self: LateRegistry) -> None:
         if filled.get(id(self)) != self.num_fills:
             filled[id(self)] = self.num_fills
-            fill(self, batch, ctx)
+            send(self)
 
-    return swapped(LateRegistry, "fill_late", once)
+    return swapped(LateRegistry, "send_late", once)
 
 
 @mutant("masks left from the last step", source="rows of the host's masks not reset", killed_by=("answers",))
 def masks_left_from_the_last_step() -> Patch:
-    def as_they_are(self: MaskedSteps, num_requests: int) -> npt.NDArray[np.int32]:
-        return self._masks_NW[:num_requests]
+    opened = LateRegistry.open_late
 
-    return swapped(MaskedSteps, "all_allowed", as_they_are)
+    def as_they_are(self: LateRegistry, rows: Sequence[int]) -> LateRows:
+        for one in self._late_stages:
+            one.written = ()
+        return opened(self, rows)
+
+    return swapped(LateRegistry, "open_late", as_they_are)
 
 
-@mutant("a row loses its grammar", source="per-request state of other rows reset with one", killed_by=("answers",))
-def a_row_loses_its_grammar() -> Patch:
-    original = SamplerRows.set
+@mutant("forms stay where they were", source="places of a batch that has shrunk", killed_by=("shrinking batch",))
+def forms_where_they_were() -> Patch:
+    original = StepPlan.only
 
-    def forgets(self: SamplerRows, row: Row, request: Request) -> None:
-        original(self, row, request)
-        self.masked_rows.clear()
+    def as_before(self: StepPlan, is_kept: npt.NDArray[np.bool_]) -> StepPlan:
+        rest = original(self, is_kept)
+        rest.formed = [at for at in self.formed if at < len(rest)]
+        return rest
 
-    return swapped(SamplerRows, "set", forgets)
+    return swapped(StepPlan, "only", as_before)
 
 
 @mutant("newest token kept", source="a stale newest token before forced ones", killed_by=("forced tokens",))
@@ -204,7 +223,7 @@ STRUCTURED_MUTANTS: tuple[Mutant, ...] = (
     grammar_lost_with_memory,
     masks_sent_with_a_fill_alone,
     masks_left_from_the_last_step,
-    a_row_loses_its_grammar,
+    forms_where_they_were,
     newest_token_kept,
     forced_tokens_not_counted,
 )

@@ -15,6 +15,7 @@ from playhead.testing.structured import (
     END,
     FORCED,
     FORMED,
+    SHRINKING,
     TEXTS,
     checked_ask,
     forcing_engine,
@@ -78,7 +79,7 @@ def test_tokens_are_the_same_after_preemption(alone, overlap):
 def test_plain_steps_are_whole_before_beside_and_after(monkeypatch):
     """Where no request has a form there are no masks, no second graph and no second part."""
     tails, launch = [], Tail.launch
-    monkeypatch.setattr(Tail, "launch", lambda self, masks: tails.append(len(masks)) or launch(self, masks))
+    monkeypatch.setattr(Tail, "launch", lambda self: tails.append(self) or launch(self))
     engine = formed_engine(overlap=True, kv_memory_bytes=1 << 20)
     plain = Ask(name="plain", prompt=(5, 6), params=greedy(6))
     run(engine, [plain])
@@ -148,11 +149,11 @@ def test_a_matcher_in_error_ends_its_own_request_alone(alone):
 def test_a_tail_that_raises_is_computed_anew(alone, monkeypatch, overlap):
     launch, calls = Tail.launch, []
 
-    def fails(self, masks_NW):
-        calls.append(len(masks_NW))
+    def fails(self):
+        calls.append(self)
         if len(calls) in (3, 9):
             raise MemoryError("no room")
-        launch(self, masks_NW)
+        launch(self)
 
     monkeypatch.setattr(Tail, "launch", fails)
     found = tokens_of(run(formed_engine(overlap=overlap, kv_memory_bytes=1 << 20)))
@@ -202,8 +203,35 @@ def test_samples_of_one_request_have_grammars_of_their_own():
 
 def test_masks_of_requests_that_get_no_token_allow_everything(monkeypatch):
     """A prompt that is not whole yet, and a request without a form: what is drawn for them is dropped, or free."""
-    seen, filled = [], MaskedSteps.filled
-    monkeypatch.setattr(MaskedSteps, "filled", lambda self, masks: seen.append(masks.copy()) or filled(self, masks))
+    seen, sent = [], MaskedSteps.sent
+
+    def watched(self, num_requests):
+        found = sent(self, num_requests)
+        seen.append((found["allowed_tokens"] == -1).all(dim=1).tolist())
+        return found
+
+    monkeypatch.setattr(MaskedSteps, "sent", watched)
     engine = formed_engine(overlap=False, kv_memory_bytes=1 << 20, chunk_tokens=4)
-    run(engine, [Ask(name="one", prompt=tuple(range(1, 11)), params=formed(4, regex="[0-9]{2}"))])
-    assert [bool((masks == -1).all()) for masks in seen] == [True, True, False]
+    digits = formed(4, regex="[0-9]{3}")
+    asks = [
+        Ask(name="short", prompt=(5, 6), params=digits),
+        Ask(name="plain", prompt=(5, 6), params=greedy(6)),
+        Ask(name="long", prompt=tuple(range(1, 11)), params=digits),
+    ]
+    run(engine, asks)
+    assert seen == [[False, True], [False, True, True], [False, True, True], [False, True, False]]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_form_stays_with_its_request_when_the_batch_shrinks(alone, overlap):
+    finished = run(formed_engine(overlap=overlap, kv_memory_bytes=1 << 20), SHRINKING)
+    assert finished["digits"].outputs[0].token_ids == alone["digits"]
+
+
+def test_a_step_in_which_no_form_matters_is_whole(monkeypatch):
+    """The first chunks of a prompt give no token that its form could limit."""
+    tails, launch = [], Tail.launch
+    monkeypatch.setattr(Tail, "launch", lambda self: tails.append(self) or launch(self))
+    engine = formed_engine(overlap=False, kv_memory_bytes=1 << 20, chunk_tokens=4)
+    run(engine, [Ask(name="one", prompt=tuple(range(1, 11)), params=formed(2, regex="[0-9]{2}"))])
+    assert engine.stats.num_steps == len(tails) + 2

@@ -22,10 +22,11 @@ def matcher_of(rules: OtherRules | None = None, **fields) -> Matcher:
 def allowed(matcher: Matcher, output: list[int]) -> tuple[bool, set[int]]:
     mask = np.full(num_words(VOCAB_SIZE), -1, dtype=np.int32)
     matcher.follow(output)
-    matcher.write_mask(mask)
-    is_something = matcher.restrict(output, mask)
+    matcher.write_mask(mask.ctypes.data, mask.nbytes)
+    num_words_left = matcher.restrict(output, mask)
+    assert num_words_left == np.count_nonzero(mask)
     bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
-    return is_something, set(np.flatnonzero(bits).tolist())
+    return num_words_left > 0, set(np.flatnonzero(bits).tolist())
 
 
 def ids(*texts: str) -> list[int]:
@@ -88,7 +89,7 @@ def test_nothing_left_is_said():
 def forced_by(*, can_force: bool = True, **fields) -> list[int]:
     matcher = Matcher(tiny_grammars().compile(StructuredOutputs(**fields)), can_force=can_force)
     mask = np.full(num_words(VOCAB_SIZE), -1, dtype=np.int32)
-    matcher.write_mask(mask)
+    matcher.write_mask(mask.ctypes.data, mask.nbytes)
     return matcher.forced(mask)
 
 

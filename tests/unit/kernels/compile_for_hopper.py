@@ -199,8 +199,8 @@ def translate(num_tokens, page_size, window):
     )
 
 
-def choose(dtype, draws, thresholds=None):
-    per_row = (thresholds, meta(8, dtype=torch.float32), *(meta(8, dtype=torch.int64) for _ in range(3)))
+def choose(dtype, draws, least=None):
+    per_row = (least, meta(8, dtype=torch.float32), *(meta(8, dtype=torch.int64) for _ in range(3)))
     scratch = (meta(8, 256, dtype=torch.int64), indices(8))
     logits = meta(8, 262144, dtype=dtype)
     return compiled(
@@ -227,11 +227,11 @@ def project_normed():
     return compiled(projection_triton.row_kernel, lambda: projection_triton.launch_project_normed(*call))
 
 
-def filter_thresholds(dtype):
+def least_keys(dtype):
     numbers = (meta(8, dtype=torch.float32), meta(8, dtype=torch.int64), *(meta(8, dtype=torch.float32) for _ in "pm"))
     return compiled(
-        filters_triton.filter_thresholds_kernel,
-        lambda: filters_triton.launch_filter_thresholds(meta(8, 151936, dtype=dtype), *numbers, 1e-5),
+        filters_triton.least_keys_kernel,
+        lambda: filters_triton.launch_least_keys(meta(8, 151936, dtype=dtype), *numbers, 1e-5),
     )
 
 
@@ -267,9 +267,9 @@ KERNELS = {
     "choose greedy fp32": lambda: choose(torch.float32, False),
     "choose draw bf16": lambda: choose(torch.bfloat16, True),
     "choose draw fp32": lambda: choose(torch.float32, True),
-    "choose filtered bf16": lambda: choose(torch.bfloat16, True, meta(8, dtype=torch.float32)),
-    "filter_thresholds bf16": lambda: filter_thresholds(torch.bfloat16),
-    "filter_thresholds fp32": lambda: filter_thresholds(torch.float32),
+    "choose filtered bf16": lambda: choose(torch.bfloat16, True, meta(8, dtype=torch.int64)),
+    "least_keys bf16": lambda: least_keys(torch.bfloat16),
+    "least_keys fp32": lambda: least_keys(torch.float32),
     "rope, heads normed together": lambda: rope(32, 32, 128, together=True),
     "rms_norm": lambda: compiled(
         norm_triton.rms_norm_kernel, lambda: norm_triton.launch_rms_norm(meta(8, 1152), meta(1152), 1e-6, True, False)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from playhead.errors import ContextTooLong, LedgerError, OutOfPages
-from playhead.kv.cache import HybridKVCache, SequenceKV
+from playhead.kv.cache import HybridKVCache
 from playhead.kv.ledger import Ledger
+from playhead.kv.sequence import SequenceKV
 from playhead.kv.tables import FULL
 from playhead.testing.kv_rules import MAX_CONTEXT_TOKENS, run_step, small_layer, small_plan
 

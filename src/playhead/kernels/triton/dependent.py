@@ -2,12 +2,13 @@
 """Programmatic dependent launch: a kernel starts while the one before it ends, and waits before it touches its data.
 
 Every kernel that is launched with `dependent(...)` keeps two rules. `after_upstream` comes before the first load of
-anything that a kernel of a layer may have written, and before the first store. What is loaded earlier is weights, and
-what stands still while layers run: lengths, rows, positions, locations, page tables. They are
-written before the embedding, whose kernel is not dependent: it starts when everything before it has ended. Every
-program calls `after_upstream`: a program that ends without it could let the kernel end before the kernel in front of
-it, and the kernel behind would read too early. `let_downstream_start` may stand anywhere: the next kernel waits for
-the end of this one, wherever this one lets it start.
+anything that an earlier kernel may have written, and before the first store; what is loaded earlier is weights alone.
+Every program calls it: a program that ends without it could let the kernel end before the kernel in front of it, and
+the kernel behind would read too early. `let_downstream_start` may stand anywhere: the next kernel waits for the end of
+this one, wherever this one lets it start.
+
+One kernel does more: rope calls `let_downstream_start` behind its own wait. So when attention's kernels start,
+everything before rope has ended, and they load what rope does not write before they wait: lengths, rows, page tables.
 """
 
 from __future__ import annotations

@@ -94,13 +94,12 @@ def qk_rope_write_kernel(
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
+    after_upstream(DEPENDENT)
+    # Not before: attention reads tables before it waits, and kernels in front of this one have written them. Also, its
+    # programs would start while the projection has most multiprocessors, pile up on those that are free, and stay.
+    let_downstream_start(DEPENDENT)
     if F > 0:
         angles += tl.load(positions + token).to(tl.int64) * (2 * F)
-    loc = tl.maximum(tl.load(locs + token), 0)  # -1 is the sink, as 0 is
-    after_upstream(DEPENDENT)
-    # Only now: programs of attention would else start while the projection has most multiprocessors, pile up on those
-    # that are free, and stay there.
-    let_downstream_start(DEPENDENT)
     if part < NUM_Q_BLOCKS:
         head_H = part * BLOCK_H + tl.arange(0, BLOCK_H)
         place_H = token * q_token + head_H * q_head
@@ -109,6 +108,7 @@ def qk_rope_write_kernel(
             H, D, F, STEP, HAS_NORM, TOGETHER, UNIT_OFFSET, BLOCK_F, BLOCK_REST,
         )  # fmt: skip
     else:
+        loc = tl.maximum(tl.load(locs + token), 0)  # -1 is the sink, as 0 is
         writes = loc > 0  # a mask, not a branch: the loads below need not wait for it
         page, slot = (loc // PAGE_SIZE).to(tl.int64), (loc % PAGE_SIZE).to(tl.int64)
         head_K = tl.arange(0, BLOCK_K)
