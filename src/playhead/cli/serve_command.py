@@ -17,7 +17,7 @@ from playhead.serve.config import SERVE_SETTINGS, LogFormat, ServeConfig, merged
 from playhead.serve.engine_child import EngineChild, has_own_process, start_child
 from playhead.settings import Setting, declare
 
-SERVED_GROUPS = ("model", "source", "memory", "schedule", "graph", "cache", "overlap", "seed", "ledger")
+SERVED_GROUPS = ("model", "source", "memory", "schedule", "graph", "cache", "overlap", "parallel", "seed", "ledger")
 SERVE_PACKAGES = ("litestar", "msgspec", "uvicorn", "uvloop", "httptools", "prometheus_client", "llguidance")
 
 

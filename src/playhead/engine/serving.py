@@ -27,7 +27,7 @@ from playhead.engine.engine import Engine
 from playhead.engine.front import CheckedPrompt, RequestOptions, joined, never_queued, split_n
 from playhead.engine.output_kind import OutputView
 from playhead.engine.response import ResponseBuilder
-from playhead.errors import EngineStopped, PlayheadError, QueueFull, RequestError, StepFailed, caused
+from playhead.errors import EngineStopped, PlayheadError, QueueFull, RankLost, RequestError, StepFailed, caused
 from playhead.logs import event
 from playhead.outputs import FinishReason, RequestOutput
 
@@ -286,9 +286,11 @@ class Serving:
             while (orders := self._next_orders()) is not None:
                 try:
                     self._turn(orders)
-                except BaseException as error:  # noqa: BLE001  consumers must hear of any error
+                except BaseException as error:
                     self._fail_begun(error, orders)
-        except Exception as error:  # noqa: BLE001  aborting the requests raised too
+                    if isinstance(error, RankLost):  # no step will ever run again
+                        raise
+        except Exception as error:  # noqa: BLE001  aborting the requests raised too, or a rank is lost
             cause = error
         finally:
             self._stop(cause)

@@ -68,14 +68,14 @@ def choose_tokens(
     torch.argmax(scores_NV.nan_to_num(-math.inf, math.inf, -math.inf), dim=-1, out=tokens_N)
 
 
-def gumbel_noise(seeds_N: Tensor, positions_N: Tensor, vocab_size: int) -> Tensor:
+def gumbel_noise(seeds_N: Tensor, positions_N: Tensor, vocab_size: int, first_id: int = 0) -> Tensor:
     """Standard Gumbel numbers, float32, a function of seed, position and token id alone, always finite.
 
     Each row is the splitmix64 stream that starts at the hash of its seed and position. The rare large numbers decide
     a draw over a large vocabulary, so the uniform number is small where they are, with 40 bits.
     """
     start_N = mixed_(mixed_(seeds_N + GOLDEN) + positions_N * GOLDEN)
-    ids_V = torch.arange(vocab_size, dtype=torch.int64, device=seeds_N.device)
+    ids_V = torch.arange(first_id, first_id + vocab_size, dtype=torch.int64, device=seeds_N.device)
     bits_NV = mixed_(start_N[:, None] + ids_V * GOLDEN)
     high_NV = shifted(bits_NV, 64 - UNIFORM_BITS)
     uniform_NV = ((high_NV.float() + 0.5) * 2.0**-UNIFORM_BITS).clamp_(max=BELOW_ONE)

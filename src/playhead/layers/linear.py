@@ -14,8 +14,11 @@ from torch import nn
 from playhead.kernels.elementwise import UNCLAMPED, gated_activation
 from playhead.kernels.ordered import matmul_in_order
 from playhead.kernels.projection import project, project_gated, project_normed
+from playhead.layers.experts import Experts
 from playhead.layers.norm import Norm, Stream
+from playhead.layers.shard import WHOLE, Shard
 from playhead.layers.spec import Activation, MlpSpec
+from playhead.layers.vocabulary import Vocabulary
 
 
 class Linear(Protocol):
@@ -40,8 +43,26 @@ class WeightFormat(Protocol):
     @property
     def device(self) -> torch.device: ...
 
+    @property
+    def shard(self) -> Shard:
+        """This rank's part of the decoder."""
+
     def linear(self, num_inputs: int, num_outputs: int, *, has_bias: bool, scale: float = 1.0) -> Linear:
         """A module. Memory is taken but not written: a loader fills its parameters."""
+
+    def linear_back(
+        self, num_inputs: int, num_outputs: int, *, num_units: int | None, has_bias: bool, scale: float
+    ) -> Linear:
+        """A map of inputs that ranks have shares of, divided by units if they have some, to outputs that all have.
+
+        Both numbers are those of all ranks together.
+        """
+
+    def vocabulary(self, num_ids: int) -> Vocabulary:
+        """Which of a model's ids this rank has."""
+
+    def experts(self, count: int) -> Experts:
+        """Which of a block's experts this rank has."""
 
     def linear_over(self, weight_OI: nn.Parameter) -> Linear:
         """The same over a matrix that another module has: a tied embedding."""
@@ -56,11 +77,23 @@ class PlainWeights:
 
     dtype: torch.dtype
     device: torch.device
+    shard: Shard = WHOLE
 
     def linear(self, num_inputs: int, num_outputs: int, *, has_bias: bool, scale: float = 1.0) -> PlainLinear:
         weight_OI = torch.empty(num_outputs, num_inputs, dtype=self.dtype, device=self.device)
         bias_O = torch.empty(num_outputs, dtype=self.dtype, device=self.device) if has_bias else None
         return PlainLinear(weight_OI, bias_O, scale)
+
+    def linear_back(
+        self, num_inputs: int, num_outputs: int, *, num_units: int | None, has_bias: bool, scale: float
+    ) -> PlainLinear:
+        return self.linear(num_inputs, num_outputs, has_bias=has_bias, scale=scale)
+
+    def vocabulary(self, num_ids: int) -> Vocabulary:
+        return Vocabulary(num_ids)
+
+    def experts(self, count: int) -> Experts:
+        return Experts(count)
 
     def linear_over(self, weight_OI: nn.Parameter) -> PlainLinear:
         return PlainLinear(weight_OI)
@@ -164,8 +197,10 @@ class GatedMlp(nn.Module):
     def __init__(self, spec: MlpSpec, hidden_size: int, weights: WeightFormat) -> None:
         super().__init__()
         self.spec = spec
-        self.gate_up = weights.linear(hidden_size, 2 * spec.size, has_bias=spec.has_bias)
-        self.down = weights.linear(spec.size, hidden_size, has_bias=spec.has_bias, scale=spec.output_scale)
+        self.gate_up = weights.linear(hidden_size, 2 * weights.shard.size(spec.size), has_bias=spec.has_bias)
+        self.down = weights.linear_back(
+            spec.size, hidden_size, num_units=None, has_bias=spec.has_bias, scale=spec.output_scale
+        )
 
     def forward(self, h_TM: torch.Tensor, beside_TM: torch.Tensor | None = None) -> torch.Tensor:
         """The block's output, added in place to what runs beside it if that is given."""

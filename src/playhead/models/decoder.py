@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from playhead.kernels.elementwise import embed, softcap_
+from playhead.kernels.elementwise import softcap_
 from playhead.layers.attention import AttentionBlock, QKTransform
 from playhead.layers.linear import GatedMlp, Linear, WeightFormat, product_of_stream
 from playhead.layers.moe import MoeMlp
@@ -39,7 +39,7 @@ class DecoderLayer(nn.Module):
         self.index, self.spec = index, spec
         self.attention = AttentionBlock(spec.attention, hidden_size, spec.norm, weights)
         if isinstance(spec.mlp, MoeSpec):
-            self.mlp = MoeMlp(spec.mlp, hidden_size, dtype=dtype, device=device)
+            self.mlp = MoeMlp(spec.mlp, hidden_size, weights)
         else:
             self.mlp = GatedMlp(spec.mlp, hidden_size, weights)
         self.pre_attention_norm = norm("pre_attention_norm")
@@ -77,8 +77,10 @@ class Decoder(nn.Module):
     def __init__(self, spec: ModelSpec, weights: WeightFormat) -> None:
         super().__init__()
         dtype, device = weights.dtype, weights.device
-        self.spec, self.dtype = spec, dtype
-        embedding_VM = torch.empty(spec.vocab_size, spec.hidden_size, dtype=dtype, device=device)
+        self.shard, self.dtype = weights.shard, dtype
+        self.spec = spec.share(self.shard)
+        self.vocabulary = weights.vocabulary(spec.vocab_size)
+        embedding_VM = torch.empty(self.vocabulary.num_ids, spec.hidden_size, dtype=dtype, device=device)
         self.embedding_VM = nn.Parameter(embedding_VM, requires_grad=False)
         self.embed_scale = spec.embed_scale
         if spec.has_rounded_embed_scale:  # Gemma was trained with sqrt(hidden) as its embeddings' dtype can say it
@@ -93,7 +95,7 @@ class Decoder(nn.Module):
         if spec.is_tied:
             self.lm_head = weights.linear_over(self.embedding_VM)
         else:
-            self.lm_head = weights.linear(spec.hidden_size, spec.vocab_size, has_bias=False)
+            self.lm_head = weights.linear(spec.hidden_size, self.vocabulary.num_ids, has_bias=False)
 
     def reach(self, num_positions: int) -> None:
         """Make the rotary tables for positions below this, unless they are there. `transforms` needs them.
@@ -122,7 +124,7 @@ class Decoder(nn.Module):
         return tuple(block.attention.transform(rope) for block, rope in zip(self._stack, ropes, strict=True))
 
     def embed(self, ids_T: torch.Tensor) -> torch.Tensor:
-        return embed(ids_T, self.embedding_VM, self.embed_scale)
+        return self.vocabulary.embed(ids_T, self.embedding_VM, self.embed_scale)
 
     def layers(self, residual_TM: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """The final norm's output, which `head` reads. The layers may add to `residual_TM` in place: it is used up."""
@@ -139,10 +141,10 @@ class Decoder(nn.Module):
         return torch.float32 if is_bent else self.dtype
 
     def head(self, h_NM: torch.Tensor, out_NV: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits of rows that came out of `layers`, in `out_NV` if it is given."""
+        """Logits of rows that came out of `layers`, of the ids that this rank has, in `out_NV` if it is given."""
         logits_NV = out_NV
         if logits_NV is None:
-            shape = (h_NM.shape[0], self.spec.vocab_size)
+            shape = (h_NM.shape[0], self.vocabulary.num_ids)
             logits_NV = torch.empty(shape, dtype=self.logits_dtype, device=h_NM.device)
         if logits_NV.dtype is h_NM.dtype:
             self.lm_head(h_NM, logits_NV)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import socket
 import threading
@@ -98,13 +99,18 @@ class RayLauncher:
         if self._address is not None:
             ray.init(address=self._address, log_to_driver=False, configure_logging=False)
             return
-        ray.init(
-            _node_ip_address=self._host,
-            include_dashboard=False,
-            num_cpus=0,
-            log_to_driver=False,
-            configure_logging=False,
-        )
+        # Ray would write its token, its logs and its sockets so that every user of the machine can read them.
+        before = os.umask(0o077)
+        try:
+            ray.init(
+                _node_ip_address=self._host,
+                include_dashboard=False,
+                num_cpus=0,
+                log_to_driver=False,
+                configure_logging=False,
+            )
+        finally:
+            os.umask(before)
         self._owns_cluster = True
 
 

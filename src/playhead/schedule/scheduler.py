@@ -346,7 +346,7 @@ class Scheduler:
         self.waiting.pop(0)
         insort(self.running, request, key=in_order)
         if not request.num_preemptions:
-            request.num_cached_tokens = min(seq.num_hit_tokens, len(request.prompt))
+            request.num_cached_tokens = seq.num_hit_tokens
         return self._chunk(request, seq, num_tokens, samples=num_tokens == num_left)
 
     def _make_room(self, request: Request, num_tokens: int, chunks: dict[str, Chunk]) -> bool:

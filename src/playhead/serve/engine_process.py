@@ -33,7 +33,7 @@ from playhead.engine.front import CheckedPrompt, RequestOptions
 from playhead.engine.response import ResponseBuilder
 from playhead.engine.snapshot import take_snapshot
 from playhead.engine.tokenizer_files import resolve_model_name, tokenizer_path
-from playhead.errors import PlayheadError, RequestError, RequestFailed, StepFailed, caused
+from playhead.errors import PlayheadError, RankLost, RequestError, RequestFailed, StepFailed, caused
 from playhead.models.checkpoint.hub import resolve_model
 from playhead.outputs import CompletionOutput, RequestOutput
 from playhead.sampling_params import SamplingKind
@@ -268,6 +268,8 @@ class EngineLoop:
         self._tell(self._engine.take_ready())
         if error is not None:
             self._give_all_up()
+        if isinstance(error, RankLost):  # no step will ever run again: the server starts another process
+            raise error
 
     def _give_all_up(self) -> None:
         """A step raised: end the requests that were in it. If that raises too, the process ends."""

@@ -12,6 +12,7 @@ Shapes: N requests of a step, R rows of running requests, V vocabulary, L report
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,11 +61,19 @@ class SampledTokens(NamedTuple):
     logprobs_NL: torch.Tensor
     ranks_NL: torch.Tensor
 
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadTokens:
+    """A step's tokens on the host. `report_parts` are ids, logprobs and ranks, where somebody wants them."""
+
+    tokens: list[int]
+    report_parts: tuple[torch.Tensor, ...] = ()
+
     def reports(self, row: int, num_best: int | None) -> list[TokenReport]:
-        """On the host: of the chosen token of a row, then of so many of the best ones. With None there are none."""
+        """Of the chosen token of a row, then of so many of the best ones. With None there are none."""
         if num_best is None:
             return []
-        columns = (part[row, : 1 + num_best].tolist() for part in self[1:])
+        columns = (part[row, : 1 + num_best].tolist() for part in self.report_parts)
         return [TokenReport(*one) for one in zip(*columns, strict=True)]
 
 
@@ -99,6 +108,11 @@ def sample(
     )
     if kind is SamplingKind.EVERYTHING:
         return SampledTokens(tokens_N, *logprobs_of(logits_NV, tokens_N, MAX_LOGPROBS))
+    return without_reports(tokens_N)
+
+
+def without_reports(tokens_N: torch.Tensor) -> SampledTokens:
+    """Tokens of rows that nobody wants logprobs of."""
     no_ids_NL = tokens_N.new_empty((len(tokens_N), 0))
     no_logprobs_NL = torch.empty((len(tokens_N), 0), dtype=torch.float32, device=tokens_N.device)
     return SampledTokens(tokens_N, no_ids_NL, no_logprobs_NL, no_ids_NL)

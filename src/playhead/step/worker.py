@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -32,9 +33,10 @@ from playhead.step.cuda_readback import CudaStopwatches
 from playhead.step.forward import Forward, KVPool, ModelStep, StepOutput
 from playhead.step.inputs import StepInput, StepRequests, batch_of
 from playhead.step.masks import MaskedSteps, Tail
-from playhead.step.prompt_report import report_prompts
+from playhead.step.orders import Leader, StepOrder
+from playhead.step.prompt_report import PromptReport
 from playhead.step.publish import DevicePageTable, Publisher
-from playhead.step.sampling import SampledTokens, SamplerRows
+from playhead.step.sampling import ReadTokens, SampledTokens, SamplerRows
 from playhead.types import Mode, Step
 
 
@@ -76,8 +78,8 @@ class Collected:
     `prompt` has a row for each position in the chunks' `reported`, if there are any.
     """
 
-    sampled: SampledTokens
-    prompt: SampledTokens | None
+    sampled: ReadTokens
+    prompt: ReadTokens | None
     device_us: float
 
 
@@ -100,6 +102,8 @@ class Worker:
     rows: DeviceRows = field(default_factory=DeviceRows)
     decoders: dict[SamplingKind, GraphRunner] = field(default_factory=dict)
     masked: MaskedSteps | None = None
+    leader: Leader | None = None
+    """Of the other ranks, where there are some and this is the first."""
     _in_flight: dict[Step, InFlight] = field(default_factory=dict)
     _inputs_by_request: dict[int, Inputs] = field(default_factory=dict)
     _is_publishing: bool = False
@@ -140,9 +144,15 @@ class Worker:
     def capture_all(self, progress: Callable[[CaptureReport], None] | None = None) -> None:
         """Capture every bucket of prefill, greedy and drawing decode now; other sampling waits for its first use."""
         gc.collect()  # what it frees now is room for the graphs
-        self.prefill.capture_all(progress)
-        for kind in (SamplingKind.GREEDY, SamplingKind.DRAWN):
-            self.decoder_for(kind).capture_all(progress)
+        with nullcontext() if self.leader is None else self.leader.leading_captures():
+            self.prefill.capture_all(progress)
+            for kind in (SamplingKind.GREEDY, SamplingKind.DRAWN):
+                self.decoder_for(kind).capture_all(progress)
+
+    def close(self) -> None:
+        """End the other ranks, if there are any."""
+        if self.leader is not None:
+            self.leader.close()
 
     def move_to_this_thread(self) -> None:
         """Another thread than before launches from now on. CUDA's current device and stream are each thread's own."""
@@ -150,6 +160,11 @@ class Worker:
             torch.cuda.set_device(self.device)
             if torch.cuda.current_stream(self.device) != torch.cuda.default_stream(self.device):
                 torch.cuda.synchronize(self.device)  # work on two streams has no order
+
+    @property
+    def tables(self) -> tuple[torch.Tensor, ...]:
+        """What `publish` writes to, flat."""
+        return self.page_table.table_RP.view(-1), *self.pool.device_mappings
 
     def publish(self) -> None:
         """Show the device which pages the sequences have now, ordered before what is launched next."""
@@ -161,6 +176,8 @@ class Worker:
         mapping = self.kv.allocator.mapping
         if mapping.must_publish:
             writes += self.pool.take_writes(mapping)
+        if self.leader is not None:
+            self.leader.tell_writes(writes)
         self.publisher.send(writes)
         self._is_publishing = False
 
@@ -192,12 +209,13 @@ class Worker:
         try:
             stopwatch = self._start_stopwatch()
             tail = None if masked is None else Tail(steps=masked, kind=kind, stopwatch=stopwatch)
-            if tail is not None:
-                decision, logits_NV, prompt = tail.launch_body(self, requests, batch)
-            else:
-                run = self._run_decode if requests.is_decode else self._run_prefill
-                decision, output, prompt = run(requests, kind, batch)
-                logits_NV = output.logits_NV
+            with self._led(requests, kind, batch, is_masked=masked is not None):
+                if tail is not None:
+                    decision, logits_NV, prompt = tail.launch_body(self, requests, batch)
+                else:
+                    run = self._run_decode if requests.is_decode else self._run_prefill
+                    decision, output, prompt = run(requests, kind, batch)
+                    logits_NV = output.logits_NV
             launched = InFlight(
                 step=step,
                 decision=decision,
@@ -212,6 +230,25 @@ class Worker:
             self.give_up([step])
             raise
         return launched
+
+    def _led(
+        self, requests: StepRequests, kind: SamplingKind, batch: Batch | None, *, is_masked: bool
+    ) -> AbstractContextManager[None]:
+        """A step that the other ranks run too, if there are any."""
+        if self.leader is None:
+            return nullcontext()
+        is_decode = requests.is_decode
+        return self.leader.leading(
+            StepOrder(
+                kind=kind,
+                is_decode=is_decode,
+                is_masked=is_masked,
+                num_requests=len(requests.chunks),
+                num_tokens=len(requests.chunks) if is_decode else len(requests.tokens.rows),
+                batch=batch,
+                report=None if is_decode else PromptReport.wanted(requests),
+            )
+        )
 
     def _run_decode(
         self, requests: StepRequests, kind: SamplingKind, batch: Batch | None
@@ -247,13 +284,21 @@ class Worker:
         assert batch is not None, "a step over tokens is filled"
         num_requests = len(requests.chunks)
         result = self.prefill.run(batch, raw_bs=num_requests, raw_num_tokens=len(requests.tokens.rows))
-        # Sampling reads the slots that have a row per request. Views are dear, so they are kept.
+        report = PromptReport.wanted(requests)
+        reported = None if report is None else report.compute(self.forward, result.output)
+        return result, self.sampling_inputs(num_requests), reported
+
+    def sampling_inputs(self, num_requests: int) -> Inputs:
+        """What sampling reads after a step over tokens: the slots that have a row per request.
+
+        Views are dear, so they are kept.
+        """
         inputs = self._inputs_by_request.get(num_requests)
         if inputs is None:
             slots = self.prefill.registry.slots.items()
             inputs = {name: slot.rows(0, num_requests) for name, slot in slots if slot.axis == "bs"}
             self._inputs_by_request[num_requests] = inputs
-        return result, inputs, report_prompts(self.forward, requests, result.output)
+        return inputs
 
     def collect(self, launched: InFlight) -> Collected:
         """Wait for a step's tokens. What was given up while it ran can be reused. A second time gives the same."""
@@ -290,7 +335,7 @@ class Worker:
 class Readback(Protocol):
     """Results on their way to the host. The device's memory may be overwritten by the next launch at once."""
 
-    def wait(self) -> SampledTokens:
+    def wait(self) -> ReadTokens:
         """The results, as soon as they have arrived."""
 
     def device_us(self) -> float:
@@ -310,18 +355,19 @@ class HostStopwatch:
         self._started_s = time.perf_counter()
 
     def read_back(self, results: SampledTokens) -> HostReadback:
-        copies = SampledTokens(*(tensor.clone() if tensor.numel() else tensor for tensor in results))
-        return HostReadback(copies, 1e6 * (time.perf_counter() - self._started_s))
+        parts = tuple(tensor.clone() for tensor in results[1:]) if results.logprobs_NL.numel() else ()
+        read = ReadTokens(results.tokens_N.tolist(), parts)
+        return HostReadback(read, 1e6 * (time.perf_counter() - self._started_s))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostReadback:
     """Results that need no waiting for."""
 
-    results: SampledTokens
+    results: ReadTokens
     elapsed_us: float
 
-    def wait(self) -> SampledTokens:
+    def wait(self) -> ReadTokens:
         return self.results
 
     def device_us(self) -> float:

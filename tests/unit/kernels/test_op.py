@@ -16,6 +16,7 @@ from playhead.graph.backends.tape import TapeBackend
 from playhead.kernels.attention import decode, extend
 from playhead.kernels.binders import MODULES, cpu_binders, ops_of
 from playhead.kernels.blocks import block_matmul
+from playhead.kernels.collectives import first_rank_tells_, gather_columns, largest_over_ranks_, sum_over_ranks_
 from playhead.kernels.cpu.attention import decode_cells, key_cells_into
 from playhead.kernels.elementwise import embed, gated_activation, softcap_
 from playhead.kernels.experts import grouped_matmul
@@ -28,6 +29,8 @@ from playhead.kernels.projection import project, project_gated, project_normed
 from playhead.kernels.rope import qk_rope_write
 from playhead.kernels.tokens import advance, choose_scratch, choose_tokens, newest_ids
 from playhead.kernels.translate import translate
+from playhead.kernels.vocabulary import choose_keys, embed_share
+from playhead.testing.lone_rank import group_of_one
 from tests.unit.attention.scenes import SceneSpec, make_scene
 from tests.unit.kernels.test_advance import PAGE_SIZE, step_inputs
 from tests.unit.kernels.test_rope import random_call
@@ -48,6 +51,11 @@ def extend_call():
 def choose_call():
     ids = [torch.tensor([1, 2]) for _ in range(3)]
     return torch.randn(2, 8), ids[0], torch.tensor([0.0, 1.0]), *ids, *choose_scratch(2, 8), 1e-5, True
+
+
+def choose_keys_call():
+    ids = [torch.tensor([1, 2]) for _ in range(3)]
+    return torch.randn(2, 8), torch.tensor([0.0, 1.0]), *ids, 8, 1e-5, True
 
 
 def filter_call():
@@ -119,6 +127,12 @@ CALLS = {
     translate: lambda: tuple(translate_call([(3, 2), (9, 1)], page_size=4, window=6)),
     decode_cells: decode_cells_call,
     block_matmul: block_matmul_call,
+    sum_over_ranks_: lambda: (torch.randn(4),),
+    largest_over_ranks_: lambda: (torch.arange(4),),
+    first_rank_tells_: lambda: (torch.arange(4),),
+    gather_columns: lambda: (torch.randn(2, 8), torch.randn(2, 8), 8, 1),
+    embed_share: lambda: (torch.tensor([1, 5]), torch.randn(4, 8), 2.0, 3),
+    choose_keys: choose_keys_call,
 }
 DECLARED = {
     op
@@ -127,6 +141,13 @@ DECLARED = {
     for op in vars(importlib.import_module(found.name)).values()
     if isinstance(op, Op)
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _world():
+    """A group of this process alone, for the ops in which ranks meet."""
+    with group_of_one(torch.device("cpu")):
+        yield
 
 
 def name_of(op: Op) -> str:
