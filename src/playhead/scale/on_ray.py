@@ -22,7 +22,7 @@ import ray.util
 from playhead.engine.config import EngineConfig
 from playhead.errors import EngineStopped
 from playhead.logs import event
-from playhead.scale.actor import SECRET_BYTES, EngineActor
+from playhead.scale.actor import SECRET_BYTES, EngineActor, watch
 from playhead.scale.launch import Launched
 from playhead.serve.auth import is_loopback
 from playhead.serve.engine_child import wants_gpu
@@ -86,7 +86,7 @@ class RayLauncher:
             port, pid = ray.get(actor.listen.remote(host, secret), timeout=PLACED_S)
             connection = socket.create_connection((host, port), timeout=CONNECT_S)
             connection.sendall(secret)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            watch(connection)
         except BaseException:
             ray.kill(actor)
             raise

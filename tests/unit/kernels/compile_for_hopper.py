@@ -56,6 +56,7 @@ from playhead.kernels.triton import (
 from playhead.kernels.triton import (
     translate as translate_triton,
 )
+from playhead.kernels.triton.projection_tiles import HeldTiles, RowTiles, StreamedTiles, split_tiles, tiles_for
 
 POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64"}
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion", "launch_pdl")
@@ -209,21 +210,40 @@ def choose(dtype, draws, least=None):
     )
 
 
+def kernel_of(tiles):
+    return {
+        RowTiles: projection_triton.row_kernel,
+        HeldTiles: projection_triton.held_kernel,
+        StreamedTiles: projection_triton.streamed_kernel,
+    }[type(tiles)]
+
+
 def project(num_rows, num_outputs, num_inputs):
-    kernel = projection_triton.row_kernel if num_rows == 1 else projection_triton.rows_kernel
     x, out, weight = meta(num_rows, num_inputs), meta(num_rows, num_outputs), meta(num_outputs, num_inputs)
-    return compiled(kernel, lambda: projection_triton.launch_project(out, x, weight, meta(num_outputs), 0.5, True))
+    return compiled(
+        kernel_of(tiles_for(x, weight)),
+        lambda: projection_triton.launch_project(out, x, weight, meta(num_outputs), 0.5, True),
+    )
+
+
+def project_parts(num_rows, num_outputs, num_inputs):
+    x, weight = meta(num_rows, num_inputs), meta(num_outputs, num_inputs)
+    tiles = split_tiles(x, weight)
+    parts = meta(tiles.num_splits, num_rows, num_outputs, dtype=torch.float32)
+    return compiled(kernel_of(tiles), lambda: projection_triton.launch_tiles(tiles, parts, x, weight, None))
 
 
 def project_gated(num_rows):
-    kernel = projection_triton.row_kernel if num_rows == 1 else projection_triton.rows_kernel
-    call = (meta(num_rows, 1152), meta(13824, 1152), None, "gelu_tanh")
-    return compiled(kernel, lambda: projection_triton.launch_project_gated(*call))
+    x, weight = meta(num_rows, 1152), meta(13824, 1152)
+    return compiled(
+        kernel_of(tiles_for(x, weight)),
+        lambda: projection_triton.launch_project_gated(x, weight, None, "gelu_tanh"),
+    )
 
 
 def project_normed():
     norms = (meta(1152), meta(1152), 1e-6, True, False)
-    call = (meta(1, 1536), meta(1, 1152), meta(1, 1152), *norms, meta(1536, 1152), None, None)
+    call = (meta(1, 1536), meta(1, 1152), None, None, 1.0, meta(1, 1152), *norms, meta(1536, 1152), None, None)
     return compiled(projection_triton.row_kernel, lambda: projection_triton.launch_project_normed(*call))
 
 
@@ -242,6 +262,10 @@ KERNELS = {
     "project 16 rows": lambda: project(16, 20480, 2560),
     "project 1 row gated": lambda: project_gated(1),
     "project 16 rows gated": lambda: project_gated(16),
+    "project 128 rows gated": lambda: project_gated(128),
+    "project 8 rows in parts": lambda: project_parts(8, 1152, 1024),
+    "project 32 rows in parts": lambda: project_parts(32, 1152, 6912),
+    "project 128 rows in parts": lambda: project_parts(128, 1152, 6912),
     "project 1 row of a normed sum": project_normed,
     "decode 256 full": lambda: decode(4, 1, 256, 16, None),
     "decode 256 window page 1": lambda: decode(8, 4, 256, 1, 1024),

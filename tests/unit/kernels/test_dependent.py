@@ -82,8 +82,8 @@ def test_a_kernel_touches_nothing_but_weights_before_it_waits(path):
 
 
 OF_A_STEP = {
-    *("newest_ids_kernel", "translate_kernel", "embed_kernel", "row_kernel", "rows_kernel", "qk_rope_write_kernel"),
-    *("decode_kernel", "extend_kernel"),
+    *("newest_ids_kernel", "translate_kernel", "embed_kernel", "row_kernel", "held_kernel", "streamed_kernel"),
+    *("qk_rope_write_kernel", "decode_kernel", "extend_kernel"),
     *("add_norm_kernel", "rms_norm_kernel", "gated_activation_kernel", "choose_kernel", "advance_kernel"),
 }
 """Kernels of a plain decode step. One of them launched otherwise costs the whole gap in front of it and behind it."""

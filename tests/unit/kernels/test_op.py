@@ -95,8 +95,9 @@ def project_call():
 
 
 def project_normed_call():
-    rows = (torch.randn(2, 3), torch.randn(2, 8), torch.randn(2, 8))
-    return *rows, torch.randn(8), None, 1e-6, True, False, torch.randn(6, 8), torch.randn(6), "silu"
+    first = (torch.randn(2, 5), torch.randn(8, 5), torch.randn(8), 0.5)
+    norms = (torch.randn(8), None, 1e-6, True, False)
+    return torch.randn(2, 3), *first, torch.randn(2, 8), *norms, torch.randn(6, 8), torch.randn(6), "silu"
 
 
 def attend_in_order_call():
