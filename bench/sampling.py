@@ -14,7 +14,7 @@ from itertools import product
 import torch
 
 from bench.measure import device_us, emit
-from playhead.kernels.filters import filter_thresholds
+from playhead.kernels.filters import least_keys
 from playhead.kernels.tokens import choose_scratch, choose_tokens
 
 DEVICE = torch.device("cuda")
@@ -52,8 +52,8 @@ def ways(num_rows: int, vocab_size: int) -> dict[str, Callable[[torch.Tensor], o
         numbers = (warm, torch.full_like(seeds, top_k), torch.full_like(warm, top_p), torch.full_like(warm, -math.inf))
 
         def filter_and_draw(logits: torch.Tensor) -> None:
-            thresholds = op(logits, *numbers, GREEDY_BELOW)
-            choose_tokens(logits, thresholds, warm, seeds, seeds, tokens, *scratch, GREEDY_BELOW, True)
+            least = op(logits, *numbers, GREEDY_BELOW)
+            choose_tokens(logits, least, warm, seeds, seeds, tokens, *scratch, GREEDY_BELOW, True)
 
         return filter_and_draw
 
@@ -61,9 +61,9 @@ def ways(num_rows: int, vocab_size: int) -> dict[str, Callable[[torch.Tensor], o
         "greedy": call(choose_tokens, cool, False),
         "greedy, could draw": call(choose_tokens, cool, True),
         "draw": call(choose_tokens, warm, True),
-        "k 40, p 0.9": behind(filter_thresholds, 40, 0.9),
-        "p 0.9": behind(filter_thresholds, 0, 0.9),
-        "sorted k 40, p 0.9": behind(filter_thresholds.reference, 40, 0.9),
+        "k 40, p 0.9": behind(least_keys, 40, 0.9),
+        "p 0.9": behind(least_keys, 0, 0.9),
+        "sorted k 40, p 0.9": behind(least_keys.reference, 40, 0.9),
         "torch argmax": lambda logits: logits.argmax(-1),
         "torch float, argmax": lambda logits: logits.float().argmax(-1),
         "torch draw": call(choose_tokens.reference, warm, True),

@@ -46,6 +46,14 @@ def hides_gpus() -> bool:
     return os.environ.get("CUDA_VISIBLE_DEVICES") == ""
 
 
+def tell_ray_to_be_private(is_alone: bool) -> None:
+    """Have a Ray that is not imported yet ask everybody for a token, and on a machine alone listen on loopback."""
+    if is_alone:
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    os.environ["RAY_AUTH_MODE"] = "token"
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+
+
 def for_engine_process(path: Sequence[str], log: str = "") -> dict[str, str]:
     """The variables of the process that runs a server's engine: this one's without API keys, and where modules are.
 

@@ -13,6 +13,7 @@ PlayheadError
 ├── StepFailed              a step raised, and this request was in flight
 ├── RequestTimedOut         this request waited or ran longer than it may; others go on
 ├── EngineStopped           an AsyncEngine was closed, or it is dead
+├── RankLost                a rank of a tensor-parallel engine has gone, and the engine with it
 ├── MisuseError             closed, a second event loop, a forked child, or a call from within a step
 ├── OutOfPages              a KV group has no free page; the scheduler handles it
 ├── ContextTooLong          a sequence was extended past the planned maximum context
@@ -149,6 +150,14 @@ class EngineStopped(PlayheadError):
 
     def __init__(self, where: str) -> None:
         super().__init__(f"{where}: the engine was closed, or it is dead. Start it again, or make a new one.")
+
+
+class RankLost(PlayheadError):
+    """A process that had a part of the model has gone, or no longer answers. The engine has ended with it."""
+
+    def __init__(self, rank: int, found: str, num_ranks: int) -> None:
+        super().__init__(f"rank {rank} of {num_ranks} {found}. The engine has ended: close it and make a new one.")
+        self.rank = rank
 
 
 class MisuseError(PlayheadError):

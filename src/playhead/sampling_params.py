@@ -50,7 +50,7 @@ class SamplingKind(IntEnum):
     DRAWN = 1
     """Also the best token of logits / temperature + noise."""
     FILTERED = 2
-    """Also thresholds below which nothing is drawn. The vocabulary is sorted."""
+    """Also filters, below which nothing is drawn."""
     EVERYTHING = 3
     """Also bias, penalties, forbidden tokens and logprobs, which greedy requests may have too."""
 

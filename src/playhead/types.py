@@ -40,3 +40,12 @@ class LoadFormat(StrEnum):
 
     AUTO = "auto"
     DUMMY = "dummy"
+
+
+class TPMode(StrEnum):
+    """What the ranks of a tensor-parallel engine promise about its tokens."""
+
+    EXACT = "exact"
+    """The tokens of one rank, for every number of ranks."""
+    FAST = "fast"
+    """Half the messages; sums over ranks round differently."""

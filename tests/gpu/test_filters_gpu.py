@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from playhead.kernels.filters import filter_thresholds
+from playhead.kernels.filters import least_keys, reach
 from playhead.kernels.tokens import choose_scratch, choose_tokens
 
 GREEDY_BELOW = 1e-5
@@ -67,8 +67,8 @@ def random_numbers(vocab_size):
     )
 
 
-def kept(logits, thresholds):
-    return (logits.float() >= thresholds[:, None]) & (logits > -math.inf)
+def kept(logits, least):
+    return reach(logits.float(), least) & (logits > -math.inf)
 
 
 @pytest.mark.parametrize("vocab_size", VOCABS)
@@ -77,19 +77,19 @@ def kept(logits, thresholds):
 def test_the_tokens_kept_are_those_of_the_sorted_reference(name, dtype, vocab_size):
     torch.manual_seed(0)
     logits, numbers = LOGITS[name](vocab_size).to(dtype), random_numbers(vocab_size)
-    found = kept(logits, filter_thresholds(logits, *numbers, GREEDY_BELOW))
-    wanted = kept(logits, filter_thresholds.reference(logits, *numbers, GREEDY_BELOW))
+    found = kept(logits, least_keys(logits, *numbers, GREEDY_BELOW))
+    wanted = kept(logits, least_keys.reference(logits, *numbers, GREEDY_BELOW))
     assert torch.equal(found, wanted)
 
 
-def test_a_row_has_the_same_threshold_alone_and_among_others_every_time():
+def test_a_row_has_the_same_key_alone_and_among_others_every_time():
     torch.manual_seed(1)
     logits, numbers = normal(151936, 2.5).bfloat16(), random_numbers(151936)
-    together = filter_thresholds(logits, *numbers, GREEDY_BELOW)
-    assert all(torch.equal(filter_thresholds(logits, *numbers, GREEDY_BELOW), together) for _ in range(20))
+    together = least_keys(logits, *numbers, GREEDY_BELOW)
+    assert all(torch.equal(least_keys(logits, *numbers, GREEDY_BELOW), together) for _ in range(20))
     for row in range(NUM_ROWS):
         one = slice(row, row + 1)
-        alone = filter_thresholds(logits[one], *(values[one] for values in numbers), GREEDY_BELOW)
+        alone = least_keys(logits[one], *(values[one] for values in numbers), GREEDY_BELOW)
         assert torch.equal(alone, together[one])
 
 
@@ -101,8 +101,8 @@ def test_filters_and_choice_in_one_graph_follow_their_inputs():
     scratch = choose_scratch(NUM_ROWS, 151936, "cuda")
 
     def step():
-        thresholds = filter_thresholds(logits, *numbers, GREEDY_BELOW)
-        choose_tokens(logits, thresholds, numbers[0], seeds, positions, tokens, *scratch, GREEDY_BELOW, True)
+        least = least_keys(logits, *numbers, GREEDY_BELOW)
+        choose_tokens(logits, least, numbers[0], seeds, positions, tokens, *scratch, GREEDY_BELOW, True)
 
     step()  # compiles outside the capture
     torch.cuda.synchronize()
@@ -118,5 +118,5 @@ def test_filters_and_choice_in_one_graph_follow_their_inputs():
         replayed = tokens.clone()
         step()
         assert torch.equal(tokens, replayed)
-        thresholds = filter_thresholds.reference(logits, *numbers, GREEDY_BELOW)
-        assert (logits.gather(1, replayed[:, None])[:, 0].float() >= thresholds).all()
+        least = least_keys.reference(logits, *numbers, GREEDY_BELOW)
+        assert reach(logits.float(), least).gather(1, replayed[:, None]).all()

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from playhead.engine.config import EngineConfig
 from playhead.engine.front import RequestOptions
 from playhead.sampling_params import SamplingParams
+from playhead.scale.fleet import FleetConfig
+from playhead.scale.launch import LocalLauncher
+from playhead.scale.replicas import ReplicatedBackend
+from playhead.serve import wire
+from playhead.serve.limits import ServeLimits
 from playhead.serve.local import LocalBackend
 from playhead.serve.remote import RemoteBackend
 
-KINDS = {"local": LocalBackend, "remote": RemoteBackend}
+
+def two_replicas(model, config, limits=None, **clock):
+    """Two engines behind one backend. As many requests fit as into one engine: fewer wait, because more run."""
+    limits = limits or ServeLimits()
+    if limits.max_queued is not None:
+        limits = replace(limits, max_queued=limits.max_queued - config.max_num_seqs)
+    begin = wire.Begin(model, wire.config_fields(config), None)
+    return ReplicatedBackend(LocalLauncher(config), begin, limits, FleetConfig(num_replicas=2), **clock)
+
+
+KINDS = {"local": LocalBackend, "remote": RemoteBackend, "replicas": two_replicas}
 CONFIG = EngineConfig(max_model_len=512, max_num_seqs=4, kv_memory_bytes=1 << 23, seed=3, device="cpu")
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0, max_tokens=500, ignore_eos=True)

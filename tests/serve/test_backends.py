@@ -22,6 +22,7 @@ from playhead.sampling_params import RequestOutputKind, SamplingParams
 from playhead.serve.backend import BackendState
 from playhead.serve.facts import is_capturing
 from playhead.serve.limits import ServeLimits
+from playhead.serve.local import LocalBackend
 from playhead.serve.remote import RemoteBackend
 from playhead.structured_outputs import StructuredOutputs
 from tests.serve.backends import CONFIG, ENDLESS, GREEDY, KINDS, HandClock, first_of, last, outputs_of, submitted
@@ -78,9 +79,9 @@ def backend(request, loop, clock):
 @pytest.fixture(autouse=True)
 def _idle_afterwards(backend, loop):
     yield
-    now = loop.run(backend.snapshot())
-    assert (now.num_running, now.num_waiting, now.stats.num_violations) == (0, 0, 0)
-    assert [group.num_held for group in now.groups] == [0] * len(now.groups)
+    for now in loop.run(backend.scrape()).snapshots.values():
+        assert (now.num_running, now.num_waiting, now.stats.num_violations) == (0, 0, 0)
+        assert [group.num_held for group in now.groups] == [0] * len(now.groups)
 
 
 def facts_of(output):
@@ -189,13 +190,15 @@ def test_the_first_look_after_streams_were_closed_finds_nothing_of_them(backend,
 @contextmanager
 def hanging(backend, monkeypatch):
     """The engine does nothing in here, whatever it has to do."""
-    if isinstance(backend, RemoteBackend):
-        pid = backend.pid
-        os.kill(pid, signal.SIGSTOP)
+    if not isinstance(backend, LocalBackend):
+        pids = [backend.pid] if isinstance(backend, RemoteBackend) else [e.pid for e in backend.fleet.engines.values()]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
         try:
             yield
         finally:
-            os.kill(pid, signal.SIGCONT)
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
         return
     permits, step = threading.Semaphore(0), backend.engine.step
     monkeypatch.setattr(backend.engine, "step", lambda: permits.acquire() and step())
@@ -278,13 +281,15 @@ def test_a_request_that_the_engine_refuses_ends_alone(backend, loop):
     assert loop.run(refused()).finished
 
 
-def test_an_engine_that_hangs_with_work_is_wedged_until_it_goes_on(backend, loop, clock, monkeypatch):
+def test_engines_that_hang_with_work_are_wedged_until_they_go_on(backend, loop, clock, monkeypatch):
+    """One of several engines that does not hang would serve on. Of eight prompts, each of two has some."""
+
     async def hang():
         with hanging(backend, monkeypatch):
             clock.now += 100
             backend.check()
             assert backend.state is BackendState.READY  # without work there is nothing to be late with
-            stream = submitted(backend, "r", "The whale", GREEDY)
+            streams = [submitted(backend, f"r{i}", [5 + i] * 20, GREEDY) for i in range(8)]
             clock.now += 4
             backend.check()
             assert backend.state is BackendState.READY
@@ -292,12 +297,12 @@ def test_an_engine_that_hangs_with_work_is_wedged_until_it_goes_on(backend, loop
             backend.check()
             assert backend.state is BackendState.WEDGED
             assert (await backend.snapshot()).num_running == 0  # as it was when it last answered
-        outputs = await outputs_of(stream)
+        ends = [(await outputs_of(stream))[-1].finished for stream in streams]
         backend.check()
         assert backend.state is BackendState.READY
-        return outputs[-1].finished
+        return ends
 
-    assert loop.run(hang())
+    assert loop.run(hang()) == [True] * 8
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -15,9 +15,9 @@ from playhead.engine.timeline import EngineStats
 from playhead.errors import EngineStopped, PlayheadError, QueueFull
 from playhead.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
 from playhead.sampling_params import RequestOutputKind, SamplingParams
-from playhead.serve.backend import BackendState, ModelFacts
+from playhead.serve.backend import BackendScrape, BackendState, ModelFacts
 from playhead.serve.call import Call, Tenant
-from playhead.serve.families import FAMILIES, Kind
+from playhead.serve.families import FAMILIES, OF_REPLICAS, Kind
 from playhead.serve.metrics import MAX_SERIES, bounded, metrics
 from playhead.serve.recorder import MeasuredBackend, Recorder, Refusal, Tally, cumulative
 
@@ -132,6 +132,7 @@ class ScriptedBackend:
     reader: PromptReader | None = None
     retry_after_s: int = 1
     num_restarts: int = 2
+    several: BackendScrape | None = None
 
     async def start(self) -> None:
         return
@@ -145,6 +146,9 @@ class ScriptedBackend:
         if self.shown is None:
             raise EngineStopped("snapshot")
         return self.shown
+
+    async def scrape(self) -> BackendScrape:
+        return self.several or BackendScrape(snapshots={"": await self.snapshot()})
 
     async def close(self) -> None:
         return
@@ -233,6 +237,23 @@ def test_an_engine_that_does_not_answer_takes_only_its_own_metrics_away():
     assert found["playhead_engine_answered",] == 0
     assert found["vllm:generation_tokens_total",] == 4
     assert ("vllm:num_requests_running",) not in found
+
+
+def test_engines_of_several_replicas_are_told_apart_by_a_label():
+    other = replace(SNAPSHOT, num_running=SNAPSHOT.num_running + 5)
+    several = BackendScrape(
+        snapshots={"r0": SNAPSHOT, "r3": other},
+        replicas={"serving": 2, "starting": 1},
+        routed={"prefix": 7},
+        num_moved=4,
+    )
+    found = values(scrape(Recorder(), ScriptedBackend(several=several)))
+    assert found["vllm:num_requests_running", "r0"] == SNAPSHOT.num_running
+    assert found["vllm:num_requests_running", "r3"] == SNAPSHOT.num_running + 5
+    assert found["playhead_replicas", "serving"] == 2
+    assert found["playhead_routed_total", "prefix"] == 7
+    assert found["playhead_moved_sequences_total",] == 4
+    assert {key[0] for key in found} >= {name for family in OF_REPLICAS for name in family.series}
 
 
 def test_an_engine_that_starts_is_not_asked_for_its_name():

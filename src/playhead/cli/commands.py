@@ -18,6 +18,7 @@ from playhead.cli.options import (
     AuditOptions,
     BenchOptions,
     ChatOptions,
+    DemandOptions,
     DemoOptions,
     DoctorOptions,
     GenerateOptions,
@@ -33,7 +34,7 @@ from playhead.engine.config import EngineConfig
 @command(
     flags_of(GenerateOptions),
     sampling(max_tokens=100, n=1),
-    engine("model", "memory", "schedule", "graph", "cache"),
+    engine("model", "memory", "schedule", "graph", "cache", "parallel"),
 )
 def generate(options: GenerateOptions, asked: Mapping[str, Any], config: EngineConfig) -> None:
     """Continue a text. The text is PROMPT, a file, or standard input."""
@@ -47,7 +48,7 @@ def generate(options: GenerateOptions, asked: Mapping[str, Any], config: EngineC
 @command(
     flags_of(ChatOptions),
     sampling("max_tokens", "sampling", "stop", max_tokens=512),
-    engine("model", "memory", "graph"),
+    engine("model", "memory", "graph", "parallel"),
 )
 def chat(options: ChatOptions, asked: Mapping[str, Any], config: EngineConfig) -> None:
     """Talk with a model. /help lists the commands of a conversation, Ctrl-C stops an answer, Ctrl-D leaves."""
@@ -75,14 +76,14 @@ def list_models(options: NoOptions) -> None:
     run_list(Screen())
 
 
-@command(flags_of(PlanOptions), engine("dtype", "memory", "schedule"))
-def plan(options: PlanOptions, config: EngineConfig) -> None:
+@command(flags_of(PlanOptions), flags_of(DemandOptions), engine("dtype", "memory", "schedule"))
+def plan(options: PlanOptions, demand: DemandOptions, config: EngineConfig) -> None:
     """Show what a model takes of memory, and how much context fits. Reads no weights. Without a GPU and --gpu-memory
-    it plans for this machine's memory."""
-    from playhead.cli.plan import run_plan
+    it plans for this machine's memory. With --rps it shows the replicas that serve so many requests instead."""
+    from playhead.cli.plan_fleet import run_plan
     from playhead.cli.screen import Screen
 
-    run_plan(Screen(), options, config)
+    run_plan(Screen(), options, demand, config)
 
 
 @command(
@@ -124,7 +125,7 @@ def version(options: NoOptions) -> None:
 @command(
     flags_of(BenchOptions, "model", "json_path"),
     flags_of(WorkloadSpec),
-    engine("model", "memory", "schedule", "graph", "cache"),
+    engine("model", "memory", "schedule", "graph", "cache", "parallel"),
 )
 def throughput(options: BenchOptions, workload: WorkloadSpec, config: EngineConfig) -> None:
     """Answer random prompts, all at once."""
@@ -137,7 +138,7 @@ def throughput(options: BenchOptions, workload: WorkloadSpec, config: EngineConf
 @command(
     flags_of(BenchOptions),
     flags_of(WorkloadSpec, "fixed", num_prompts=8, input_len=32),
-    engine("model", "memory", "max_num_batched_tokens", "graph"),
+    engine("model", "memory", "max_num_batched_tokens", "graph", "parallel"),
 )
 def latency(options: BenchOptions, workload: WorkloadSpec, config: EngineConfig) -> None:
     """Answer one batch of fixed lengths, again and again."""

@@ -116,6 +116,29 @@ class PlanOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DemandOptions:
+    """A load, the device that is to serve it, and what is good enough."""
+
+    gpu: str | None = declare(None, Setting(help="plan for this device, of which steps were measured", metavar="NAME"))
+    rps: float | None = declare(
+        None, Setting(help="requests per second; shows the replicas that serve them", low=0, above=True)
+    )
+    prompt: int = declare(1024, Setting(help="tokens of a prompt", low=1))
+    output: int = declare(256, Setting(help="tokens of an answer", low=1))
+    prefix_share: float = declare(
+        0.0, Setting(help="share of a prompt that other prompts begin with too", low=0, high=1, metavar="SHARE")
+    )
+    first_ms: float = declare(1000.0, Setting(help="95% of first tokens are to come within this", low=0, above=True))
+    inter_ms: float = declare(100.0, Setting(help="a later token is to take at most this", low=0, above=True))
+
+    def __post_init__(self) -> None:
+        check_settings(self, DEMAND_OPTIONS, refused_flag)
+
+
+DEMAND_OPTIONS = settings_of(DemandOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AuditOptions:
     """Which model, and how to show the reports."""
 

@@ -1,8 +1,7 @@
-"""`playhead plan`: what a model takes and how much context fits, before anything is loaded."""
+"""What a model takes of memory and how much context fits, before anything is loaded: half of `playhead plan`."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,7 +9,6 @@ import torch
 from rich.table import Table
 
 from playhead.cli.command import in_flags
-from playhead.cli.options import PlanOptions
 from playhead.cli.screen import Screen
 from playhead.engine.build import load_tokenizer
 from playhead.engine.config import ENGINE_SETTINGS, EngineConfig
@@ -61,12 +59,8 @@ class MemoryPlan:
         return [self.kv.capacity(one) for one in sorted({most, *(one for one in USUAL_CONTEXTS if one <= most)})]
 
 
-def run_plan(screen: Screen, options: PlanOptions, config: EngineConfig) -> None:
-    """Print a plan as tables or as JSON."""
-    made = plan_memory(options.model, config, planned_memory(options.gpu_memory))
-    if options.as_json:
-        screen.out(json.dumps(as_record(made)), highlight=False)
-        return
+def show_memory(screen: Screen, made: MemoryPlan) -> None:
+    """A plan as tables."""
     for table in (memory_table(made), capacity_table(made), arena_table(made)):
         screen.print(table)
     no_gpu = ["There is no GPU here: the plan is for the CPU. --gpu-memory 24GiB plans for a GPU."]
@@ -75,16 +69,19 @@ def run_plan(screen: Screen, options: PlanOptions, config: EngineConfig) -> None
         screen.print(in_flags(note, ENGINE_SETTINGS), markup=False, highlight=False)
 
 
+def gpu_memory(num_bytes: int, name: str) -> Memory:
+    """A GPU's."""
+    rest_is_for = "graphs, activations, the CUDA context"
+    return Memory(device=torch.device("cuda"), num_bytes=num_bytes, name=name, rest_is_for=rest_is_for)
+
+
 def planned_memory(gpu_bytes: int | None) -> Memory:
     """A GPU of the size that was asked for, this machine's GPU, or its free memory where it has none."""
-    of_gpu = "graphs, activations, the CUDA context"
     if gpu_bytes is not None:
-        name = f"a GPU with {show_size(gpu_bytes)}"
-        return Memory(device=torch.device("cuda"), num_bytes=gpu_bytes, name=name, rest_is_for=of_gpu)
+        return gpu_memory(gpu_bytes, f"a GPU with {show_size(gpu_bytes)}")
     if torch.cuda.is_available():
         gpu = torch.cuda.get_device_properties(0)
-        name = f"{gpu.name} with {show_size(gpu.total_memory)}"
-        return Memory(device=torch.device("cuda"), num_bytes=gpu.total_memory, name=name, rest_is_for=of_gpu)
+        return gpu_memory(gpu.total_memory, f"{gpu.name} with {show_size(gpu.total_memory)}")
     device = torch.device("cpu")
     free = free_host_bytes()
     name = f"this machine's CPU, {show_size(free)} free"

@@ -10,13 +10,14 @@ from rich.table import Table
 from playhead.cli.screen import Screen
 from playhead.engine.config import EngineConfig
 from playhead.engine.snapshot import EngineSnapshot
+from playhead.scale.build import replicated_backend
+from playhead.scale.replicas import ReplicatedBackend
 from playhead.serve.assemble import make_application
 from playhead.serve.auth import check_exposure, load_keys
 from playhead.serve.backend import Backend
-from playhead.serve.choose import backend_for
+from playhead.serve.choose import backend_for, limits_of
 from playhead.serve.config import ServeConfig
 from playhead.serve.engine_child import EngineChild
-from playhead.serve.limits import ServeLimits
 from playhead.serve.remote import RemoteBackend
 from playhead.serve.run import bind, run, url_of
 from playhead.settings import show_size
@@ -31,23 +32,24 @@ def run_serve(screen: Screen, config: ServeConfig, engine: EngineConfig, child: 
     check_exposure(config.host, keys, allows_anyone=config.allow_anyone)
     backend = make_backend(config, engine)
     sock = bind(config)
-    remote = backend if isinstance(backend, RemoteBackend) else None
-    if remote is None:
+    is_elsewhere = isinstance(backend, RemoteBackend | ReplicatedBackend)
+    if not is_elsewhere:
         show_plan(screen, config, engine)
-    elif child is not None:
-        remote.adopt(child)
+    elif child is not None and isinstance(backend, RemoteBackend):
+        backend.adopt(child)
     began_s = time.perf_counter()
 
     async def ready() -> None:
-        if remote is not None:
-            screen.print(kv_table(await remote.snapshot()))
+        if is_elsewhere:
+            screen.print(kv_table(await backend.snapshot()))
         say(
             screen,
             f"{backend.facts.name} is served on {url_of(sock)} after {time.perf_counter() - began_s:.1f} s. "
             f"{len(keys) or 'No'} API {'key' if len(keys) == 1 else 'keys'}. Ctrl-C ends.",
         )
 
-    say(screen, f"loading {config.model}{' in a process of its own' if remote is not None else ''}")
+    where = f" in {config.replicas} replicas" if config.has_replicas else " in a process of its own"
+    say(screen, f"loading {config.model}{where if is_elsewhere else ''}")
     return run(make_application(backend, keys, config), sock, ready)
 
 
@@ -78,10 +80,8 @@ def kv_table(snapshot: EngineSnapshot) -> Table:
 
 
 def make_backend(config: ServeConfig, engine: EngineConfig) -> Backend:
-    """The engine that serves: beside the HTTP side, or in a process of its own."""
-    limits = ServeLimits(
-        max_queued=config.max_queued_requests,
-        max_waiting_s=config.queue_timeout,
-        max_running_s=config.request_timeout,
-    )
-    return backend_for(config.model, engine, limits, processes=config.processes, name=config.served_model_name)
+    """The engine that serves: beside the HTTP side, in a process of its own, or several of those."""
+    if config.has_replicas:
+        return replicated_backend(config, engine)
+    limits, name = limits_of(config), config.served_model_name
+    return backend_for(config.model, engine, limits, processes=config.processes, name=name)

@@ -17,7 +17,7 @@ from playhead.serve.config import SERVE_SETTINGS, LogFormat, ServeConfig, merged
 from playhead.serve.engine_child import EngineChild, has_own_process, start_child
 from playhead.settings import Setting, declare
 
-SERVED_GROUPS = ("model", "source", "memory", "schedule", "graph", "cache", "overlap", "seed", "ledger")
+SERVED_GROUPS = ("model", "source", "memory", "schedule", "graph", "cache", "overlap", "parallel", "seed", "ledger")
 SERVE_PACKAGES = ("litestar", "msgspec", "uvicorn", "uvloop", "httptools", "prometheus_client", "llguidance")
 
 
@@ -46,7 +46,8 @@ def serve(options: ServeOptions, asked: Mapping[str, Any], asked_of_engine: Mapp
 @contextmanager
 def engine_child(config: ServeConfig, engine_config: EngineConfig) -> Iterator[EngineChild | None]:
     """The engine's process, if it has one of its own. It imports torch while this process imports what HTTP needs."""
-    child = start_child(engine_config) if has_own_process(config.processes, engine_config) else None
+    has_child = not config.has_replicas and has_own_process(config.processes, engine_config)
+    child = start_child(engine_config) if has_child else None
     try:
         yield child
     finally:

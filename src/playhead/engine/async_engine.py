@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from types import TracebackType
@@ -39,7 +39,7 @@ from playhead.engine.use import used_after_close
 from playhead.engine.user_tokenizer import UserTokenizer
 from playhead.errors import NO_POOLING, AbsentFeature, ConfigError, EngineStopped, MisuseError, RequestError, shown
 from playhead.inputs import Prompt, refuse_keywords
-from playhead.outputs import RequestOutput
+from playhead.outputs import CompletionOutput, RequestOutput
 from playhead.sampling_params import SamplingParams
 
 T = TypeVar("T")
@@ -224,6 +224,7 @@ class AsyncEngine:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        resume_from: Sequence[CompletionOutput] = (),
         **others: Unpack[AdapterKeywords],
     ) -> AsyncGenerator[RequestOutput, None]:
         """The output after every token, or after several if the consumer was slow; the last one is `finished`.
@@ -231,10 +232,13 @@ class AsyncEngine:
         A request that cannot be served raises `RequestError` before it is queued. Leaving early, by `break`, `aclose`
         or a cancelled task, aborts it. With n above 1 every output has all samples that have begun.
         `SamplingParams.output_kind` chooses what an output holds: everything so far, what is new, or all at the end.
+
+        `resume_from` are the `outputs` of an earlier run that was cut off: the request goes on with exactly the tokens
+        that would have followed. Outputs then hold what there was and what came, except for `DELTA`, what came.
         """
         refuse_keywords(others)
         wanted = self.engine.reader.default_params if sampling_params is None else checked_params(sampling_params)
-        options = RequestOptions(priority=priority, salt=cache_salt or "")
+        options = RequestOptions(priority=priority, salt=cache_salt or "", resume_from=tuple(resume_from))
         self._serve_here()
         name = self._request_name(request_id)
         stream = self.submit(name, await self.engine.reader.read(prompt, wanted), options)
@@ -249,7 +253,7 @@ class AsyncEngine:
 
         Called on the event loop. `QueueFull` or `EngineStopped` are raised here, before there is a stream.
         """
-        view = OutputView(checked.params.output_kind)
+        view = OutputView(checked.params.output_kind, options.resume_from)
         options = replace(options, streams=options.streams and view.shows_all)
         serving, ticket = self._serve_here(), Ticket.of(request_id, checked, options)
         serving.take(ticket)

@@ -15,6 +15,7 @@ from playhead.engine.config import EMBEDDED, EngineConfig, config_from
 from playhead.engine.engine import Engine
 from playhead.engine.keywords import EngineKeywords
 from playhead.engine.memory import worker_config
+from playhead.engine.ranks import check_ranks, first_shard, lead, other_ranks
 from playhead.engine.resolve import check_batch_invariant, resolve_device, resolve_dtype
 from playhead.engine.tokenizer_files import resolve_model_name, tokenizer_at, tokenizer_path
 from playhead.errors import ConfigError
@@ -50,22 +51,27 @@ def build_engine(
     is_dummy = config.load_format is LoadFormat.DUMMY
     description = describe_model(resolve_model_name(model), revision=config.revision, config_only=is_dummy)
     check_batch_invariant(config, description.spec)
+    check_ranks(config, description.spec, device)
     sizes = worker_config(description, config, device)  # before the weights: what cannot fit is refused at once
-    with ThreadPoolExecutor(2, thread_name_prefix="playhead load") as beside:
-        reading = beside.submit(load_tokenizer, description, config)
-        if device.type == "cuda":
-            beside.submit(prepare_triton)
-        try:
-            decoder = load_weights(
-                description,
-                dtype=resolve_dtype(config, device, description),
-                device=device,
-                load_format=config.load_format,
-                on_progress=partial(check_beside, reading, on_load_progress),
-            )
-        finally:
-            tokenizer = reading.result()  # what is wrong with the tokenizer is said first
-        worker = build_worker(decoder, sizes)
+    dtype = resolve_dtype(config, device, description)
+    with other_ranks(config, description, sizes, (device, dtype)) as ranks:
+        with ThreadPoolExecutor(2, thread_name_prefix="playhead load") as beside:
+            reading = beside.submit(load_tokenizer, description, config)
+            if device.type == "cuda":
+                beside.submit(prepare_triton)
+            try:
+                decoder = load_weights(
+                    description,
+                    dtype=dtype,
+                    device=device,
+                    load_format=config.load_format,
+                    shard=first_shard(config),
+                    on_progress=partial(check_beside, reading, on_load_progress),
+                )
+            finally:
+                tokenizer = reading.result()  # what is wrong with the tokenizer is said first
+            worker = build_worker(decoder, sizes)
+        lead(worker, ranks)
     generation = load_generation_config(description, tokenizer)
     defaults = generation.sampling if config.generation_config == "auto" else SamplingParams()
     engine = Engine(worker, tokenizer, config=config, default_params=defaults, name=model)

@@ -14,7 +14,7 @@ from playhead.engine.foreign import FOREIGN_SETTINGS
 from playhead.errors import ConfigError, did_you_mean, shown
 from playhead.models.config import MAX_SIZE
 from playhead.settings import Auto, Setting, Switch, check_settings, declare, parse_size, refused_setting, settings_of
-from playhead.types import LoadFormat, Mode
+from playhead.types import LoadFormat, Mode, TPMode
 
 EMBEDDED = "embedded"
 """The name of the model that comes with the package."""
@@ -232,6 +232,24 @@ class EngineConfig:
     bit alone, batched, after a prefix hit and after a preemption, whatever the chunks. Without it a GPU's rounding
     depends on the number of rows of a step, and a near tie may be decided the other way. A CPU uses torch's matmuls,
     whose order is torch's own, with or without it."""
+    tensor_parallel_size: int = declare(
+        1,
+        Setting(
+            group="parallel",
+            help="processes that share the model: a GPU each, or a core each of a CPU",
+            aliases=("--tp", "--tp-size"),
+            low=1,
+            high=1 << 10,
+        ),
+    )
+    tp_mode: TPMode = declare(
+        TPMode.EXACT,
+        Setting(
+            group="parallel",
+            help="exact: the tokens of one process; fast: half the messages, sums are rounded otherwise",
+            metavar="MODE",
+        ),
+    )
     strict_ledger: bool | None = declare(
         None, Setting(group="ledger", help="recount all KV pages after every step and raise at the first violation")
     )

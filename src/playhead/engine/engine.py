@@ -25,6 +25,7 @@ from playhead.engine.front import CheckedPrompt, PromptReader, RequestOptions
 from playhead.engine.launched import LaunchedStep
 from playhead.engine.resolve import resolved
 from playhead.engine.response import ResponseBuilder
+from playhead.engine.resume import take_up
 from playhead.engine.seeds import seed_of
 from playhead.engine.structured import MaskWriter, matcher_for
 from playhead.engine.timeline import EngineStats, Timeline
@@ -141,6 +142,7 @@ class Engine:
         self.reader.close()
         if self._unfreeze is not None:
             self._unfreeze()
+        self.worker.close()
 
     def capture_graphs(self, progress: Callable[[CaptureReport], None] | None = None) -> None:
         """Capture all sizes now; otherwise each is captured when it is first wanted.
@@ -229,9 +231,11 @@ class Engine:
         )
         looks_at_tokens = options.streams or params.stop or params.logprobs is not None or request.matcher is not None
         request.is_plain = not looks_at_tokens
+        response = ResponseBuilder.begin(request, checked.text, self.tokenizer, streams=options.streams)
+        take_up(response, options.resume_from, checked.params, self.reader.vocab_size)
         self.worker.sampler.prepare(request)
         self._arrivals = arrival
-        return ResponseBuilder.begin(request, checked.text, self.tokenizer, streams=options.streams)
+        return response
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request wherever it is. None if it had ended already."""

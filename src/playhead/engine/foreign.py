@@ -31,9 +31,8 @@ class ForeignSetting:
             raise ConfigError(f"{name}: found {shown(value)}{wanted}. {self.why}")
 
 
-ONE_DEVICE = ForeignSetting(
-    why="Playhead runs a model on one device: load a smaller or quantized checkpoint.", idle=(1,)
-)
+NO_STAGES = ForeignSetting(why="Playhead has no stages: set tensor_parallel_size instead.", idle=(1,))
+NO_REPLICAS = ForeignSetting(why="An engine is one replica: start several servers instead.", idle=(1,))
 NO_CODE = ForeignSetting(why="Playhead never runs code of a checkpoint.", idle=(False,))
 NO_LORA = ForeignSetting(why="Playhead has no LoRA adapters: merge the adapter into the weights first.", idle=(False,))
 NO_EDITS = ForeignSetting(why="Playhead takes a model as its files say: edit config.json instead.", idle=({},))
@@ -46,16 +45,16 @@ ONE_GRAMMAR = ForeignSetting(why="Playhead reads grammars by llguidance.", idle=
 NO_EFFECT = ForeignSetting(why="", idle=None)
 
 FOREIGN_SETTINGS: Mapping[str, ForeignSetting] = {
-    # One device, one process.
-    "tensor_parallel_size": ONE_DEVICE,
-    "pipeline_parallel_size": ONE_DEVICE,
-    "data_parallel_size": ONE_DEVICE,
-    "tp_size": ONE_DEVICE,
-    "dp_size": ONE_DEVICE,
-    "pp_size": ONE_DEVICE,
-    "enable_expert_parallel": ForeignSetting(why="Playhead runs a model on one device.", idle=(False,)),
-    "distributed_executor_backend": ForeignSetting(why="Playhead runs a model in one process.", idle=("uni", "mp")),
-    "disable_custom_all_reduce": NO_EFFECT,  # one device has nothing to reduce
+    # Several devices.
+    "pipeline_parallel_size": NO_STAGES,
+    "data_parallel_size": NO_REPLICAS,
+    "dp_size": NO_REPLICAS,
+    "pp_size": NO_STAGES,
+    "enable_expert_parallel": ForeignSetting(why="tensor_parallel_size divides experts too.", idle=(False,)),
+    "distributed_executor_backend": ForeignSetting(
+        why="Playhead starts its ranks itself, as processes.", idle=("uni", "mp")
+    ),
+    "disable_custom_all_reduce": NO_EFFECT,  # ranks meet by torch's own collectives
     # Files.
     "trust_remote_code": NO_CODE,
     "tokenizer_mode": ForeignSetting(why="Playhead reads tokenizer.json.", idle=("auto", "fast")),

@@ -43,18 +43,30 @@ class CheckedPrompt:
 class RequestOptions:
     """How a request is to be treated. Lower `priority` goes first. Prompts of another `salt` share no cached prefix.
 
-    With `streams` there is an output after every token; without, only one at the end.
+    With `streams` there is an output after every token; without, only one at the end. `resume_from` has what each
+    sample has already from an earlier run; with none, the request begins with its prompt.
     """
 
     priority: int = 0
     salt: str = ""
     streams: bool = True
+    resume_from: tuple[CompletionOutput, ...] = ()
 
     def __post_init__(self) -> None:
         kinds = (("priority", self.priority, int, "an int"), ("salt", self.salt, str, "a str"))
         for name, value, kind, wanted in kinds:
             if type(value) is not kind:  # bool is no priority
                 raise RequestError(name, f"a {type(value).__name__}", wanted, "Change it or leave it out.")
+
+    def of_samples(self, count: int) -> list[RequestOptions]:
+        """The options of each of a request's samples, or `RequestError` if these do not resume all of them."""
+        outputs = self.resume_from
+        if not outputs:
+            return [self] * count
+        if [output.index for output in outputs] != list(range(count)):
+            found = f"samples {[output.index for output in outputs]}"
+            raise RequestError("resume_from", found, f"all {count}, in order", "Give every sample's output.")
+        return [replace(self, resume_from=(replace(output, index=0),)) for output in outputs]
 
 
 class ChatIds(list[int]):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
-from playhead.types import LoadFormat, Mode
+from playhead.types import LoadFormat, Mode, TPMode
 
 if TYPE_CHECKING:
     import torch
@@ -50,16 +50,18 @@ class EngineKeywords(TypedDict, total=False):
     overlap: bool | None
     forced_tokens: bool
     batch_invariant: bool
+    tensor_parallel_size: int
+    tp: int
+    tp_size: int
+    tp_mode: TPMode | str
     async_scheduling: bool | None
     disable_overlap_schedule: bool
     strict_ledger: bool | None
     ledger_audit_steps: int | None
 
     # Other engines' settings: taken where they ask for nothing, refused with the reason where they ask for something.
-    tensor_parallel_size: int
     pipeline_parallel_size: int
     data_parallel_size: int
-    tp_size: int
     dp_size: int
     pp_size: int
     enable_expert_parallel: bool

@@ -9,12 +9,14 @@ import torch
 
 from playhead.engine.config import GPU_SHARE, EngineConfig
 from playhead.engine.host_memory import free_host_bytes
+from playhead.engine.ranks import first_shard
 from playhead.engine.resolve import kv_limits, on_device, resolve_dtype
 from playhead.env import wants_strict_ledger
 from playhead.errors import ConfigError
 from playhead.kv.geometry import KVGeometry
 from playhead.kv.plan import KVLimits, least_bytes, longest_context, most_running, most_useful_bytes, useful_bytes
-from playhead.layers.blocks import WEIGHT_FORMATS
+from playhead.layers.parallel import weight_format
+from playhead.layers.shard import WHOLE, Shard
 from playhead.models.decoder import Decoder
 from playhead.models.load import ModelDescription
 from playhead.models.spec import ModelSpec
@@ -64,7 +66,7 @@ def fit_beside_weights(
 ) -> EngineMemory:
     """The sizes of an engine that has `free` bytes for its weights and its KV. Nothing has been loaded yet."""
     dtype = resolve_dtype(config, device, description)
-    weight_bytes = num_weight_bytes(description.spec, dtype)
+    weight_bytes = num_weight_bytes(description.spec, dtype, first_shard(config))
     if weight_bytes >= free:
         raise ConfigError(
             f"memory: {show_size(free)} are free, and the weights alone take {show_size(weight_bytes)} in {dtype}. "
@@ -73,9 +75,9 @@ def fit_beside_weights(
     return replace(fit_memory(description, config, device, free - weight_bytes), weight_bytes=weight_bytes)
 
 
-def num_weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
-    """Bytes of all parameters, counted on a decoder that has no memory."""
-    decoder = Decoder(spec, WEIGHT_FORMATS[spec.stored_as](dtype=dtype, device=torch.device("meta")))
+def num_weight_bytes(spec: ModelSpec, dtype: torch.dtype, shard: Shard = WHOLE) -> int:
+    """Bytes of all parameters of a rank, counted on a decoder that has no memory."""
+    decoder = Decoder(spec, weight_format(spec.stored_as, dtype=dtype, device=torch.device("meta"), shard=shard))
     return sum(parameter.numel() * parameter.element_size() for parameter in decoder.parameters())
 
 
@@ -85,7 +87,8 @@ def fit_memory(description: ModelDescription, config: EngineConfig, device: torc
     Settings that were left open give way; settings that were given and do not fit are refused.
     """
     limits, dtype = kv_limits(description, config, device), resolve_dtype(config, device, description)
-    geometry = kv_geometry(description.spec, page_size=config.page_size, dtype=dtype)
+    spec = description.spec.share(first_shard(config))
+    geometry = kv_geometry(spec, page_size=config.page_size, dtype=dtype)
     kv_bytes = _kv_bytes(config, device, free, useful_bytes(geometry, limits))
     kv_bytes = min(kv_bytes, most_useful_bytes(geometry)) if config.kv_memory_bytes is None else kv_bytes
     notes: list[str] = []
@@ -107,7 +110,7 @@ def usable_bytes(config: EngineConfig, device: torch.device) -> int:
     if device.type == "cuda":
         torch.cuda.empty_cache()  # a dropped engine's memory is torch's until now, and the device counts it as taken
         return share_of_gpu(config, *torch.cuda.mem_get_info(device))
-    return free_host_bytes()
+    return free_host_bytes() // config.tensor_parallel_size  # the ranks of a CPU share its memory
 
 
 def share_of_gpu(config: EngineConfig, free: int, total: int) -> int:

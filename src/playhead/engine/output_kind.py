@@ -6,6 +6,7 @@ output is shown, so no token is lost however slow its reader is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from playhead.outputs import CompletionOutput, RequestOutput
@@ -13,11 +14,12 @@ from playhead.sampling_params import RequestOutputKind
 
 
 class OutputView:
-    """One stream's outputs, as `SamplingParams.output_kind` says."""
+    """One stream's outputs, as `SamplingParams.output_kind` says. Of a request that goes on, `known` is not new."""
 
-    def __init__(self, kind: RequestOutputKind) -> None:
+    def __init__(self, kind: RequestOutputKind, known: Sequence[CompletionOutput] = ()) -> None:
         self._kind = kind
-        self._last: RequestOutput | None = None
+        self._known = {completion.index: completion for completion in known}
+        self._has_shown = False
 
     @property
     def shows_all(self) -> bool:
@@ -26,17 +28,16 @@ class OutputView:
 
     def of(self, output: RequestOutput) -> RequestOutput | None:
         """What the stream shows of an output. None if there is nothing to show yet."""
-        last, self._last = self._last, output
-        if not self.shows_all and not output.finished:
-            return None
-        return since(output, last) if self._kind is RequestOutputKind.DELTA and last is not None else output
+        if self._kind is RequestOutputKind.DELTA:
+            return self._since_last(output)
+        return output if self.shows_all or output.finished else None
 
-
-def since(output: RequestOutput, last: RequestOutput) -> RequestOutput:
-    """What an output has that the last one had not. Logprobs of the prompt come with the first output alone."""
-    known = {completion.index: completion for completion in last.outputs}
-    news = [new_part(one, known[one.index]) if one.index in known else one for one in output.outputs]
-    return replace(output, outputs=news, prompt_logprobs=None)
+    def _since_last(self, output: RequestOutput) -> RequestOutput:
+        """What an output has that the last one had not. Logprobs of the prompt come with the first output alone."""
+        known, self._known = self._known, {completion.index: completion for completion in output.outputs}
+        news = [new_part(one, known[one.index]) if one.index in known else one for one in output.outputs]
+        is_first, self._has_shown = not self._has_shown, True
+        return replace(output, outputs=news, prompt_logprobs=output.prompt_logprobs if is_first else None)
 
 
 def new_part(completion: CompletionOutput, last: CompletionOutput) -> CompletionOutput:

@@ -75,7 +75,7 @@ class ResponseBuilder:
             self.first_token_s = time.perf_counter()
         if params.logprobs is not None:
             self.logprobs.append(logprob_table(reports, self.text_of))
-            self.cumulative_logprob += reports[0].logprob
+            self.cumulative_logprob += reports[0].logprob if reports else 0.0  # another process may have the table
         if token in request.ending_ids:
             self.stop_reason = token if token in (params.stop_token_ids or ()) else None
             # The token that ends a text is a part of it only on request.

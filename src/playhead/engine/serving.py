@@ -27,7 +27,7 @@ from playhead.engine.engine import Engine
 from playhead.engine.front import CheckedPrompt, RequestOptions, joined, never_queued, split_n
 from playhead.engine.output_kind import OutputView
 from playhead.engine.response import ResponseBuilder
-from playhead.errors import EngineStopped, PlayheadError, QueueFull, RequestError, StepFailed, caused
+from playhead.errors import EngineStopped, PlayheadError, QueueFull, RankLost, RequestError, StepFailed, caused
 from playhead.logs import event
 from playhead.outputs import FinishReason, RequestOutput
 
@@ -46,14 +46,14 @@ class WhenFull(StrEnum):
 
 @dataclass(slots=True, kw_only=True, eq=False)  # mutable: the thread puts outputs in, the consumer takes them out
 class Ticket:
-    """One request between its consumer and the thread. `samples` are the engine's requests, one per sample.
+    """One request between its consumer and the thread. `samples` are the engine's requests, with `options` for each.
 
     `responses`, `latest` and `error` are written by the thread, the latter two under the lock; `changed` belongs to the
     event loop, and so does `given_up`, an error for the consumer that does not wait for the thread.
     """
 
     request_id: str
-    options: RequestOptions
+    options: list[RequestOptions]
     samples: dict[str, CheckedPrompt]
     loop: asyncio.AbstractEventLoop
     responses: list[ResponseBuilder] = field(default_factory=list)
@@ -66,7 +66,8 @@ class Ticket:
     def of(cls, request_id: str, checked: CheckedPrompt, options: RequestOptions) -> Ticket:
         """A request of this event loop. The engine's names end in the sample's number: none can be another's sample."""
         samples = {f"{request_id}.{i}": replace(checked, params=one) for i, one in enumerate(split_n(checked.params))}
-        return cls(request_id=request_id, options=options, samples=samples, loop=asyncio.get_running_loop())
+        each = options.of_samples(len(samples))
+        return cls(request_id=request_id, options=each, samples=samples, loop=asyncio.get_running_loop())
 
     @property
     def has_begun(self) -> bool:
@@ -285,9 +286,11 @@ class Serving:
             while (orders := self._next_orders()) is not None:
                 try:
                     self._turn(orders)
-                except BaseException as error:  # noqa: BLE001  consumers must hear of any error
+                except BaseException as error:
                     self._fail_begun(error, orders)
-        except Exception as error:  # noqa: BLE001  aborting the requests raised too
+                    if isinstance(error, RankLost):  # no step will ever run again
+                        raise
+        except Exception as error:  # noqa: BLE001  aborting the requests raised too, or a rank is lost
             cause = error
         finally:
             self._stop(cause)
@@ -319,8 +322,8 @@ class Serving:
     def _submit(self, ticket: Ticket) -> None:
         """Queue a request's samples. If the engine refuses one of them, this request alone ends with the error."""
         try:
-            for name, checked in ticket.samples.items():
-                ticket.responses.append(self.engine.submit(name, checked, ticket.options))
+            for (name, checked), options in zip(ticket.samples.items(), ticket.options, strict=True):
+                ticket.responses.append(self.engine.submit(name, checked, options))
         except PlayheadError as error:
             refusal = error
         else:

@@ -165,12 +165,12 @@ class RecordingAudit:
                 self._found(Check.EXTENT, where, f"{what} of {span.owner} outside the rows a fill writes. {fix}")
 
     def check_pointers(self, recording: CudaRecording) -> None:
-        """Addresses in kernel parameters: the graph's own pool, or declared."""
+        """Addresses in kernel parameters: the graph's own pool, its stream's workspaces, or declared."""
         segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
         own = [
             Span(owner="graph pool", start=s["address"], stop=s["address"] + s["total_size"], writable=True)
             for s in segments
-            if tuple(s["segment_pool_id"]) == tuple(recording.pool)
+            if tuple(s["segment_pool_id"]) in recording.pools
         ]
         for node in kernel_nodes(recording.graph):
             for address in node.addresses:

@@ -15,6 +15,7 @@ import math
 import torch
 from torch import Tensor
 
+from playhead.kernels.filters import reach
 from playhead.kernels.op import op
 
 # splitmix64, as signed 64-bit numbers: integer multiplication of tensors wraps, as the hash wants.
@@ -47,18 +48,18 @@ def newest_ids(ids_T: Tensor, newest_R: Tensor) -> Tensor:
     cuda="triton.choose:launch_choose_tokens",
 )
 def choose_tokens(
-    logits_NV: Tensor, thresholds_N: Tensor | None, temperature_N: Tensor, seeds_N: Tensor, positions_N: Tensor,
+    logits_NV: Tensor, least_keys_N: Tensor | None, temperature_N: Tensor, seeds_N: Tensor, positions_N: Tensor,
     tokens_N: Tensor, parts_RX: Tensor, arrivals_R: Tensor, greedy_below: float, draws: bool,
 ) -> None:  # fmt: skip
     """Writes `tokens_N`: where the temperature is `greedy_below` or more, the largest logit / temperature + noise.
 
-    The other rows, and all rows if nothing `draws`, get their largest logit. Logits below their row's threshold count
+    The other rows, and all rows if nothing `draws`, get their largest logit. Tokens below their row's least key count
     as -inf. Equal scores go to the lowest id; NaN counts as -inf, so a row of NaN gets id 0. `choose_scratch` makes
     the scratch, which decides nothing; the kernel leaves `arrivals_R` zeroed.
     """
     scores_NV = logits_NV.float()
-    if thresholds_N is not None:
-        scores_NV = torch.where(scores_NV >= thresholds_N[:, None], scores_NV, -math.inf)
+    if least_keys_N is not None:
+        scores_NV = torch.where(reach(scores_NV, least_keys_N), scores_NV, -math.inf)
     if draws:
         greedy_N1 = temperature_N[:, None] < greedy_below
         drawn_NV = scores_NV / torch.where(greedy_N1, 1.0, temperature_N[:, None])
@@ -67,14 +68,14 @@ def choose_tokens(
     torch.argmax(scores_NV.nan_to_num(-math.inf, math.inf, -math.inf), dim=-1, out=tokens_N)
 
 
-def gumbel_noise(seeds_N: Tensor, positions_N: Tensor, vocab_size: int) -> Tensor:
+def gumbel_noise(seeds_N: Tensor, positions_N: Tensor, vocab_size: int, first_id: int = 0) -> Tensor:
     """Standard Gumbel numbers, float32, a function of seed, position and token id alone, always finite.
 
     Each row is the splitmix64 stream that starts at the hash of its seed and position. The rare large numbers decide
     a draw over a large vocabulary, so the uniform number is small where they are, with 40 bits.
     """
     start_N = mixed_(mixed_(seeds_N + GOLDEN) + positions_N * GOLDEN)
-    ids_V = torch.arange(vocab_size, dtype=torch.int64, device=seeds_N.device)
+    ids_V = torch.arange(first_id, first_id + vocab_size, dtype=torch.int64, device=seeds_N.device)
     bits_NV = mixed_(start_N[:, None] + ids_V * GOLDEN)
     high_NV = shifted(bits_NV, 64 - UNIFORM_BITS)
     uniform_NV = ((high_NV.float() + 0.5) * 2.0**-UNIFORM_BITS).clamp_(max=BELOW_ONE)

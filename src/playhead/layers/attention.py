@@ -39,11 +39,14 @@ class AttentionBlock(nn.Module):
 
     def __init__(self, spec: AttentionSpec, hidden_size: int, norm: NormSpec, weights: WeightFormat) -> None:
         super().__init__()
+        whole, spec = spec, weights.shard.attention(spec)
         self.spec, self._norm = spec, norm
         dtype, device = weights.dtype, weights.device
         self.qkv = weights.linear(hidden_size, sum(spec.qkv_sizes), has_bias=spec.has_qkv_bias)
-        has_bias, scale = spec.has_output_bias, spec.output_scale
-        self.out = weights.linear(spec.output_size, hidden_size, has_bias=has_bias, scale=scale)
+        has_bias, scale, num_units = spec.has_output_bias, spec.output_scale, weights.shard.query_units(whole)
+        self.out = weights.linear_back(
+            whole.output_size, hidden_size, num_units=num_units, has_bias=has_bias, scale=scale
+        )
         self.q_norm = self.k_norm = self.sinks_H = None
         if spec.qk_norm is not QKNorm.NONE:
             assert norm.kind is not NormKind.LAYERNORM, "no family norms queries and keys by LayerNorm"

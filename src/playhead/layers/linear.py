@@ -14,8 +14,11 @@ from torch import nn
 from playhead.kernels.elementwise import UNCLAMPED, gated_activation
 from playhead.kernels.ordered import matmul_in_order
 from playhead.kernels.projection import project, project_gated, project_normed
-from playhead.layers.norm import Norm, Stream
+from playhead.layers.experts import Experts
+from playhead.layers.norm import Norm, Output, Stream
+from playhead.layers.shard import WHOLE, Shard
 from playhead.layers.spec import Activation, MlpSpec
+from playhead.layers.vocabulary import Vocabulary
 
 
 class Linear(Protocol):
@@ -40,8 +43,26 @@ class WeightFormat(Protocol):
     @property
     def device(self) -> torch.device: ...
 
+    @property
+    def shard(self) -> Shard:
+        """This rank's part of the decoder."""
+
     def linear(self, num_inputs: int, num_outputs: int, *, has_bias: bool, scale: float = 1.0) -> Linear:
         """A module. Memory is taken but not written: a loader fills its parameters."""
+
+    def linear_back(
+        self, num_inputs: int, num_outputs: int, *, num_units: int | None, has_bias: bool, scale: float
+    ) -> Linear:
+        """A map of inputs that ranks have shares of, divided by units if they have some, to outputs that all have.
+
+        Both numbers are those of all ranks together.
+        """
+
+    def vocabulary(self, num_ids: int) -> Vocabulary:
+        """Which of a model's ids this rank has."""
+
+    def experts(self, count: int) -> Experts:
+        """Which of a block's experts this rank has."""
 
     def linear_over(self, weight_OI: nn.Parameter) -> Linear:
         """The same over a matrix that another module has: a tied embedding."""
@@ -56,11 +77,23 @@ class PlainWeights:
 
     dtype: torch.dtype
     device: torch.device
+    shard: Shard = WHOLE
 
     def linear(self, num_inputs: int, num_outputs: int, *, has_bias: bool, scale: float = 1.0) -> PlainLinear:
         weight_OI = torch.empty(num_outputs, num_inputs, dtype=self.dtype, device=self.device)
         bias_O = torch.empty(num_outputs, dtype=self.dtype, device=self.device) if has_bias else None
         return PlainLinear(weight_OI, bias_O, scale)
+
+    def linear_back(
+        self, num_inputs: int, num_outputs: int, *, num_units: int | None, has_bias: bool, scale: float
+    ) -> PlainLinear:
+        return self.linear(num_inputs, num_outputs, has_bias=has_bias, scale=scale)
+
+    def vocabulary(self, num_ids: int) -> Vocabulary:
+        return Vocabulary(num_ids)
+
+    def experts(self, count: int) -> Experts:
+        return Experts(count)
 
     def linear_over(self, weight_OI: nn.Parameter) -> PlainLinear:
         return PlainLinear(weight_OI)
@@ -126,6 +159,17 @@ def order_sums(decoder: nn.Module) -> None:
             module.is_ordered = True
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Product:
+    """A product that is still to be made, so that it can be one op with what follows: a block's output."""
+
+    linear: Linear
+    x_TI: torch.Tensor
+
+    def __call__(self) -> torch.Tensor:
+        return self.linear(self.x_TI)
+
+
 def product_of_stream(
     linear: Linear, stream: Stream, norm: Norm | None, out_TO: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -145,17 +189,27 @@ def _fused_product(
     activation: Activation | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """The complete residual and the product, gated with an activation, by one op; None where several are needed."""
-    output_TM, output_norm = stream.output_TM, stream.output_norm
-    if output_TM is None or norm is None or not isinstance(linear, PlainLinear) or not linear.is_fused_on(output_TM):
+    residual_TM, output, output_norm = stream.residual_TM, stream.output, stream.output_norm
+    if output is None or norm is None or not isinstance(linear, PlainLinear) or not linear.is_fused_on(residual_TM):
         return None
     if output_norm is not None and output_norm.spec != norm.spec:  # one kernel has one eps
         return None
     if out_TO is None:
         num_outputs = linear.weight.shape[0] // (1 if activation is None else 2)
-        out_TO = output_TM.new_empty((output_TM.shape[0], num_outputs))
+        out_TO = residual_TM.new_empty((residual_TM.shape[0], num_outputs))
+    x_TI, first_MI, first_bias_M, scale = _factors(output)
     norms = (norm.weight, None if output_norm is None else output_norm.weight, *norm.numbers)
     what = (linear.weight, linear.bias, None if activation is None else activation.value)
-    return project_normed(out_TO, output_TM, stream.residual_TM, *norms, *what), out_TO
+    return project_normed(out_TO, x_TI, first_MI, first_bias_M, scale, residual_TM, *norms, *what), out_TO
+
+
+def _factors(output: Output) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, float]:
+    """The product that makes an output: rows, matrix, bias and scale. Without a matrix the rows are the output."""
+    if isinstance(output, Product) and isinstance(output.linear, PlainLinear):
+        linear = output.linear
+        if linear.is_fused_on(output.x_TI):
+            return output.x_TI, linear.weight, linear.bias, linear.scale
+    return output(), None, None, 1.0
 
 
 class GatedMlp(nn.Module):
@@ -164,22 +218,24 @@ class GatedMlp(nn.Module):
     def __init__(self, spec: MlpSpec, hidden_size: int, weights: WeightFormat) -> None:
         super().__init__()
         self.spec = spec
-        self.gate_up = weights.linear(hidden_size, 2 * spec.size, has_bias=spec.has_bias)
-        self.down = weights.linear(spec.size, hidden_size, has_bias=spec.has_bias, scale=spec.output_scale)
+        self.gate_up = weights.linear(hidden_size, 2 * weights.shard.size(spec.size), has_bias=spec.has_bias)
+        self.down = weights.linear_back(
+            spec.size, hidden_size, num_units=None, has_bias=spec.has_bias, scale=spec.output_scale
+        )
 
     def forward(self, h_TM: torch.Tensor, beside_TM: torch.Tensor | None = None) -> torch.Tensor:
         """The block's output, added in place to what runs beside it if that is given."""
         hidden_TI = self._hidden(h_TM)
         return self.down(hidden_TI) if beside_TM is None else self.down.add_to(beside_TM, hidden_TI)
 
-    def of_stream(self, stream: Stream, norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def of_stream(self, stream: Stream, norm: Norm | None) -> tuple[torch.Tensor, Output]:
         """The complete residual, and the block's output for what the norm makes of it."""
         fused = _fused_product(self.gate_up, stream, norm, activation=self.spec.activation)
         if fused is None:
             residual_TM, h_TM = stream.normed(norm)
-            return residual_TM, self.down(self._hidden(h_TM))
+            return residual_TM, Product(linear=self.down, x_TI=self._hidden(h_TM))
         residual_TM, hidden_TI = fused
-        return residual_TM, self.down(hidden_TI)
+        return residual_TM, Product(linear=self.down, x_TI=hidden_TI)
 
     def _hidden(self, h_TM: torch.Tensor) -> torch.Tensor:
         if isinstance(self.gate_up, PlainLinear) and self.gate_up.is_fused_on(h_TM):

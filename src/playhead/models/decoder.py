@@ -5,12 +5,14 @@ Shapes: T tokens, N rows whose logits are wanted, M hidden, V vocabulary.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import nn
 
-from playhead.kernels.elementwise import embed, softcap_
+from playhead.kernels.elementwise import softcap_
 from playhead.layers.attention import AttentionBlock, QKTransform
-from playhead.layers.linear import GatedMlp, Linear, WeightFormat, product_of_stream
+from playhead.layers.linear import GatedMlp, Linear, Product, WeightFormat, product_of_stream
 from playhead.layers.moe import MoeMlp
 from playhead.layers.norm import Norm, Stream
 from playhead.layers.rope import Rope
@@ -39,7 +41,7 @@ class DecoderLayer(nn.Module):
         self.index, self.spec = index, spec
         self.attention = AttentionBlock(spec.attention, hidden_size, spec.norm, weights)
         if isinstance(spec.mlp, MoeSpec):
-            self.mlp = MoeMlp(spec.mlp, hidden_size, dtype=dtype, device=device)
+            self.mlp = MoeMlp(spec.mlp, hidden_size, weights)
         else:
             self.mlp = GatedMlp(spec.mlp, hidden_size, weights)
         self.pre_attention_norm = norm("pre_attention_norm")
@@ -52,18 +54,17 @@ class DecoderLayer(nn.Module):
         if self.spec.placement is Placement.PARALLEL:
             return self._side_by_side(stream, ctx, room_TX)
         residual_TM, qkv_TX = product_of_stream(self.attention.qkv, stream, self.pre_attention_norm, room_TX)
-        attended_TM = self.attention.out(ctx.attend(self.index, qkv_TX))
-        stream = Stream(residual_TM=residual_TM, output_TM=attended_TM, output_norm=self.post_attention_norm)
-        residual_TM, fed_TM = self.mlp.of_stream(stream, self.pre_mlp_norm)
-        return Stream(residual_TM=residual_TM, output_TM=fed_TM, output_norm=self.post_mlp_norm)
+        attended = Product(linear=self.attention.out, x_TI=ctx.attend(self.index, qkv_TX))
+        stream = Stream(residual_TM=residual_TM, output=attended, output_norm=self.post_attention_norm)
+        residual_TM, fed = self.mlp.of_stream(stream, self.pre_mlp_norm)
+        return Stream(residual_TM=residual_TM, output=fed, output_norm=self.post_mlp_norm)
 
     def _side_by_side(self, stream: Stream, ctx: ForwardContext, room_TX: torch.Tensor) -> Stream:
         """Attention and MLP of the same input; the output is their sum."""
         assert isinstance(self.mlp, GatedMlp), "no family runs experts beside attention"
         residual_TM, h_TM = stream.normed(self.pre_attention_norm)
         attended_TM = self.attention.out(ctx.attend(self.index, self.attention.qkv(h_TM, room_TX)))
-        mixed_TM: torch.Tensor = self.mlp(h_TM, attended_TM)
-        return Stream(residual_TM=residual_TM, output_TM=mixed_TM)
+        return Stream(residual_TM=residual_TM, output=partial(self.mlp, h_TM, attended_TM))
 
 
 class Decoder(nn.Module):
@@ -77,8 +78,10 @@ class Decoder(nn.Module):
     def __init__(self, spec: ModelSpec, weights: WeightFormat) -> None:
         super().__init__()
         dtype, device = weights.dtype, weights.device
-        self.spec, self.dtype = spec, dtype
-        embedding_VM = torch.empty(spec.vocab_size, spec.hidden_size, dtype=dtype, device=device)
+        self.shard, self.dtype = weights.shard, dtype
+        self.spec = spec.share(self.shard)
+        self.vocabulary = weights.vocabulary(spec.vocab_size)
+        embedding_VM = torch.empty(self.vocabulary.num_ids, spec.hidden_size, dtype=dtype, device=device)
         self.embedding_VM = nn.Parameter(embedding_VM, requires_grad=False)
         self.embed_scale = spec.embed_scale
         if spec.has_rounded_embed_scale:  # Gemma was trained with sqrt(hidden) as its embeddings' dtype can say it
@@ -93,7 +96,7 @@ class Decoder(nn.Module):
         if spec.is_tied:
             self.lm_head = weights.linear_over(self.embedding_VM)
         else:
-            self.lm_head = weights.linear(spec.hidden_size, spec.vocab_size, has_bias=False)
+            self.lm_head = weights.linear(spec.hidden_size, self.vocabulary.num_ids, has_bias=False)
 
     def reach(self, num_positions: int) -> None:
         """Make the rotary tables for positions below this, unless they are there. `transforms` needs them.
@@ -122,7 +125,7 @@ class Decoder(nn.Module):
         return tuple(block.attention.transform(rope) for block, rope in zip(self._stack, ropes, strict=True))
 
     def embed(self, ids_T: torch.Tensor) -> torch.Tensor:
-        return embed(ids_T, self.embedding_VM, self.embed_scale)
+        return self.vocabulary.embed(ids_T, self.embedding_VM, self.embed_scale)
 
     def layers(self, residual_TM: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """The final norm's output, which `head` reads. The layers may add to `residual_TM` in place: it is used up."""
@@ -139,10 +142,10 @@ class Decoder(nn.Module):
         return torch.float32 if is_bent else self.dtype
 
     def head(self, h_NM: torch.Tensor, out_NV: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits of rows that came out of `layers`, in `out_NV` if it is given."""
+        """Logits of rows that came out of `layers`, of the ids that this rank has, in `out_NV` if it is given."""
         logits_NV = out_NV
         if logits_NV is None:
-            shape = (h_NM.shape[0], self.spec.vocab_size)
+            shape = (h_NM.shape[0], self.vocabulary.num_ids)
             logits_NV = torch.empty(shape, dtype=self.logits_dtype, device=h_NM.device)
         if logits_NV.dtype is h_NM.dtype:
             self.lm_head(h_NM, logits_NV)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from playhead.layers.shard import WHOLE, Shard
 from playhead.models.build import spec_from_config
 from playhead.models.checkpoint.directory import SafetensorsDirectory
 from playhead.models.checkpoint.dummy import dummy_decoder
@@ -66,16 +67,18 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     load_format: LoadFormat = LoadFormat.AUTO,
+    shard: Shard = WHOLE,
     on_progress: OnProgress | None = None,
 ) -> Decoder:
     """The decoder with the checkpoint's weights, or a `CheckpointError` and nothing."""
     if load_format is LoadFormat.DUMMY:
-        return dummy_decoder(description.spec, dtype=dtype, device=device)
+        return dummy_decoder(description.spec, dtype=dtype, device=device, shard=shard)
     return load_decoder(
         description.spec,
         _source(description),
         dtype=dtype,
         device=device,
+        shard=shard,
         on_progress=on_progress,
     )
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
+from playhead.layers.shard import Shard
 from playhead.layers.spec import AttentionSpec, MlpSpec, MoeSpec, NormSpec, StoredAs
 
 
@@ -59,3 +60,8 @@ class ModelSpec:
     logit_scale: float = 1.0
     final_softcap: float | None = None
     stored_as: StoredAs = StoredAs.PLAIN
+
+    def share(self, shard: Shard) -> ModelSpec:
+        """What one rank computes: its heads of every layer."""
+        layers = (replace(layer, attention=shard.attention(layer.attention)) for layer in self.layers)
+        return replace(self, layers=tuple(layers)) if shard.num_ranks > 1 else self

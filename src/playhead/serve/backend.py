@@ -6,13 +6,13 @@
     stream.close()                    -------------> abort
 
 `LocalBackend` has an `AsyncEngine` in this process. `RemoteBackend` has the engine in a process of its own, which
-Python work of the HTTP side cannot slow down. Both give the same outputs.
+Python work of the HTTP side cannot slow down. `playhead.scale` has one of several engines. All give the same outputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -47,6 +47,21 @@ class BackendState(StrEnum):
     RESTARTING = "restarting"
     """It died, and another is being started in its place."""
     DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendScrape:
+    """What `/metrics` shows of a backend: its engines by name, and for several engines what connects them.
+
+    A backend of one engine has it under the name "".
+    """
+
+    snapshots: Mapping[str, EngineSnapshot]
+    replicas: Mapping[str, int] = field(default_factory=dict)
+    """Engines by state."""
+    routed: Mapping[str, int] = field(default_factory=dict)
+    """Requests by why they were sent where they were sent."""
+    num_moved: int = 0
 
 
 class Stream(Protocol):
@@ -100,6 +115,9 @@ class Backend(Protocol):
 
         An engine that does not answer is shown as it was when it last did.
         """
+
+    async def scrape(self) -> BackendScrape:
+        """All engines now, for metrics."""
 
     async def close(self) -> None:
         """Stop at once. Streams that are open raise `EngineStopped`."""

@@ -16,6 +16,7 @@ its `Setting`. A configuration file is TOML, with the settings of the server at 
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from playhead.settings import Declared, Setting, check_settings, declare, parse_
 ENGINE_TABLE = "engine"
 LIMITS_TABLE = "limits"
 MAX_CONFIG_BYTES = 1 << 20
+BOUNDS = re.compile(r"(\d{1,4}):(\d{1,4})")
 
 
 class Processes(StrEnum):
@@ -92,6 +94,20 @@ class ServeConfig:
             metavar="NAME",
         ),
     )
+    replicas: int = declare(
+        1, Setting(help="engines that serve the model, each in a process of its own", low=1, high=1024)
+    )
+    autoscale: str | None = declare(
+        None, Setting(help="let the number of replicas follow the load, between these", metavar="MIN:MAX")
+    )
+    max_retries: int = declare(
+        3, Setting(help="how often a request goes on with another replica when its own was lost", low=0, high=100)
+    )
+    ray: bool = declare(False, Setting(help="have Ray start the replicas, on this machine or on others"))
+    ray_address: str | None = declare(
+        None, Setting(help="a Ray cluster that runs; one of this machine is started if left out", metavar="ADDRESS")
+    )
+    ray_host: str = declare("127.0.0.1", Setting(help="private address that Ray and the replicas listen on"))
     drain_timeout: float = declare(
         30.0, Setting(help="seconds that running requests have to finish after SIGTERM", low=0, high=86400)
     )
@@ -141,6 +157,25 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         check_settings(self, SERVE_SETTINGS, refused_setting)
+        bounds = self.autoscale_bounds
+        if bounds is not None and not bounds[0] <= self.replicas <= bounds[1]:
+            found = f"{self.replicas} with autoscale {self.autoscale}"
+            raise ConfigError(f"replicas: found {found}; wanted a number within it.")
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether a fleet of engines serves, be it of one."""
+        return self.ray or self.replicas > 1 or self.autoscale is not None
+
+    @property
+    def autoscale_bounds(self) -> tuple[int, int] | None:
+        """The least and the greatest number of replicas, or None if the number stays."""
+        if self.autoscale is None:
+            return None
+        found = BOUNDS.fullmatch(self.autoscale)
+        if found is None or not 1 <= int(found[1]) <= int(found[2]):
+            raise ConfigError(f"autoscale: found {shown(self.autoscale)}; wanted MIN:MAX, such as 1:4.")
+        return int(found[1]), int(found[2])
 
 
 SERVE_SETTINGS = settings_of(ServeConfig)

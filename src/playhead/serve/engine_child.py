@@ -16,6 +16,7 @@ from playhead.logs import shown_words
 from playhead.serve.config import Processes
 
 MODULE = "playhead.serve.engine_entry"
+END_S = 10.0  # a GPU's memory takes a moment to be given back
 GPU_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 
 
@@ -25,6 +26,18 @@ class EngineChild:
 
     process: subprocess.Popen[bytes]
     connection: socket.socket
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def end(self) -> None:
+        """Wait for a process that is about to end, and kill one that does not."""
+        try:
+            self.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
     def discard(self) -> None:
         """End a process that was never used. A process that has ended is left as it is."""

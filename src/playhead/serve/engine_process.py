@@ -33,9 +33,9 @@ from playhead.engine.front import CheckedPrompt, RequestOptions
 from playhead.engine.response import ResponseBuilder
 from playhead.engine.snapshot import take_snapshot
 from playhead.engine.tokenizer_files import resolve_model_name, tokenizer_path
-from playhead.errors import PlayheadError, RequestError, RequestFailed, StepFailed, caused
+from playhead.errors import PlayheadError, RankLost, RequestError, RequestFailed, StepFailed, caused
 from playhead.models.checkpoint.hub import resolve_model
-from playhead.outputs import RequestOutput
+from playhead.outputs import CompletionOutput, RequestOutput
 from playhead.sampling_params import SamplingKind
 from playhead.serve import wire
 from playhead.serve.facts import facts_of, is_capturing
@@ -220,7 +220,7 @@ class EngineLoop:
         except PlayheadError as error:
             self._refuse(order.number, error)
             return
-        options = RequestOptions(priority=order.priority, streams=False)
+        options = RequestOptions(priority=order.priority, streams=False, resume_from=resumed_from(order))
         if checked.params.structured_outputs is None:
             self._queue(order.number, checked, options)
         else:
@@ -254,7 +254,7 @@ class EngineLoop:
         except PlayheadError as error:
             self._refuse(number, error)
         else:
-            self._sent[str(number)] = Sent(number=number, response=response)
+            self._sent[str(number)] = Sent(number=number, response=response, num_tokens=len(response.request.output))
 
     def _refuse(self, number: int, error: PlayheadError) -> None:
         self._outbox.send(wire.framed(wire.Failed(number, wire.note_of(error))))
@@ -268,6 +268,8 @@ class EngineLoop:
         self._tell(self._engine.take_ready())
         if error is not None:
             self._give_all_up()
+        if isinstance(error, RankLost):  # no step will ever run again: the server starts another process
+            raise error
 
     def _give_all_up(self) -> None:
         """A step raised: end the requests that were in it. If that raises too, the process ends."""
@@ -310,6 +312,14 @@ class EngineLoop:
             tokens=tokens,
         )
         self._outbox.send(b"".join((*frames, wire.framed_step(step))))
+
+
+def resumed_from(order: wire.Submit) -> tuple[CompletionOutput, ...]:
+    """What the sequence has already, with empty tables in place of logprobs, which the HTTP side has."""
+    ids = wire.words_of(order.output).tolist()
+    if not ids:
+        return ()
+    return (CompletionOutput(index=0, text="", token_ids=ids, finish_reason=None, logprobs=[{} for _ in ids]),)
 
 
 class CapturesLeft:

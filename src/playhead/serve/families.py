@@ -128,4 +128,11 @@ OF_ENGINE = (
 )
 """What a snapshot of the engine says at the time of a scrape."""
 
+REPLICAS = gauge("playhead_replicas", "Engines, by state: serving, starting, draining.", "state")
+ROUTED = counter("playhead_routed", "Requests sent to a replica, by reason: prefix, spilled, unknown.", "reason")
+MOVED = counter("playhead_moved_sequences", "Sequences that went on with another replica when theirs was lost.")
+
+OF_REPLICAS = (REPLICAS, ROUTED, MOVED)
+"""What a server of several engines adds. Its metrics of `OF_ENGINE` have the label `replica`."""
+
 FAMILIES = (*RECORDED, *OF_ENGINE)

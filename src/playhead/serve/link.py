@@ -3,36 +3,48 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
+import socket
 from collections.abc import Callable
-from typing import cast
+from typing import Protocol, cast
 
 from playhead.serve import wire
-from playhead.serve.engine_child import EngineChild
 
-END_S = 10.0  # a GPU's memory takes a moment to be given back
+
+class EngineHost(Protocol):
+    """A process that waits for its first message, and the socket to it."""
+
+    @property
+    def connection(self) -> socket.socket: ...
+
+    @property
+    def pid(self) -> int:
+        """The process's id, on the machine where it runs."""
+
+    def end(self) -> None:
+        """Wait for the end of a process whose socket was closed, and kill one that does not end. This may take long."""
 
 
 class EngineLink(asyncio.Protocol):
     """One process and the socket to it. `on_lost` is called once, when the socket has ended for whatever reason."""
 
-    def __init__(self, on_frame: Callable[[int, bytes], None], on_lost: Callable[[EngineLink], None]) -> None:
+    def __init__(self, on_frame: Callable[[int, bytes], None], on_lost: Callable[[], None]) -> None:
         self._on_frame, self._on_lost = on_frame, on_lost
         self._frames = wire.Frames()
         self._transport: asyncio.WriteTransport | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._host: EngineHost | None = None
 
-    async def connect(self, child: EngineChild) -> None:
+    async def connect(self, host: EngineHost) -> None:
         """Take over a process that was started."""
-        self._process = child.process
-        child.connection.setblocking(False)
-        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=child.connection)
+        self._host, loop = host, asyncio.get_running_loop()
+        host.connection.setblocking(False)
+        is_here = host.connection.family == socket.AF_UNIX
+        await (loop.create_unix_connection if is_here else loop.create_connection)(lambda: self, sock=host.connection)
 
     @property
     def pid(self) -> int:
         """The process's id."""
-        assert self._process is not None, "it was started"
-        return self._process.pid
+        assert self._host is not None, "it was started"
+        return self._host.pid
 
     def send(self, message: wire.Order) -> None:
         """Say something. The event loop does not wait; what is said to a process that has gone is lost."""
@@ -43,9 +55,9 @@ class EngineLink(asyncio.Protocol):
         """Close the socket, which ends the process; one that does not end is killed."""
         if self._transport is not None:
             self._transport.close()
-        process, self._process = self._process, None
-        if process is not None:
-            await asyncio.to_thread(end_process, process)
+        host, self._host = self._host, None
+        if host is not None:
+            await asyncio.to_thread(host.end)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's is none of asyncio's classes, and can the same.
@@ -60,13 +72,4 @@ class EngineLink(asyncio.Protocol):
             self._transport.abort()  # what follows cannot be understood either
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._on_lost(self)
-
-
-def end_process(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a process that is about to end, and kill one that does not."""
-    try:
-        process.wait(END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        self._on_lost()

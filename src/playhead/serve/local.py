@@ -18,7 +18,7 @@ from playhead.engine.serving import TicketStream, WhenFull
 from playhead.engine.snapshot import EngineSnapshot, take_snapshot
 from playhead.errors import EngineStopped, PlayheadError
 from playhead.outputs import RequestOutput
-from playhead.serve.backend import BackendState, ModelFacts
+from playhead.serve.backend import BackendScrape, BackendState, ModelFacts
 from playhead.serve.facts import facts_of, is_capturing
 from playhead.serve.limits import CHECK_S, SNAPSHOT_S, Clock, Lifetimes, Pulse, ServeLimits
 
@@ -139,6 +139,9 @@ class LocalBackend:
             asked.add_done_callback(lambda late: late.cancelled() or late.exception())  # nobody waits for it
         assert self._last_snapshot is not None, "start has made the first"
         return self._last_snapshot
+
+    async def scrape(self) -> BackendScrape:
+        return BackendScrape(snapshots={"": await self.snapshot()})
 
     def check(self) -> None:
         """End requests that are past a limit, and look whether the engine gets on. A timer does this."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -13,7 +14,7 @@ from prometheus_client.registry import Collector
 from playhead.engine.snapshot import EngineSnapshot, GraphUse, GroupUse
 from playhead.errors import PlayheadError
 from playhead.serve import families as f
-from playhead.serve.backend import Backend, BackendState
+from playhead.serve.backend import Backend, BackendScrape, BackendState
 from playhead.serve.call import Answer, Call
 from playhead.serve.recorder import OTHER, Recorder, Tally, cumulative
 from playhead.types import Mode
@@ -47,38 +48,38 @@ async def metrics(service: MeteredService, call: Call) -> Answer:
 
 async def exposition(recorder: Recorder, backend: Backend) -> bytes:
     """All metrics as text. Those of the engine are absent while the engine does not answer."""
-    state, snapshot = backend.state, None
+    state, scraped = backend.state, None
     if state in (BackendState.READY, BackendState.WEDGED):
         try:
-            snapshot = await asyncio.wait_for(backend.snapshot(), SNAPSHOT_TIMEOUT_S)
+            scraped = await asyncio.wait_for(backend.scrape(), SNAPSHOT_TIMEOUT_S)
         except (PlayheadError, TimeoutError):
-            snapshot = None
+            scraped = None
     # Before the engine has started it has no name.
     name = "" if state is BackendState.STARTING else backend.facts.name
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Scrape(name, recorder, backend, snapshot))
+    registry.register(Scrape(name, recorder, backend, scraped))
     return generate_latest(registry)
 
 
 class Scrape(Collector):
     """One scrape's metrics."""
 
-    def __init__(self, name: str, recorder: Recorder, backend: Backend, snapshot: EngineSnapshot | None) -> None:
-        self._name, self._recorder, self._backend, self._snapshot = name, recorder, backend, snapshot
+    def __init__(self, name: str, recorder: Recorder, backend: Backend, scraped: BackendScrape | None) -> None:
+        self._name, self._recorder, self._backend, self._scraped = name, recorder, backend, scraped
 
     def collect(self) -> Iterator[Metric]:
         for family, tally in histograms(self._recorder):
             yield self._histogram(family, tally)
         known = [*recorded(self._recorder), *self._engine_state()]
-        if self._snapshot is not None:
-            known += [*steps(self._snapshot), *kv(self._snapshot), *graphs(self._snapshot.graphs)]
+        if self._scraped is not None:
+            known += of_engines(self._scraped)
         for family, values in known:
             yield self._values(family, values)
 
     def _engine_state(self) -> Known:
         state = self._backend.state
         yield f.STATE, [((str(word),), float(word is state)) for word in BackendState]
-        yield f.SCRAPED, one(self._snapshot is not None)
+        yield f.SCRAPED, one(self._scraped is not None)
         yield f.RESTARTS, one(self._backend.num_restarts)
 
     def _histogram(self, family: f.Family, tally: Tally) -> Metric:
@@ -119,6 +120,29 @@ def recorded(recorder: Recorder) -> Known:
     yield f.OPEN_STREAMS, one(recorder.num_open_streams)
     yield f.RESPONSES, [((route, str(status)), count) for (route, status), count in recorder.responses.items()]
     yield f.REFUSED, by_word(recorder.refused_by.items())
+
+
+def of_engines(scraped: BackendScrape) -> Known:
+    """What each engine says. Several engines are told apart by the label `replica`."""
+    if not scraped.replicas:
+        yield from of_engine(scraped.snapshots[""])
+        return
+    yield f.REPLICAS, by_word(scraped.replicas.items())
+    yield f.ROUTED, by_word(scraped.routed.items())
+    yield f.MOVED, one(scraped.num_moved)
+    found: dict[f.Family, list[Value]] = {}
+    for name, snapshot in scraped.snapshots.items():
+        for family, values in of_engine(snapshot):
+            found.setdefault(family, []).extend(((name, *labels), value) for labels, value in values)
+    for family, together in found.items():
+        yield replace(family, labels=("replica", *family.labels)), together
+
+
+def of_engine(snapshot: EngineSnapshot) -> Known:
+    """What one engine says."""
+    yield from steps(snapshot)
+    yield from kv(snapshot)
+    yield from graphs(snapshot.graphs)
 
 
 def steps(snapshot: EngineSnapshot) -> Known:

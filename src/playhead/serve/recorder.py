@@ -24,7 +24,7 @@ from playhead.engine.snapshot import EngineSnapshot
 from playhead.errors import PlayheadError, QueueFull
 from playhead.outputs import FinishReason, RequestOutput
 from playhead.sampling_params import RequestOutputKind
-from playhead.serve.backend import Backend, BackendState, ModelFacts, Stream
+from playhead.serve.backend import Backend, BackendScrape, BackendState, ModelFacts, Stream
 
 OTHER = "other"
 """The label of a route that is none of ours. Clients choose paths, and must not choose how many series there are."""
@@ -279,6 +279,9 @@ class MeasuredBackend:
 
     async def snapshot(self, *, after_step: int = 0) -> EngineSnapshot:
         return await self._backend.snapshot(after_step=after_step)
+
+    async def scrape(self) -> BackendScrape:
+        return await self._backend.scrape()
 
     async def close(self) -> None:
         await self._backend.close()

@@ -53,9 +53,22 @@ class Sample:
         """Tokens came, or the sequence ended."""
         self._unread.extend(tokens)
         self._end = end
+        if not self.has_begun:  # a sequence that goes on elsewhere finds other prefixes
+            self.request.num_cached_tokens = num_cached_tokens
         self.has_begun = True
         self.is_over = end is not None
-        self.request.num_cached_tokens = num_cached_tokens
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens that have come."""
+        return [*self.request.output, *self._unread]
+
+    def interrupted(self) -> None:
+        """Its engine is gone. Logprobs whose tokens did not come are dropped: they come again."""
+        while len(self._reports) > len(self._unread):
+            self._reports.pop()
+        if not self.has_begun:
+            self._prompt.clear()
 
     def read(self) -> None:
         """Make text of the tokens that have come. The tokens after a stop string are dropped."""

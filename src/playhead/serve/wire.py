@@ -68,7 +68,10 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
-    """To the engine: run this sequence. `ids` are an array. Stop strings and texts stay on the HTTP side."""
+    """To the engine: run this sequence. `ids` are an array. Stop strings and texts stay on the HTTP side.
+
+    `output` are the tokens that another engine gave of it, also as an array; their logprobs stay on the HTTP side too.
+    """
 
     number: int
     ids: bytes
@@ -77,6 +80,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     bad_words: tuple[tuple[int, ...], ...] = ()
     salt: str = ""
     priority: int = 0
+    output: bytes = b""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

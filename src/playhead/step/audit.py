@@ -21,6 +21,18 @@ from playhead.step.worker import Worker
 def audit_worker(worker: Worker) -> list[Report]:
     """One report per runner. The worker must be idle; missing captures are made first."""
     worker.capture_all()
+    if worker.leader is None:
+        return audit_here(worker)
+    worker.kv.flush_prefixes()  # every rank takes pages by itself, and another's may be where a prefix is here
+    with worker.leader.leading_audit():
+        reports = audit_here(worker)
+    worker.kv.rows.show_all()
+    worker.kv.allocator.mapping.show_all()
+    return reports
+
+
+def audit_here(worker: Worker) -> list[Report]:
+    """The reports of this rank. All ranks do this at once: they meet in every step that is audited."""
     sequences: list[SequenceKV] = []
     try:
         place_sequences(worker, sequences)

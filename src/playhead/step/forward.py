@@ -35,7 +35,8 @@ from playhead.layers.spec import AttentionSpec
 from playhead.models.decoder import Decoder
 from playhead.models.spec import ModelSpec
 from playhead.sampling_params import SamplingKind
-from playhead.step.sampling import MASKS_SLOT, SampledTokens, SamplerRows, sample
+from playhead.step.choice import choice_of
+from playhead.step.sampling import MASKS_SLOT, SampledTokens, SamplerRows
 from playhead.step.scores import logprobs_of
 
 KVPool = MHAKVPool | SWAKVPool
@@ -271,11 +272,12 @@ class Forward:
         self._page_size = model.layers[0].page_size
         self.newest_R = torch.zeros(page_table_RP.shape[0], dtype=torch.int32, device=page_table_RP.device)
         # One for all steps of all sizes: with their own, 34 graphs of Gemma-3-1B kept 2.9 GB of them.
-        max_running, vocab_size = page_table_RP.shape[0] - 1, model.decoder.spec.vocab_size
+        max_running, num_ids = page_table_RP.shape[0] - 1, model.decoder.vocabulary.num_ids
         self._logits_RV = torch.zeros(
-            (max_running, vocab_size), dtype=model.decoder.logits_dtype, device=page_table_RP.device
+            (max_running, num_ids), dtype=model.decoder.logits_dtype, device=page_table_RP.device
         )
         self._logits_by_size: dict[int, torch.Tensor] = {}
+        self._choice = choice_of(model.decoder, max_running)
 
     def decode_spec(self, kind: SamplingKind, placeholder: Placeholder) -> StepSpec:
         """Embedding to tokens, and the inputs of the next step. A step with masks can be cut before it reads them."""
@@ -303,7 +305,7 @@ class Forward:
 
         spec = self.model.spec("bs", decode, placeholder)
         logits = OwnedMemory(name="logits", tensors=(self._logits_RV,), writable=True)
-        owned = (*spec.owned, self._newest(writable=True), logits, *self.sampler.owned)
+        owned = (*spec.owned, self._newest(writable=True), logits, *self._choice.owned, *self.sampler.owned)
         return replace(spec, name=f"decode, {kind.name.lower()}", owned=owned)
 
     def token_spec(self, placeholder: Placeholder, *, has_breaks: bool) -> StepSpec:
@@ -334,9 +336,8 @@ class Forward:
         """
         num_rows = min(REPORTED_AT_ONCE, len(self._logits_RV))
         spans = [slice(start, start + num_rows) for start in range(0, len(tokens_T), num_rows)]
-        parts = [
-            logprobs_of(self._head(h_TM.index_select(0, index_T[span])), tokens_T[span], num_best) for span in spans
-        ]
+        heads = (self._choice.all_logits(self._head(h_TM.index_select(0, index_T[span]))) for span in spans)
+        parts = [logprobs_of(logits, tokens_T[span], num_best) for logits, span in zip(heads, spans, strict=True)]
         return SampledTokens(tokens_T, *(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
     def logits(self, num_requests: int) -> torch.Tensor:
@@ -356,12 +357,7 @@ class Forward:
     def _sample(
         self, logits_NV: torch.Tensor, inputs: Inputs, rows_N: torch.Tensor, kind: SamplingKind
     ) -> SampledTokens:
-        sampler_inputs = self.sampler.inputs(inputs, rows_N)
-        sampled = sample(logits_NV, sampler_inputs, kind)
-        if kind is SamplingKind.EVERYTHING:
-            assert sampler_inputs.tables is not None, "a step of every kind has tables"
-            sampler_inputs.tables.take_(rows_N, sampled.tokens_N)
-        return sampled
+        return self._choice.sample(logits_NV, self.sampler.inputs(inputs, rows_N), kind)
 
     def _newest(self, *, writable: bool) -> OwnedMemory:
         return OwnedMemory(name="newest tokens", tensors=(self.newest_R,), writable=writable, sink_rows=1)

@@ -11,6 +11,7 @@ Shapes: N requests of a step, W words of a mask: a bit for each token id, 1 if t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ from playhead.step.inputs import StepRequests
 from playhead.step.sampling import MASKS_SLOT, ReadTokens, SampledTokens
 
 if TYPE_CHECKING:
+    from playhead.step.orders import Leader
     from playhead.step.worker import Readback, Stopwatch, Worker
 
 ALL_ALLOWED = -1  # every bit of a word: a padded row, or a request without a grammar, may get any token
@@ -85,6 +87,7 @@ class Tail:
     kind: SamplingKind
     stopwatch: Stopwatch
     sample: Callable[[], StepOutput] | None = None
+    leader: Leader | None = None
     _readback: Readback | None = None
 
     @property
@@ -95,6 +98,7 @@ class Tail:
         self, worker: Worker, requests: StepRequests, batch: Batch | None
     ) -> tuple[Decision, torch.Tensor, SampledTokens | None]:
         """Launch all of a step that does not wait for masks. Gives where its logits will be, and reports of prompts."""
+        self.leader = worker.leader
         steps, kind, forward, prompt = self.steps, self.kind, worker.forward, None
         num_requests = len(requests.chunks)
         if requests.is_decode:
@@ -117,7 +121,8 @@ class Tail:
     def launch(self) -> None:
         """Choose the step's tokens among those that the masks allow, as they were written."""
         assert self.sample is not None, "the first part was launched"
-        self._readback = self.stopwatch.read_back(self.sample().sampled)
+        with nullcontext() if self.leader is None else self.leader.leading_tail():
+            self._readback = self.stopwatch.read_back(self.sample().sampled)
 
     def wait(self) -> ReadTokens:
         assert self._readback is not None, "a step's tokens are there after its tail was launched"

@@ -5,6 +5,10 @@ Shapes: T tokens of a step, M hidden size.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from playhead.step.forward import Forward
@@ -12,17 +16,31 @@ from playhead.step.inputs import StepRequests
 from playhead.step.sampling import SampledTokens
 
 
-def report_prompts(forward: Forward, requests: StepRequests, h_TM: torch.Tensor) -> SampledTokens | None:
-    """The logprobs of the prompt tokens that follow a reported position.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PromptReport:
+    """The prompt tokens that follow a reported position, and the index of that position among the step's tokens."""
 
-    The step's graph gives the hidden states of all its tokens. Their logits are computed after it, as those of the
-    last tokens are, so requests without `prompt_logprobs` run as they always do.
-    """
-    chunks = [(chunk, chunk.reported, stop) for chunk, stop in zip(requests.chunks, requests.tokens.stops, strict=True)]
-    index = [stop - chunk.end + position for chunk, reported, stop in chunks for position in reported]
-    if not index:
-        return None
-    tokens = [chunk.request.prompt[position + 1] for chunk, reported, _ in chunks for position in reported]
-    index_T, tokens_T = (torch.tensor(numbers, dtype=torch.int64).to(h_TM.device) for numbers in (index, tokens))
-    num_best = max(chunk.request.params.prompt_logprobs or 0 for chunk, reported, _ in chunks if reported)
-    return forward.report_prompt(h_TM, index_T, tokens_T, num_best)
+    index: npt.NDArray[np.int64]
+    tokens: npt.NDArray[np.int64]
+    num_best: int
+
+    @classmethod
+    def wanted(cls, requests: StepRequests) -> PromptReport | None:
+        """What the requests of a step over tokens want; None if they want nothing."""
+        stops = requests.tokens.stops
+        chunks = [(chunk, chunk.reported, stop) for chunk, stop in zip(requests.chunks, stops, strict=True)]
+        index = [stop - chunk.end + position for chunk, reported, stop in chunks for position in reported]
+        if not index:
+            return None
+        tokens = [chunk.request.prompt[position + 1] for chunk, reported, _ in chunks for position in reported]
+        num_best = max(chunk.request.params.prompt_logprobs or 0 for chunk, reported, _ in chunks if reported)
+        return cls(index=np.array(index, np.int64), tokens=np.array(tokens, np.int64), num_best=num_best)
+
+    def compute(self, forward: Forward, h_TM: torch.Tensor) -> SampledTokens:
+        """The logprobs of the tokens.
+
+        The step's graph gives the hidden states of all its tokens. Their logits are computed after it, as those of the
+        last tokens are, so requests without `prompt_logprobs` run as they always do.
+        """
+        index_T, tokens_T = (torch.tensor(numbers).to(h_TM.device) for numbers in (self.index, self.tokens))
+        return forward.report_prompt(h_TM, index_T, tokens_T, self.num_best)

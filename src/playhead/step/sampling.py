@@ -30,7 +30,7 @@ from playhead.step.scores import (
     SamplerInputs,
     SamplerTables,
     biased,
-    least_logits,
+    least_of,
     logprobs_of,
     penalised,
     waits_for_its_end,
@@ -91,12 +91,12 @@ def sample(
         forbid_(scores_NV, inputs.allowed_NW)
     if kind is SamplingKind.EVERYTHING:
         scores_NV = penalised(without_words(biased(scores_NV.float(), inputs), inputs), inputs)
-    thresholds_N = least_logits(scores_NV, inputs) if kind >= SamplingKind.FILTERED else None
+    least_keys_N = least_of(scores_NV, inputs) if kind >= SamplingKind.FILTERED else None
     tokens_N = torch.empty(len(logits_NV), dtype=torch.int64, device=logits_NV.device)
     # One way to choose for all kinds: a draw rounds the same, whatever else its step computes.
     choose_tokens(
         scores_NV,
-        thresholds_N,
+        least_keys_N,
         inputs.numbers["temperature"],
         inputs.numbers["seed"],
         inputs.numbers["num_generated"],
@@ -108,6 +108,11 @@ def sample(
     )
     if kind is SamplingKind.EVERYTHING:
         return SampledTokens(tokens_N, *logprobs_of(logits_NV, tokens_N, MAX_LOGPROBS))
+    return without_reports(tokens_N)
+
+
+def without_reports(tokens_N: torch.Tensor) -> SampledTokens:
+    """Tokens of rows that nobody wants logprobs of."""
     no_ids_NL = tokens_N.new_empty((len(tokens_N), 0))
     no_logprobs_NL = torch.empty((len(tokens_N), 0), dtype=torch.float32, device=tokens_N.device)
     return SampledTokens(tokens_N, no_ids_NL, no_logprobs_NL, no_ids_NL)

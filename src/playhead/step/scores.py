@@ -1,6 +1,6 @@
 """What bias, penalties and filters make of logits, and the logprobs that are reported: the rare part of sampling.
 
-A token is drawn from those `penalised(without_words(biased(logits)))` that reach `least_logits`. What is wide and rare
+A token is drawn from those `penalised(without_words(biased(logits)))` that reach `least_of`. What is wide and rare
 is in tables on the device. Sums that decide something are sums of integers: floats would round differently in a batch
 of another size.
 
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from playhead.graph.capture import Inputs
-from playhead.kernels.filters import LOG2_E, WEIGHT_SCALE, filter_thresholds, integer_weights
+from playhead.kernels.filters import LOG2_E, WEIGHT_SCALE, integer_weights, least_keys, token_ids, token_keys
 from playhead.sampling_params import GREEDY_BELOW, PARAMETERS, SamplingKind
 from playhead.sampling_values import MAX_LONG_WORDS, MAX_WORD_TOKENS
 from playhead.schedule.request import Request
@@ -30,8 +30,6 @@ SEEN = 1
 """The flag of an id that is in the prompt."""
 ENDS = 2
 """The flag of an id that would end the request."""
-
-ID_BITS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -186,16 +184,12 @@ def penalised(logits_NV: torch.Tensor, inputs: SamplerInputs) -> torch.Tensor:
     return logits_NV - inputs.column("presence_penalty") * (counts_NV > 0)
 
 
-def least_logits(logits_NV: torch.Tensor, inputs: SamplerInputs) -> torch.Tensor:
-    """[N]: the least logit that a row's filters keep.
-
-    All filters are thresholds, so equal logits stay or go together. The best token is never filtered, so a greedy row
-    chooses the same.
-    """
+def least_of(logits_NV: torch.Tensor, inputs: SamplerInputs) -> torch.Tensor:
+    """[N]: the least key that a row's filters keep. The best token stays, so a greedy row chooses the same."""
     temperature_N, top_k_N, top_p_N, log_min_p_N = (
         inputs.numbers[name] for name in ("temperature", "top_k", "top_p", "min_p")
     )
-    return filter_thresholds(logits_NV, temperature_N, top_k_N, top_p_N, log_min_p_N, GREEDY_BELOW)
+    return least_keys(logits_NV, temperature_N, top_k_N, top_p_N, log_min_p_N, GREEDY_BELOW)
 
 
 def logprobs_of(
@@ -206,8 +200,8 @@ def logprobs_of(
     raw_NV = logits_NV.float()
     num_best = min(num_best, vocab_size)
     chosen_N1 = tokens_N[:, None]
-    keys_NV = ranking_keys(raw_NV)
-    best_NL = vocab_size - 1 - (keys_NV.topk(num_best, dim=-1).values & (2**ID_BITS - 1))
+    keys_NV = token_keys(raw_NV)  # `topk` leaves ties open
+    best_NL = token_ids(keys_NV.topk(num_best, dim=-1).values)
     rank_N1 = (keys_NV > keys_NV.gather(1, chosen_N1)).sum(dim=-1, keepdim=True) + 1
     ranks_L = torch.arange(1, num_best + 1, dtype=torch.int64, device=raw_NV.device)
     ids_NL = torch.cat((chosen_N1, best_NL), dim=-1)
@@ -216,15 +210,6 @@ def logprobs_of(
     log_total_N1 = (total_N1.double() / WEIGHT_SCALE).log().float()
     logprobs_NL = raw_NV.gather(1, ids_NL) - highest_N1 - log_total_N1
     return ids_NL, logprobs_NL, torch.cat((rank_N1, ranks_L.expand(num_rows, -1)), dim=-1)
-
-
-def ranking_keys(logits_NV: torch.Tensor) -> torch.Tensor:
-    """Distinct integers in the order of the logits, equal logits by lower id first: `topk` leaves ties open."""
-    vocab_size = logits_NV.shape[1]
-    bits_NV = (logits_NV + 0.0).view(torch.int32)  # -0.0 becomes 0.0: they are equal
-    ordered_NV = bits_NV ^ ((bits_NV >> 31) & 0x7FFFFFFF)  # as integers, negative floats run backwards
-    ids_V = torch.arange(vocab_size, dtype=torch.int64, device=logits_NV.device)
-    return (ordered_NV.to(torch.int64) << ID_BITS) + (vocab_size - 1 - ids_V)
 
 
 def has_penalties(request: Request) -> bool:

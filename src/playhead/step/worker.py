@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -32,7 +33,8 @@ from playhead.step.cuda_readback import CudaStopwatches
 from playhead.step.forward import Forward, KVPool, ModelStep, StepOutput
 from playhead.step.inputs import StepInput, StepRequests, batch_of
 from playhead.step.masks import MaskedSteps, Tail
-from playhead.step.prompt_report import report_prompts
+from playhead.step.orders import Leader, StepOrder
+from playhead.step.prompt_report import PromptReport
 from playhead.step.publish import DevicePageTable, Publisher
 from playhead.step.sampling import ReadTokens, SampledTokens, SamplerRows
 from playhead.types import Mode, Step
@@ -100,6 +102,8 @@ class Worker:
     rows: DeviceRows = field(default_factory=DeviceRows)
     decoders: dict[SamplingKind, GraphRunner] = field(default_factory=dict)
     masked: MaskedSteps | None = None
+    leader: Leader | None = None
+    """Of the other ranks, where there are some and this is the first."""
     _in_flight: dict[Step, InFlight] = field(default_factory=dict)
     _inputs_by_request: dict[int, Inputs] = field(default_factory=dict)
     _is_publishing: bool = False
@@ -140,9 +144,15 @@ class Worker:
     def capture_all(self, progress: Callable[[CaptureReport], None] | None = None) -> None:
         """Capture every bucket of prefill, greedy and drawing decode now; other sampling waits for its first use."""
         gc.collect()  # what it frees now is room for the graphs
-        self.prefill.capture_all(progress)
-        for kind in (SamplingKind.GREEDY, SamplingKind.DRAWN):
-            self.decoder_for(kind).capture_all(progress)
+        with nullcontext() if self.leader is None else self.leader.leading_captures():
+            self.prefill.capture_all(progress)
+            for kind in (SamplingKind.GREEDY, SamplingKind.DRAWN):
+                self.decoder_for(kind).capture_all(progress)
+
+    def close(self) -> None:
+        """End the other ranks, if there are any."""
+        if self.leader is not None:
+            self.leader.close()
 
     def move_to_this_thread(self) -> None:
         """Another thread than before launches from now on. CUDA's current device and stream are each thread's own."""
@@ -150,6 +160,11 @@ class Worker:
             torch.cuda.set_device(self.device)
             if torch.cuda.current_stream(self.device) != torch.cuda.default_stream(self.device):
                 torch.cuda.synchronize(self.device)  # work on two streams has no order
+
+    @property
+    def tables(self) -> tuple[torch.Tensor, ...]:
+        """What `publish` writes to, flat."""
+        return self.page_table.table_RP.view(-1), *self.pool.device_mappings
 
     def publish(self) -> None:
         """Show the device which pages the sequences have now, ordered before what is launched next."""
@@ -163,6 +178,8 @@ class Worker:
         writes = self.page_table.take_writes()
         if mapping.must_publish:
             writes += self.pool.take_writes(mapping)
+        if self.leader is not None:
+            self.leader.tell_writes(writes)
         self.publisher.send(writes)
         self._is_publishing = False
 
@@ -196,12 +213,13 @@ class Worker:
         try:
             stopwatch = self._start_stopwatch()
             tail = None if masked is None else Tail(steps=masked, kind=kind, stopwatch=stopwatch)
-            if tail is not None:
-                decision, logits_NV, prompt = tail.launch_body(self, requests, batch)
-            else:
-                run = self._run_decode if requests.is_decode else self._run_prefill
-                decision, output, prompt = run(requests, kind, batch)
-                logits_NV = output.logits_NV
+            with self._led(requests, kind, batch, is_masked=masked is not None):
+                if tail is not None:
+                    decision, logits_NV, prompt = tail.launch_body(self, requests, batch)
+                else:
+                    run = self._run_decode if requests.is_decode else self._run_prefill
+                    decision, output, prompt = run(requests, kind, batch)
+                    logits_NV = output.logits_NV
             launched = InFlight(
                 step=step,
                 decision=decision,
@@ -216,6 +234,25 @@ class Worker:
             self.give_up([step])
             raise
         return launched
+
+    def _led(
+        self, requests: StepRequests, kind: SamplingKind, batch: Batch | None, *, is_masked: bool
+    ) -> AbstractContextManager[None]:
+        """A step that the other ranks run too, if there are any."""
+        if self.leader is None:
+            return nullcontext()
+        is_decode = requests.is_decode
+        return self.leader.leading(
+            StepOrder(
+                kind=kind,
+                is_decode=is_decode,
+                is_masked=is_masked,
+                num_requests=len(requests.chunks),
+                num_tokens=len(requests.chunks) if is_decode else len(requests.tokens.rows),
+                batch=batch,
+                report=None if is_decode else PromptReport.wanted(requests),
+            )
+        )
 
     def _run_decode(
         self, requests: StepRequests, kind: SamplingKind, batch: Batch | None
@@ -249,13 +286,21 @@ class Worker:
         assert batch is not None, "a step over tokens is filled"
         num_requests = len(requests.chunks)
         result = self.prefill.run(batch, raw_bs=num_requests, raw_num_tokens=len(requests.tokens.rows))
-        # Sampling reads the slots that have a row per request. Views are dear, so they are kept.
+        report = PromptReport.wanted(requests)
+        reported = None if report is None else report.compute(self.forward, result.output)
+        return result, self.sampling_inputs(num_requests), reported
+
+    def sampling_inputs(self, num_requests: int) -> Inputs:
+        """What sampling reads after a step over tokens: the slots that have a row per request.
+
+        Views are dear, so they are kept.
+        """
         inputs = self._inputs_by_request.get(num_requests)
         if inputs is None:
             slots = self.prefill.registry.slots.items()
             inputs = {name: slot.rows(0, num_requests) for name, slot in slots if slot.axis == "bs"}
             self._inputs_by_request[num_requests] = inputs
-        return result, inputs, report_prompts(self.forward, requests, result.output)
+        return inputs
 
     def collect(self, launched: InFlight) -> Collected:
         """Wait for a step's tokens. What was given up while it ran can be reused. A second time gives the same."""

@@ -89,7 +89,7 @@ def half_a_gpu() -> list[str]:
 def eight_gpus() -> list[str]:
     """A setting that asks for something Playhead does not have is refused."""
     try:
-        config_from(None, {"tensor_parallel_size": 8})
+        config_from(None, {"pipeline_parallel_size": 8})
     except ConfigError:
         return []
     return ["a model on eight GPUs was promised"]

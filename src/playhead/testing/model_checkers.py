@@ -18,7 +18,9 @@ from playhead.engine.config import EngineConfig
 from playhead.engine.memory import fit_memory
 from playhead.errors import ConfigError, UnsupportedModelError
 from playhead.kv.plan import KVLimits, plan_kv
+from playhead.layers.linear import PlainWeights
 from playhead.layers.moe import MoeMlp
+from playhead.layers.shard import Shard
 from playhead.layers.spec import MoeSpec
 from playhead.models.build import family_named, spec_from_config
 from playhead.models.checkpoint.directory import SafetensorsDirectory
@@ -235,7 +237,8 @@ def fused_tensors() -> list[str]:
     if not torch.equal(decoder.get_parameter("blocks.0.attention.qkv.weight"), fused):
         found.append("q, k and v are not the rows of the tensor")
     parts = [piece for piece in pieces if piece.target == "blocks.0.attention.qkv.weight"]
-    halves = [[fused[part.index] for part in (piece.part(rank, 2) for piece in parts) if part] for rank in range(2)]
+    two = [Shard(rank=rank, num_ranks=2) for rank in range(2)]
+    halves = [[fused[part.index] for part in (piece.part(half) for piece in parts) if part] for half in two]
     for whole, first, second in zip(fused.chunk(3), *halves, strict=True):
         if not torch.equal(torch.cat((first, second)), whole):
             found.append("the halves of two ranks are not the whole")
@@ -304,7 +307,7 @@ def traced_experts() -> list[str]:
     spec = MoeSpec(num_experts=4, top_k=2, size=16, swiglu_alpha=1.0, swiglu_limit=7.0)
     found = []
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        moe = MoeMlp(spec, 16, dtype=dtype, device=CPU)
+        moe = MoeMlp(spec, 16, PlainWeights(dtype=dtype, device=CPU))
         trace = make_fx(moe, tracing_mode="symbolic", _allow_non_fake_inputs=True)
         try:
             with torch.no_grad(), without_logs("torch._subclasses.fake_tensor"):

@@ -23,6 +23,7 @@ from playhead.engine.config import EngineConfig
 from playhead.kv.geometry import KVGeometry
 from playhead.kv.plan import KVLimits
 from playhead.layers.linear import PlainLinear, PlainWeights
+from playhead.layers.shard import WHOLE, Shard
 from playhead.models.checkpoint.pieces import Piece
 from playhead.models.checkpoint.sources import Part, TensorSource
 from playhead.models.config import ConfigReader, Range
@@ -191,8 +192,8 @@ def config_ties_before_the_files() -> Patch:
 def fused_tensors_from_their_start() -> Patch:
     part_of = Piece.part
 
-    def from_start(self: Piece, rank: int = 0, num_ranks: int = 1) -> Part | None:
-        part = part_of(self, rank, num_ranks)
+    def from_start(self: Piece, shard: Shard = WHOLE) -> Part | None:
+        part = part_of(self, shard)
         return part if part is None else replace(part, start=0, stop=part.stop - part.start)
 
     return swapped(Piece, "part", from_start)

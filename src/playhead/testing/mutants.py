@@ -34,6 +34,8 @@ from playhead.testing.mutant import Answer, MutantError, Oracles, Outcome, Packa
 from playhead.testing.order_checkers import ORDER_CHECKERS
 from playhead.testing.order_mutants import ORDER_MUTANTS
 from playhead.testing.protocol_mutants import PROTOCOL_CHECKERS, PROTOCOL_MUTANTS
+from playhead.testing.resume_mutants import RESUME_CHECKERS, RESUME_MUTANTS
+from playhead.testing.scale_mutants import SCALE_CHECKERS, SCALE_MUTANTS
 from playhead.testing.seeds_checkers import SEEDS, all_rows, seed_rows, seeds_checkers, what_is_missing
 from playhead.testing.seeds_mutants import SEEDS_MUTANTS
 from playhead.testing.step_mutants import STEP_CHECKERS, STEP_MUTANTS
@@ -62,10 +64,12 @@ PACKAGES: tuple[Package, ...] = (
     Package(name="step", mutants=STEP_MUTANTS, checkers=STEP_CHECKERS),
     Package(name="order", mutants=ORDER_MUTANTS, checkers=ORDER_CHECKERS),
     Package(name="engine", mutants=ENGINE_MUTANTS, checkers=ENGINE_CHECKERS),
+    Package(name="resume", mutants=RESUME_MUTANTS, checkers=RESUME_CHECKERS),
     Package(name="fields", mutants=FIELD_MUTANTS, checkers=FIELD_CHECKERS),
     Package(name="front", mutants=FRONT_MUTANTS, checkers=FRONT_CHECKERS),
     Package(name="transport", mutants=TRANSPORT_MUTANTS, checkers=TRANSPORT_CHECKERS),
     Package(name="backend", mutants=BACKEND_MUTANTS, checkers=BACKEND_CHECKERS),
+    Package(name="scale", mutants=SCALE_MUTANTS, checkers=SCALE_CHECKERS),
     Package(name="protocol", mutants=PROTOCOL_MUTANTS, checkers=PROTOCOL_CHECKERS),
     Package(name="metrics", mutants=METRICS_MUTANTS, checkers=METRICS_CHECKERS),
     Package(name="tools", mutants=TOOL_MUTANTS, checkers=TOOL_CHECKERS),

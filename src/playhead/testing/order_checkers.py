@@ -40,7 +40,7 @@ ROW_ALONE = frozenset(
         "gated_activation",
         "softcap_",
         "choose_tokens",
-        "filter_thresholds",
+        "least_keys",
         "forbid_",
         "advance",
         "newest_ids",

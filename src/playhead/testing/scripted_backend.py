@@ -15,7 +15,7 @@ from playhead.errors import QueueFull
 from playhead.models.text.tokenizer import Tokenizer, tokenizer_from_directory
 from playhead.outputs import CompletionOutput, FinishReason, RequestOutput
 from playhead.sampling_params import RequestOutputKind, SamplingParams
-from playhead.serve.backend import BackendState, ModelFacts
+from playhead.serve.backend import BackendScrape, BackendState, ModelFacts
 
 CONTEXT = 4096
 
@@ -139,6 +139,9 @@ class ScriptedBackend:
 
     async def snapshot(self, *, after_step: int = 0) -> EngineSnapshot:
         return EngineSnapshot(stats=EngineStats(), num_running=0, num_waiting=0, max_running=4)
+
+    async def scrape(self) -> BackendScrape:
+        return BackendScrape(snapshots={"": await self.snapshot()})
 
     async def close(self) -> None:
         """Nothing was loaded."""

@@ -29,7 +29,7 @@ def test_a_bug_is_one_line_and_its_traceback_is_in_the_log(monkeypatch, caplog):
     def broken(*args: object) -> None:
         raise ZeroDivisionError("one\ntwo")
 
-    monkeypatch.setattr("playhead.cli.plan.run_plan", broken)
+    monkeypatch.setattr("playhead.cli.plan_fleet.run_plan", broken)
     with caplog.at_level(logging.DEBUG, logger="playhead"):
         result = CliRunner().invoke(app, ["plan", "embedded"])
     assert result.exit_code == FAILED

@@ -15,6 +15,7 @@ from playhead.engine.resolve import resolve_device, resolve_dtype
 from playhead.errors import ConfigError
 from playhead.models.build import spec_from_config
 from playhead.models.load import ModelDescription
+from playhead.types import TPMode
 
 SIZES = [declared for declared in ENGINE_SETTINGS if declared.kind is int and declared.name != "seed"]
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -47,6 +48,8 @@ def test_a_size_that_cannot_be_is_refused_with_its_range(size, value):
         ({"mem_fraction_static": 0.7}, EngineConfig(gpu_memory_utilization=0.7)),
         ({"random_seed": 3, "tokenizer_path": "x"}, EngineConfig(seed=3, tokenizer="x")),
         ({"async_scheduling": True, "kv_cache_memory_bytes": 64}, EngineConfig(overlap=True, kv_memory_bytes=64)),
+        ({"tp": 2, "tp_mode": "fast"}, EngineConfig(tensor_parallel_size=2, tp_mode=TPMode.FAST)),
+        ({"tp_size": 2}, EngineConfig(tensor_parallel_size=2)),
         ({"tensor_parallel_size": 1, "swap_space": 4, "trust_remote_code": False}, EngineConfig()),
         ({"quantization": None, "cpu_offload_gb": 0, "enable_chunked_prefill": True}, EngineConfig()),
         ({"hf_overrides": None, "disable_log_stats": True, "task": "generate"}, EngineConfig()),
@@ -63,8 +66,9 @@ def test_keywords_have_the_spellings_of_the_flags(keywords, wanted):
         ({"enforce_eager": 1}, "enforce_eager: found 1; wanted True or False"),
         ({"context_lenght": 64}, "Did you mean context_length"),
         ({"tensor_paralel_size": 2}, "Did you mean tensor_parallel_size"),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size: found 2; wanted 1. Playhead runs a model on one device"),
-        ({"tensor_parallel_size": True}, "tensor_parallel_size: found True; wanted 1"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size: found 2; wanted 1. Playhead has no"),
+        ({"pipeline_parallel_size": True}, "pipeline_parallel_size: found True; wanted 1"),
+        ({"tp_mode": "quick"}, "tp_mode: found 'quick'; wanted one of exact, fast"),
         ({"trust_remote_code": True}, "trust_remote_code: found True; wanted False. Playhead never runs code"),
         ({"quantization": "awq"}, "quantization: found 'awq'; wanted 'mxfp4' or 'gguf'"),
         ({"enable_lora": True}, "enable_lora: found True; wanted False. Playhead has no LoRA adapters"),

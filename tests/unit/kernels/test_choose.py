@@ -12,6 +12,7 @@ import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from playhead.kernels.filters import least_key_of, token_keys
 from playhead.kernels.tokens import (
     GOLDEN,
     IDS_PER_BLOCK,
@@ -41,12 +42,12 @@ def inputs(temperatures, seed=0):
     return torch.tensor(temperatures, dtype=torch.float32), seeds, positions
 
 
-def tokens(choose, logits, temperatures, seed=0, *, draws=True, thresholds=None, **options):
+def tokens(choose, logits, temperatures, seed=0, *, draws=True, least=None, **options):
     num_rows, vocab_size = logits.shape
     found = torch.full((num_rows,), -1)
     parts, arrivals = choose_scratch(num_rows, vocab_size)
     parts.fill_(2**63 - 1)  # what an earlier launch left, at its worst
-    choose(logits, thresholds, *inputs(temperatures, seed), found, parts, arrivals, GREEDY_BELOW, draws, **options)
+    choose(logits, least, *inputs(temperatures, seed), found, parts, arrivals, GREEDY_BELOW, draws, **options)
     assert not arrivals.any(), "arrivals are left zeroed for the next launch"
     return found.tolist()
 
@@ -67,19 +68,19 @@ def random_logits(num_rows, vocab_size, seed=0, dtype=torch.float32):
 )
 def test_kernel_agrees_with_reference(temperatures, vocab_size, num_blocks, dtype, draws, filters, seed):
     logits = random_logits(len(temperatures), vocab_size, seed, dtype)
-    thresholds = logits.float().quantile(0.9, dim=-1) if filters else None
-    options = {"draws": draws, "thresholds": thresholds}
+    least = token_keys(logits.float()).sort(dim=-1).values[:, vocab_size * 9 // 10] if filters else None
+    options = {"draws": draws, "least": least}
     found = tokens(launch_choose_tokens, logits, temperatures, seed, num_blocks=num_blocks, **options)
     assert found == tokens(choose_tokens, logits, temperatures, seed, **options)
 
 
 @BOTH
-def test_no_logit_below_its_rows_threshold_is_drawn(choose):
-    """The noise of some token would lift it over the only one that is left, but for the threshold."""
+def test_no_token_below_its_rows_least_key_is_drawn(choose):
+    """The noise of some token would lift it over the only one that is left."""
     logits = random_logits(3, TWO_BLOCKS)
     best = logits.amax(-1)
     free = tokens(choose, logits, [50.0] * 3)
-    assert tokens(choose, logits, [50.0] * 3, thresholds=torch.tensor([best[0], -math.inf, best[2]])) == [
+    assert tokens(choose, logits, [50.0] * 3, least=least_key_of(torch.tensor([best[0], -math.inf, best[2]]))) == [
         logits[0].argmax().item(),
         free[1],
         logits[2].argmax().item(),

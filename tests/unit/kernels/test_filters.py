@@ -1,4 +1,4 @@
-"""Thresholds of top-k, top-p and min-p: the kernel, interpreted, and the CPU keep what the sorted reference keeps."""
+"""Least keys of top-k, top-p and min-p: the kernel, interpreted, and the CPU keep what the sorted reference keeps."""
 
 from __future__ import annotations
 
@@ -9,21 +9,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from playhead.kernels.filters import WEIGHT_SCALE, filter_thresholds, integer_weights
-from playhead.kernels.triton.filters import launch_filter_thresholds
+from playhead.kernels.filters import EVERY_KEY, LOG2_E, WEIGHT_SCALE, integer_weights, least_keys, reach
+from playhead.kernels.triton.filters import launch_least_keys
 
 GREEDY_BELOW = 1e-5
 SMALL = {"lanes": 256, "candidates": 32, "num_warps": 4}  # so that a few hundred logits take every path
 
 
 def kernel(*call):
-    return launch_filter_thresholds(*call, **SMALL)
+    return launch_least_keys(*call, **SMALL)
 
 
-BODIES = pytest.mark.parametrize("find", [filter_thresholds, kernel], ids=["cpu", "kernel"])
-ALL = pytest.mark.parametrize(
-    "find", [filter_thresholds, filter_thresholds.reference, kernel], ids=["cpu", "reference", "kernel"]
-)
+BODIES = pytest.mark.parametrize("find", [least_keys, kernel], ids=["cpu", "kernel"])
+ALL = pytest.mark.parametrize("find", [least_keys, least_keys.reference, kernel], ids=["cpu", "reference", "kernel"])
 
 
 def call_of(logits, rows):
@@ -35,14 +33,14 @@ def call_of(logits, rows):
 
 def kept(find, logits, rows):
     """Which tokens may be drawn. Of those that are impossible anyway, nothing is said."""
-    thresholds = find(*call_of(logits, rows))
-    assert thresholds.dtype is torch.float32
-    return (logits >= thresholds[:, None]) & (logits > -math.inf)
+    least = find(*call_of(logits, rows))
+    assert least.dtype is torch.int64
+    return reach(logits.float(), least) & (logits > -math.inf)
 
 
 def by_hand(probabilities, rows):
     logits = torch.tensor(probabilities).log().expand(len(rows), -1) + 1.7
-    return [kept(find, logits.contiguous(), rows).tolist() for find in (filter_thresholds.reference, kernel)]
+    return [kept(find, logits.contiguous(), rows).tolist() for find in (least_keys.reference, kernel)]
 
 
 def test_top_p_keeps_a_token_if_those_above_it_hold_less_than_p_of_what_top_k_left():
@@ -57,11 +55,12 @@ def test_min_p_is_a_share_of_the_best_token_at_the_rows_temperature():
 
 
 @ALL
-def test_rows_without_filters_and_greedy_rows_have_no_threshold(find):
+def test_rows_without_filters_and_greedy_rows_keep_everything(find):
     logits = torch.randn(4, 300)
     rows = [(1.0, 0, 1.0, 0.0), (0.0, 1, 0.1, 0.9), (9e-6, 2, 1.0, 0.0), (0.7, 1, 1.0, 0.0)]
     found = find(*call_of(logits, rows))
-    assert found.tolist() == [-math.inf] * 3 + [logits[3].max().item()]
+    assert found.tolist()[:3] == [EVERY_KEY] * 3
+    assert reach(logits, found).sum(dim=-1).tolist() == [300, 300, 300, 1]
 
 
 ROWS = [
@@ -126,7 +125,7 @@ LOGITS = {
 @pytest.mark.parametrize("name", LOGITS)
 def test_the_tokens_kept_are_those_of_the_sorted_reference(find, name):
     logits = LOGITS[name]()
-    assert torch.equal(kept(find, logits, ROWS), kept(filter_thresholds.reference, logits, ROWS))
+    assert torch.equal(kept(find, logits, ROWS), kept(least_keys.reference, logits, ROWS))
 
 
 @ALL
@@ -141,7 +140,7 @@ def test_a_logit_that_equals_the_lower_bound_is_gathered(find):
     """All lanes have the same maximum, and that is the guess."""
     logits = torch.full((1, 700), -math.inf)
     logits[0, :10], logits[0, 256:266] = 1.0, 0.5
-    assert torch.equal(kept(find, logits, [(1.0, 5, 1.0, 0.0)]), logits == 1.0)
+    assert kept(find, logits, [(1.0, 5, 1.0, 0.0)]).nonzero()[:, 1].tolist() == [0, 1, 2, 3, 4]
 
 
 quarters = st.integers(-40, 40).map(lambda n: n / 4)
@@ -153,22 +152,57 @@ numbers = st.tuples(
 )
 
 
+def sorted_by_hand(values, row):
+    """The ids that are kept, by what the filters are documented to do."""
+    temperature, top_k, top_p, min_p = row
+    ids = [i for i, value in enumerate(values) if value > -math.inf]
+    if temperature < GREEDY_BELOW or not ids:
+        return set(ids)
+    ids.sort(key=lambda i: (-values[i], i))
+    best, scale = values[ids[0]], torch.tensor(LOG2_E) / torch.tensor(temperature)
+    left = ids[:top_k] if top_k else ids
+    weights = integer_weights(torch.tensor([[values[i] for i in left]]), torch.tensor([[best]]), scale)[0].tolist()
+    limit = max(1, int(torch.tensor(top_p).item() * sum(weights)))
+    if top_p < 1:
+        left = [i for place, i in enumerate(left) if sum(weights[:place]) < limit]
+    least = torch.tensor(best) + torch.tensor(temperature) * torch.tensor(min_p).log()
+    return {i for i in left if values[i] >= least}
+
+
 @settings(max_examples=25)
 @given(st.lists(quarters | st.just(-math.inf), min_size=1, max_size=150), numbers)
-def test_many_equal_logits_stay_or_go_together(values, row):
-    logits = torch.tensor([values])
-    wanted = kept(filter_thresholds.reference, logits, [row])
-    for find in (filter_thresholds, kernel):
-        assert torch.equal(kept(find, logits, [row]), wanted)
-    for value in set(values):
-        assert wanted[logits == value].unique().numel() <= 1
+def test_of_equal_logits_the_lower_ids_are_kept(values, row):
+    for find in (least_keys, least_keys.reference, kernel):
+        found = kept(find, torch.tensor([values]), [row])[0]
+        assert set(found.nonzero()[:, 0].tolist()) == sorted_by_hand(values, row)
+
+
+@ALL
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("value", [1.25, -3.0, 0.0])
+def test_of_more_equal_logits_than_are_compared_at_once_the_first_are_kept(find, value, dtype):
+    """They begin in one block of the row and end in another; some logits are above them, some below."""
+    logits = torch.full((2, 700), value - 1.0, dtype=dtype)
+    logits[:, 100:600], logits[:, 650:660] = value, value + 1.0
+    by_k, by_p = kept(find, logits, [(1.0, 310, 1.0, 0.0), (1.0, 0, 0.5, 0.0)])
+    assert by_k.nonzero()[:, 0].tolist() == [*range(100, 400), *range(650, 660)]
+    num_kept = len(sorted_by_hand(logits[1].float().tolist(), (1.0, 0, 0.5, 0.0)))
+    assert by_p.nonzero()[:, 0].tolist() == [*range(100, 90 + num_kept), *range(650, 660)]
+
+
+@ALL
+def test_the_first_token_of_top_p_zero_and_of_top_k_one_is_the_greedy_one(find):
+    logits = torch.full((2, 300), 2.0)
+    logits[:, 100] = logits[:, 7] = 3.0
+    found = kept(find, logits, [(1.0, 1, 1.0, 0.0), (1.0, 0, 1e-9, 0.0)])
+    assert found.nonzero().tolist() == [[0, 7], [1, 7]]
 
 
 @settings(max_examples=100)
 @given(st.integers(0, 2**31), numbers)
 def test_the_cpu_keeps_what_the_reference_keeps(seed, row):
     logits = 4 * torch.randn(1, 900, generator=torch.Generator().manual_seed(seed))
-    assert torch.equal(kept(filter_thresholds, logits, [row]), kept(filter_thresholds.reference, logits, [row]))
+    assert torch.equal(kept(least_keys, logits, [row]), kept(least_keys.reference, logits, [row]))
 
 
 @BODIES
@@ -177,7 +211,7 @@ def test_columns_past_the_vocabulary_are_not_looked_at(find):
     padded = torch.randn(2, 324)
     padded[:, 300:] = 1e9
     rows = [(1.0, 20, 0.9, 0.0), (1.0, 0, 0.5, 0.0)]
-    wanted = kept(filter_thresholds.reference, padded[:, :300].contiguous(), rows)
+    wanted = kept(least_keys.reference, padded[:, :300].contiguous(), rows)
     assert torch.equal(kept(find, padded[:, :300], rows), wanted)
 
 

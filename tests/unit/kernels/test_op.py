@@ -16,10 +16,11 @@ from playhead.graph.backends.tape import TapeBackend
 from playhead.kernels.attention import decode, extend
 from playhead.kernels.binders import MODULES, cpu_binders, ops_of
 from playhead.kernels.blocks import block_matmul
+from playhead.kernels.collectives import first_rank_tells_, gather_columns, largest_over_ranks_, sum_over_ranks_
 from playhead.kernels.cpu.attention import decode_cells, key_cells_into
 from playhead.kernels.elementwise import embed, gated_activation, softcap_
 from playhead.kernels.experts import grouped_matmul
-from playhead.kernels.filters import filter_thresholds
+from playhead.kernels.filters import least_keys
 from playhead.kernels.masks import forbid_
 from playhead.kernels.norm import add_rms_norm, norm_add_, rms_norm
 from playhead.kernels.op import Op
@@ -28,6 +29,8 @@ from playhead.kernels.projection import project, project_gated, project_normed
 from playhead.kernels.rope import qk_rope_write
 from playhead.kernels.tokens import advance, choose_scratch, choose_tokens, newest_ids
 from playhead.kernels.translate import translate
+from playhead.kernels.vocabulary import choose_keys, embed_share
+from playhead.testing.lone_rank import group_of_one
 from tests.unit.attention.scenes import SceneSpec, make_scene
 from tests.unit.kernels.test_advance import PAGE_SIZE, step_inputs
 from tests.unit.kernels.test_rope import random_call
@@ -42,12 +45,18 @@ def decode_call():
 
 def extend_call():
     scene = make_scene(SceneSpec(seq_lens=(3,), query_lens=(2,)), seed=0)
-    return scene.q, torch.zeros(2, 1, 8), *extend_arguments(scene.plan, scene.layer)
+    scratch = (torch.zeros(8), torch.zeros(2), torch.zeros(2, dtype=torch.int32))
+    return scene.q, torch.zeros(2, 1, 8), *extend_arguments(scene.plan, scene.layer), *scratch, 1
 
 
 def choose_call():
     ids = [torch.tensor([1, 2]) for _ in range(3)]
-    return torch.randn(2, 8), torch.zeros(2), torch.tensor([0.0, 1.0]), *ids, *choose_scratch(2, 8), 1e-5, True
+    return torch.randn(2, 8), ids[0], torch.tensor([0.0, 1.0]), *ids, *choose_scratch(2, 8), 1e-5, True
+
+
+def choose_keys_call():
+    ids = [torch.tensor([1, 2]) for _ in range(3)]
+    return torch.randn(2, 8), torch.tensor([0.0, 1.0]), *ids, 8, 1e-5, True
 
 
 def filter_call():
@@ -86,12 +95,13 @@ def project_call():
 
 
 def project_normed_call():
-    rows = (torch.randn(2, 3), torch.randn(2, 8), torch.randn(2, 8))
-    return *rows, torch.randn(8), None, 1e-6, True, False, torch.randn(6, 8), torch.randn(6), "silu"
+    first = (torch.randn(2, 5), torch.randn(8, 5), torch.randn(8), 0.5)
+    norms = (torch.randn(8), None, 1e-6, True, False)
+    return torch.randn(2, 3), *first, torch.randn(2, 8), *norms, torch.randn(6, 8), torch.randn(6), "silu"
 
 
 def attend_in_order_call():
-    return *extend_call(), torch.zeros(8), torch.zeros(2), torch.zeros(1, dtype=torch.int32), False
+    return *extend_call()[:-1], False
 
 
 CALLS = {
@@ -110,7 +120,7 @@ CALLS = {
     grouped_matmul: lambda: (torch.randn(4, 8), torch.randn(2, 8, 8), torch.tensor([1, 4], dtype=torch.int32)),
     qk_rope_write: lambda: tuple(random_call((2, 1), (8, 8, 4), seed=0, norm="head")),
     choose_tokens: choose_call,
-    filter_thresholds: filter_call,
+    least_keys: filter_call,
     forbid_: lambda: (torch.randn(2, 40), torch.tensor([[-1, -1], [5, 1]], dtype=torch.int32)),
     advance: lambda: (*step_inputs(3, 2, seed=0), PAGE_SIZE),
     decode: decode_call,
@@ -119,6 +129,12 @@ CALLS = {
     translate: lambda: tuple(translate_call([(3, 2), (9, 1)], page_size=4, window=6)),
     decode_cells: decode_cells_call,
     block_matmul: block_matmul_call,
+    sum_over_ranks_: lambda: (torch.randn(4),),
+    largest_over_ranks_: lambda: (torch.arange(4),),
+    first_rank_tells_: lambda: (torch.arange(4),),
+    gather_columns: lambda: (torch.randn(2, 8), torch.randn(2, 8), 8, 1),
+    embed_share: lambda: (torch.tensor([1, 5]), torch.randn(4, 8), 2.0, 3),
+    choose_keys: choose_keys_call,
 }
 DECLARED = {
     op
@@ -127,6 +143,13 @@ DECLARED = {
     for op in vars(importlib.import_module(found.name)).values()
     if isinstance(op, Op)
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _world():
+    """A group of this process alone, for the ops in which ranks meet."""
+    with group_of_one(torch.device("cpu")):
+        yield
 
 
 def name_of(op: Op) -> str:

@@ -12,8 +12,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from playhead.graph.backends.base import record
 from playhead.graph.backends.tape import TapeBackend
 from playhead.layers.blocks import WEIGHT_FORMATS
+from playhead.layers.experts import Experts
 from playhead.layers.linear import PlainLinear, PlainWeights, order_sums
+from playhead.layers.shard import WHOLE, Shard
 from playhead.layers.spec import StoredAs
+from playhead.layers.vocabulary import Vocabulary
 from playhead.models.build import spec_from_config
 from playhead.models.checkpoint.dummy import dummy_decoder
 from playhead.models.decoder import Decoder
@@ -85,9 +88,19 @@ class ByteWeights:
     dtype: torch.dtype
     device: torch.device
     finished: list[nn.Module]
+    shard: Shard = WHOLE
 
     def linear(self, num_inputs, num_outputs, *, has_bias, scale=1.0):
         return SignedBytes(num_inputs, num_outputs)
+
+    def linear_back(self, num_inputs, num_outputs, *, num_units, has_bias, scale):
+        return self.linear(num_inputs, num_outputs, has_bias=has_bias, scale=scale)
+
+    def vocabulary(self, num_ids):
+        return Vocabulary(num_ids)
+
+    def experts(self, count):
+        return Experts(count)
 
     def linear_over(self, weight_OI):
         return PlainLinear(weight_OI)

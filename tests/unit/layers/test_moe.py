@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from playhead.kernels.experts import every_expert_over_every_row, grouped_matmul
+from playhead.layers.linear import PlainWeights
 from playhead.layers.moe import MoeMlp
 from playhead.layers.spec import MoeSpec
 
@@ -16,7 +17,7 @@ HIDDEN, SIZE = 8, 12
 
 def block(num_experts, top_k, seed=0):
     spec = MoeSpec(num_experts=num_experts, top_k=top_k, size=SIZE, swiglu_alpha=1.702, swiglu_limit=2.0)
-    moe = MoeMlp(spec, HIDDEN, dtype=torch.float32, device=torch.device("cpu"))
+    moe = MoeMlp(spec, HIDDEN, PlainWeights(dtype=torch.float32, device=torch.device("cpu")))
     generator = torch.Generator().manual_seed(seed)
     for parameter in moe.parameters():
         parameter.normal_(0.0, 0.7, generator=generator)

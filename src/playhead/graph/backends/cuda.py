@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -9,7 +11,8 @@ from typing import Any
 import torch
 
 from playhead.graph.backends.base import Recording
-from playhead.graph.backends.cuda_nodes import num_graph_nodes
+from playhead.graph.backends.cuda_nodes import begin_capture, num_graph_nodes
+from playhead.graph.backends.cuda_stream import CAPTURE_STREAMS
 from playhead.graph.oplog import OpLog, OpObserver
 from playhead.graph.outputs import Outputs
 
@@ -17,10 +20,15 @@ from playhead.graph.outputs import Outputs
 class CudaRecording:
     """A captured CUDA graph. The log knows what each op read and wrote, but keeps no tensor alive."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, observer: OpObserver, num_bytes: int) -> None:
-        self.graph, self.observer, self.num_bytes = graph, observer, num_bytes
-        self.pool: tuple[int, int] = graph.pool()
-        self.log: OpLog = observer.log
+    def __init__(self, opened: OpenCudaGraph, num_bytes: int) -> None:
+        self.graph, self.observer, self.num_bytes = opened.graph, opened.observer, num_bytes
+        self.log: OpLog = opened.observer.log
+        self._backend = opened.backend  # its stream's workspaces are this graph's as long as it may be replayed
+
+    @property
+    def pools(self) -> tuple[Any, ...]:
+        """Where its own memory is: intermediate values, and what the BLAS library works in."""
+        return self._backend.pool, self._backend.capture_stream.pool
 
     @property
     def num_nodes(self) -> int:
@@ -36,30 +44,41 @@ class OpenCudaGraph:
     """Work issued until `close` is captured, on the backend's stream."""
 
     def __init__(self, backend: CudaBackend, observer: OpObserver) -> None:
-        self._backend, self._observer = backend, observer
+        self.backend, self.observer = backend, observer
         # The graph itself is kept beside its executable so that the audit can read its nodes.
-        self._graph = torch.cuda.CUDAGraph(keep_graph=True)
+        self.graph = torch.cuda.CUDAGraph(keep_graph=True)
         self._free_before = torch.cuda.mem_get_info(backend.device)[0]
         with ExitStack() as stack:  # an error below must not leave the capture stream current
             stack.enter_context(torch.cuda.stream(backend.stream))
             # Thread-local: other threads of a server may touch CUDA while a bucket is captured late.
-            self._graph.capture_begin(pool=backend.pool, capture_error_mode="thread_local")
-            stack.callback(self._graph.capture_end)
+            self.graph.capture_begin(pool=backend.pool, capture_error_mode="thread_local")
+            stack.callback(self.graph.capture_end)
             stack.enter_context(observer.watching())
             self._stack = stack.pop_all()
 
     def close(self) -> CudaRecording:
         self._stack.close()
-        self._graph.instantiate()
-        num_bytes = max(0, self._free_before - torch.cuda.mem_get_info(self._backend.device)[0])
-        return CudaRecording(self._graph, self._observer, num_bytes)
+        self.graph.instantiate()
+        return CudaRecording(self, max(0, self._free_before - torch.cuda.mem_get_info(self.backend.device)[0]))
 
     def abandon(self) -> None:
         try:
             self._stack.close()
         except RuntimeError:
             # The capture was invalidated by what went wrong inside it; that error is the one to show.
-            self._graph.reset()
+            self._end_for_torch()
+            self.graph.reset()
+
+    def _end_for_torch(self) -> None:
+        """Undo what torch set up for the capture, which it leaves as it is if the driver has no graph to give.
+
+        Its memory pools and its random numbers would be in a capture for ever, and every later one would be refused.
+        So the driver begins an empty capture, and torch ends that.
+        """
+        with torch.cuda.stream(self.backend.stream), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the empty graph
+            if begin_capture(self.backend.stream):
+                self.graph.capture_end()
 
 
 class CudaBackend:
@@ -69,22 +88,21 @@ class CudaBackend:
 
     def __init__(self, device: torch.device | str = "cuda") -> None:
         self.device = torch.device(device)
-        self.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self.capture_stream = CAPTURE_STREAMS.take(self.device)
+        weakref.finalize(self, CAPTURE_STREAMS.give_back, self.capture_stream)
         # A pool lives as long as some graph uses it, and its handle is useless afterwards: this one is never dropped.
-        self._anchor = torch.cuda.CUDAGraph()
-        # It multiplies, so that the workspace which the BLAS library keeps for this stream is in the pool as well; the
-        # library itself starts up outside.
-        square = torch.zeros((16, 16), dtype=torch.bfloat16, device=self.device)
-        product = square @ square
-        with torch.cuda.graph(self._anchor, stream=self.stream):
-            torch.mm(square, square, out=product)
-        self._anchored = square, product
+        self._anchor = self.capture_stream.record_product()
+
+    @property
+    def stream(self) -> torch.cuda.Stream:
+        return self.capture_stream.stream
 
     @property
     def pool(self) -> Any:
         return self._anchor.pool()
 
     def warm_up(self, work: Callable[[], Outputs]) -> None:
+        self.capture_stream.multiply_once()
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         try:
             with torch.cuda.stream(self.stream), torch.no_grad():
@@ -94,6 +112,7 @@ class CudaBackend:
             torch.cuda.synchronize(self.device)
 
     def open(self, after: Recording | None = None) -> OpenCudaGraph:
+        self.capture_stream.multiply_once()
         observer = OpObserver(keep_calls=False)
         if isinstance(after, CudaRecording):
             observer.adopt(after.observer)

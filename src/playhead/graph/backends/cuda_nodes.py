@@ -1,4 +1,4 @@
-"""Look into a captured CUDA graph: how many nodes, and which device addresses its kernels were given.
+"""What torch does not tell of a captured CUDA graph: its nodes, and the device addresses its kernels were given.
 
 Needs `cuda-bindings`, which CUDA builds of torch bring along. Without it the answers are None and empty.
 """
@@ -37,6 +37,14 @@ def _nodes(graph: torch.cuda.CUDAGraph) -> list[Any]:
 def num_graph_nodes(graph: torch.cuda.CUDAGraph) -> int | None:
     """Nodes in the graph, or None where the driver cannot be asked."""
     return None if driver is None else len(_nodes(graph))
+
+
+def begin_capture(stream: torch.cuda.Stream) -> bool:
+    """Whether the driver captures from now on what this thread issues on the stream."""
+    if driver is None:
+        return False
+    mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    return bool(driver.cuStreamBeginCapture(stream.cuda_stream, mode)[0] == driver.CUresult.CUDA_SUCCESS)
 
 
 def kernel_nodes(graph: torch.cuda.CUDAGraph) -> list[KernelNode]:

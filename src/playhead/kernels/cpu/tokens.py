@@ -24,8 +24,8 @@ def bind_newest_ids(*call: Any) -> Work:
 
 def bind_choose_tokens(*call: Any) -> Work | None:
     """Where nothing draws: an argmax at a twentieth of torch's time."""
-    logits, thresholds, _, _, _, tokens, *_, draws = as_arrays(call)
-    if draws or thresholds is not None:
+    logits, least_keys, _, _, _, tokens, *_, draws = as_arrays(call)
+    if draws or least_keys is not None:
         return None
     row = np.arange(len(logits))
 

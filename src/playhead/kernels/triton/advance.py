@@ -12,11 +12,15 @@ import torch
 import triton
 import triton.language as tl
 
+from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
+
 BLOCK = 128
 
 
 @triton.jit
-def newest_ids_kernel(ids, newest, out, num_tokens, BLOCK: tl.constexpr):
+def newest_ids_kernel(ids, newest, out, num_tokens, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+    let_downstream_start(DEPENDENT)
+    after_upstream(DEPENDENT)
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = token < num_tokens
     token_id = tl.load(ids + token, mask=live, other=0)
@@ -27,8 +31,10 @@ def newest_ids_kernel(ids, newest, out, num_tokens, BLOCK: tl.constexpr):
 @triton.jit
 def advance_kernel(
     tokens, input_ids, positions, seq_lens, out_cache_loc, num_generated, rows, num_live, newest, page_table,
-    table_stride, num_pages, num_requests, PAGE_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    table_stride, num_pages, num_requests, PAGE_SIZE: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    let_downstream_start(DEPENDENT)
+    after_upstream(DEPENDENT)
     request = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = request < tl.minimum(tl.load(num_live), num_requests)
     token = tl.load(tokens + request, mask=live, other=0).to(tl.int32)
@@ -48,7 +54,8 @@ def advance_kernel(
 def launch_newest_ids(ids_T: torch.Tensor, newest_R: torch.Tensor) -> torch.Tensor:
     out_T = torch.empty_like(ids_T)
     num_tokens = ids_T.shape[0]
-    newest_ids_kernel[(triton.cdiv(num_tokens, BLOCK),)](ids_T, newest_R, out_T, num_tokens, BLOCK=BLOCK)
+    grid = (triton.cdiv(num_tokens, BLOCK),)
+    newest_ids_kernel[grid](ids_T, newest_R, out_T, num_tokens, BLOCK=BLOCK, **dependent(ids_T))
     return out_T
 
 
@@ -57,5 +64,6 @@ def launch_advance(*call: Any) -> None:
     rows_B, page_table_RP = tensors[6], tensors[9]
     num_requests = rows_B.shape[0]
     advance_kernel[(triton.cdiv(num_requests, BLOCK),)](
-        *tensors, page_table_RP.stride(0), page_table_RP.shape[1], num_requests, PAGE_SIZE=page_size, BLOCK=BLOCK
-    )
+        *tensors, page_table_RP.stride(0), page_table_RP.shape[1], num_requests, PAGE_SIZE=page_size, BLOCK=BLOCK,
+        **dependent(rows_B),
+    )  # fmt: skip

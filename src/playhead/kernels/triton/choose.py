@@ -16,6 +16,7 @@ import triton.language as tl
 
 from playhead.kernels import tokens
 from playhead.kernels.triton.arrivals import count_in
+from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
 
 GOLDEN = tl.constexpr(tokens.GOLDEN % 2**64)
 MIX_1 = tl.constexpr(tokens.MIX_1 % 2**64)
@@ -57,6 +58,13 @@ def ordered(score):
 
 
 @triton.jit
+def logit_of(order):
+    """The number at a place of `ordered`."""
+    order = order.to(tl.int32)
+    return (order ^ ((order >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def keys(score, token):
     """Integers in the order of the scores, equal scores by lower id first."""
     return (ordered(score) << 32) | (token ^ 0x7FFFFFFF)
@@ -75,18 +83,21 @@ def load_block(row_logits, id_J, wanted, VOCAB: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_blocks"])  # it differs by batch size, and one binary must serve all of them
 def choose_kernel(
-    logits, thresholds, temperatures, seeds, positions, tokens, parts, arrivals, logits_stride, parts_stride,
+    logits, least_keys, temperatures, seeds, positions, tokens, parts, arrivals, logits_stride, parts_stride,
     greedy_below, num_blocks,
-    VOCAB: tl.constexpr, DRAWS: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_X: tl.constexpr,
+    VOCAB: tl.constexpr, DRAWS: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_X: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    let_downstream_start(DEPENDENT)
+    after_upstream(DEPENDENT)
     part = tl.program_id(0)
     row = tl.program_id(1)
     first = part * num_blocks
     row_logits = logits + row.to(tl.int64) * logits_stride
     best_J = tl.full([BLOCK_J], float("-inf"), tl.float32)
     best_id_J = first * BLOCK_J + tl.arange(0, BLOCK_J)
-    if thresholds is not None:
-        threshold = tl.load(thresholds + row)
+    if least_keys is not None:
+        least_key = tl.load(least_keys + row)
+        least_logit, last_id = logit_of(least_key >> 32), token_of(least_key)
     if DRAWS:
         temperature = tl.load(temperatures + row)
         seed = tl.load(seeds + row).to(tl.uint64)
@@ -99,15 +110,15 @@ def choose_kernel(
         # One block ahead: otherwise a program has nothing in flight while it computes.
         score_J = ahead_J.to(tl.float32)
         ahead_J = load_block(row_logits, id_J + BLOCK_J, block + 1 < last, VOCAB)
-        if thresholds is not None:
-            is_kept_J = score_J >= threshold
+        if least_keys is not None:
+            is_kept_J = (score_J > least_logit) | ((score_J == least_logit) & (id_J <= last_id))
         if DRAWS:
             draws = temperature >= greedy_below
-            if thresholds is not None:
+            if least_keys is not None:
                 draws = draws & (tl.max(is_kept_J.to(tl.int32), 0) > 0)  # most blocks keep nothing, and noise is dear
             if draws:
                 score_J = tl.div_rn(score_J, temperature) + gumbel(mixed(start + id_J.to(tl.uint64) * GOLDEN))
-        if thresholds is not None:  # not before: infinite numbers are divided slowly
+        if least_keys is not None:  # not before: infinite numbers are divided slowly
             score_J = tl.where(is_kept_J, score_J, float("-inf"))
         # A NaN is never better; ids grow, so the first of equals stays.
         better_J = score_J > best_J
@@ -135,5 +146,5 @@ def launch_choose_tokens(*call: Any, num_blocks: int | None = None) -> None:
     choose_kernel[(triton.cdiv(max_parts, num_blocks), num_rows)](
         logits_NV, *rows, parts_RX, arrivals_R, logits_NV.stride(0), parts_RX.stride(0), greedy_below, num_blocks,
         VOCAB=vocab_size, DRAWS=draws, BLOCK_J=tokens.IDS_PER_BLOCK, BLOCK_X=triton.next_power_of_2(max_parts),
-        num_warps=tokens.IDS_PER_BLOCK * logits_NV.element_size() // 512,
+        num_warps=tokens.IDS_PER_BLOCK * logits_NV.element_size() // 512, **dependent(logits_NV),
     )  # fmt: skip

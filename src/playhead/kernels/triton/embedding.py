@@ -10,13 +10,18 @@ import torch
 import triton
 import triton.language as tl
 
+from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
 from playhead.kernels.triton.scores import capped
 
 BLOCK = 1024  # eight elements for each of 128 threads
 
 
 @triton.jit
-def embed_kernel(ids, table, out, table_stride, scale, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def embed_kernel(
+    ids, table, out, table_stride, scale, WIDTH: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
+):
+    let_downstream_start(DEPENDENT)
+    after_upstream(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = col < WIDTH
@@ -26,7 +31,9 @@ def embed_kernel(ids, table, out, table_stride, scale, WIDTH: tl.constexpr, BLOC
 
 
 @triton.jit
-def softcap_kernel(logits, row_stride, cap, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def softcap_kernel(logits, row_stride, cap, WIDTH: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+    let_downstream_start(DEPENDENT)
+    after_upstream(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = col < WIDTH
@@ -39,11 +46,13 @@ def launch_embed(ids_T: torch.Tensor, table_VD: torch.Tensor, scale: float) -> t
     num_tokens, width = ids_T.shape[0], table_VD.shape[1]
     out_TD = torch.empty((num_tokens, width), dtype=table_VD.dtype, device=table_VD.device)
     embed_kernel[(num_tokens, triton.cdiv(width, BLOCK))](
-        ids_T, table_VD, out_TD, table_VD.stride(0), scale, WIDTH=width, BLOCK=BLOCK
+        ids_T, table_VD, out_TD, table_VD.stride(0), scale, WIDTH=width, BLOCK=BLOCK, **dependent(ids_T)
     )
     return out_TD
 
 
 def launch_softcap(logits_TV: torch.Tensor, cap: float) -> None:
     num_rows, width = logits_TV.shape
-    softcap_kernel[(num_rows, triton.cdiv(width, BLOCK))](logits_TV, logits_TV.stride(0), cap, WIDTH=width, BLOCK=BLOCK)
+    softcap_kernel[(num_rows, triton.cdiv(width, BLOCK))](
+        logits_TV, logits_TV.stride(0), cap, WIDTH=width, BLOCK=BLOCK, **dependent(logits_TV)
+    )

@@ -1,12 +1,12 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""Triton kernel of `filter_thresholds`: one program per row, which finds the threshold without sorting the row.
+"""Triton kernel of `least_keys`: one program per row, which finds the key without sorting the row.
 
 A pass over the row takes the largest logit of each lane. At least k lanes reach the k-th of these maxima, so at least
-k logits do, and hardly more: they are gathered from these lanes alone, and the program compares each of them with all
-others. Where too many reach that guess (a large k, a flat distribution, many equal logits), further passes quarter the
-range in which the threshold must lie until the logits in it can be gathered.
+k logits do, and hardly more: they are gathered from these lanes alone, and the program compares the key of each with
+all others. Where too many reach that guess (a large k, a flat distribution, many equal logits), further passes quarter
+the range in which the logit must lie until the logits in it can be gathered, or are all equal.
 
-Both filters look for the same thing: the largest logit such that the logits that reach it hold a target, where a logit
+Both filters look for the same thing: the largest key such that the tokens that reach it hold a target, where a token
 holds 1 for top-k and its weight for top-p.
 
 Shapes: J lanes of a block of logits, C candidates.
@@ -21,9 +21,12 @@ import triton
 import triton.language as tl
 
 from playhead.kernels import filters
-from playhead.kernels.triton.choose import load_block, ordered
+from playhead.kernels.triton.choose import NO_KEY, keys, load_block, logit_of, ordered, token_of
 
 LOG2_E = tl.constexpr(filters.LOG2_E)
+EVERY_KEY = tl.constexpr(filters.EVERY_KEY)
+LAST_ID = tl.constexpr(filters.LAST_ID)
+MOST_KEY = tl.constexpr(2**63 - 1)
 WEIGHT_SCALE = tl.constexpr(filters.WEIGHT_SCALE)
 WEIGHTLESS = tl.constexpr(43.0)  # so many powers of two below the best logit a weight is 0
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # of finite logits
@@ -35,13 +38,6 @@ GUESS_STEPS = tl.constexpr(12)  # more would leave out a candidate or two
 LINEAR_STEPS = tl.constexpr(8)
 UNROLL = tl.constexpr(4)  # blocks on their way at once
 BF16_GRAIN = 1 << 16  # so far apart, or further, are two different bf16 numbers in the order of `ordered`
-
-
-@triton.jit
-def logit_of(order):
-    """The logit at a place of `ordered`."""
-    order = order.to(tl.int32)
-    return (order ^ ((order >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -77,13 +73,15 @@ def guessed(most_J, best, rank):
 
 
 @triton.jit
-def weight_from(row_logits, bound, best, per_logit, VOCAB: tl.constexpr, BLOCK_J: tl.constexpr):
-    """What the logits that reach a bound weigh."""
+def weight_from(row_logits, least_key, best, per_logit, VOCAB: tl.constexpr, BLOCK_J: tl.constexpr):
+    """What the tokens that reach a key weigh."""
     id_J = tl.arange(0, BLOCK_J)
     weight_J = tl.zeros([BLOCK_J], tl.int64)
+    least_logit, last_id = logit_of(least_key >> 32), token_of(least_key)
     for start in tl.range(0, VOCAB, BLOCK_J, loop_unroll_factor=UNROLL):
         logit_J = load_block(row_logits, start + id_J, True, VOCAB).to(tl.float32)
-        weight_J += weights(tl.where(logit_J >= bound, logit_J, float("-inf")), best, per_logit)
+        reaches_J = (logit_J > least_logit) | ((logit_J == least_logit) & (start + id_J <= last_id))
+        weight_J += weights(tl.where(reaches_J, logit_J, float("-inf")), best, per_logit)
     return tl.sum(weight_J, 0)
 
 
@@ -123,7 +121,7 @@ def narrowed(
     row_logits, low, high, num_above, above, target, best, per_logit,
     BY_WEIGHT: tl.constexpr, VOCAB: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_C: tl.constexpr, GRAIN: tl.constexpr,
 ):  # fmt: skip
-    """The range [low, high) of the threshold, in the order of `ordered`, with at most `BLOCK_C` logits in it.
+    """The range [low, high) of the logit that is looked for, in the order of `ordered`, with at most `BLOCK_C` in it.
 
     Or as long as `GRAIN`: then all logits in it are equal. Gives how many they are and what the logits above it hold.
     """
@@ -190,7 +188,7 @@ def gather(
     row_logits, room, counter, lanes, num_lanes, low, high,
     OF_LANES: tl.constexpr, VOCAB: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Writes the logits of [low, high) into `room`, in any order, and says how many they are; the first ones fit.
+    """Writes the keys of the logits of [low, high) into `room`, in any order, and says how many; the first ones fit.
 
     They are looked for in the whole row, or in the lanes that were gathered.
     """
@@ -206,26 +204,56 @@ def gather(
         logit_J = load_block(row_logits, id_J, True, VOCAB).to(tl.float32)
         is_in_J = (logit_J >= least) & (logit_J <= most)
         place_J = counted(counter, is_in_J, BLOCK_J)
-        tl.store(room + place_J, logit_J, mask=is_in_J & (place_J < BLOCK_C))
+        tl.store(room + place_J, keys(logit_J, id_J), mask=is_in_J & (place_J < BLOCK_C))
     return count_of(counter)
 
 
 @triton.jit
 def load_candidates(room, num, BLOCK_C: tl.constexpr):
     place_C = tl.arange(0, BLOCK_C)
-    return tl.load(room + place_C, mask=place_C < num, other=float("-inf"))
+    return tl.load(room + place_C, mask=place_C < num, other=NO_KEY)
 
 
 @triton.jit
 def least_kept(room, num, above, target, best, per_logit, BY_WEIGHT: tl.constexpr, BLOCK_C: tl.constexpr):
-    """The least candidate such that the logits above it hold less than the target; -inf if all do."""
-    logit_C = load_candidates(room, num, BLOCK_C)
+    """The least candidate such that the tokens above it hold less than the target; less than any if all do."""
+    key_C = load_candidates(room, num, BLOCK_C)
     above_C = tl.zeros([BLOCK_C], tl.int64) + above
     for place in tl.range(0, num, loop_unroll_factor=8):
-        logit = tl.load(room + place)
-        held = weights(logit, best, per_logit) if BY_WEIGHT else 1
-        above_C += tl.where(logit > logit_C, held, 0)
-    return tl.min(tl.where(above_C < target, logit_C, float("inf")), 0)
+        key = tl.load(room + place)
+        held = weights(logit_of(key >> 32), best, per_logit) if BY_WEIGHT else 1
+        above_C += tl.where(key > key_C, held, 0)
+    return tl.min(tl.where(above_C < target, key_C, MOST_KEY), 0)
+
+
+@triton.jit
+def most_in(row_logits, low, high, VOCAB: tl.constexpr, BLOCK_J: tl.constexpr):
+    """The largest logit in [low, high)."""
+    id_J = tl.arange(0, BLOCK_J)
+    least, most = logit_of(low), logit_of(high - 1)
+    most_J = tl.full([BLOCK_J], float("-inf"), tl.float32)
+    for start in range(0, VOCAB, BLOCK_J):
+        logit_J = load_block(row_logits, start + id_J, True, VOCAB).to(tl.float32)
+        is_in_J = (logit_J >= least) & (logit_J <= most)
+        most_J = tl.where(is_in_J & (logit_J > most_J), logit_J, most_J)
+    return tl.max(most_J, 0)
+
+
+@triton.jit
+def key_of_tie(row_logits, low, high, rank, VOCAB: tl.constexpr, BLOCK_J: tl.constexpr):
+    """The key of the logits in [low, high), which are all equal, that has so many of them up to its id."""
+    id_J = tl.arange(0, BLOCK_J)
+    least, most = logit_of(low), logit_of(high - 1)
+    num_before, found = tl.full([], 0, tl.int64), tl.full([], NO_KEY, tl.int64)
+    for start in range(0, VOCAB, BLOCK_J):
+        logit_J = load_block(row_logits, start + id_J, True, VOCAB).to(tl.float32)
+        is_in_J = (logit_J >= least) & (logit_J <= most)
+        num = tl.sum(is_in_J.to(tl.int32), 0)
+        if (num_before < rank) & (num_before + num >= rank):
+            is_last_J = is_in_J & (num_before + tl.cumsum(is_in_J.to(tl.int32), 0) == rank)
+            found = tl.max(tl.where(is_last_J, keys(logit_J, start + id_J), NO_KEY), 0)
+        num_before += num
+    return found
 
 
 @triton.jit
@@ -233,24 +261,29 @@ def searched(
     row_logits, room, counter, low, high, num_above, above, target, best, per_logit,
     BY_WEIGHT: tl.constexpr, VOCAB: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_C: tl.constexpr, GRAIN: tl.constexpr,
 ):  # fmt: skip
-    """The threshold of a target within [low, high), by as many passes as it takes."""
+    """The least key of a target, whose logit is within [low, high), by as many passes as it takes."""
     low, high, most, above = narrowed(
         row_logits, low, high, num_above, above, target, best, per_logit,
         BY_WEIGHT, VOCAB, BLOCK_J, BLOCK_C, GRAIN,
     )  # fmt: skip
-    threshold = logit_of(low)
     if most <= BLOCK_C:
         num = gather(row_logits, room, counter, counter, 0, low, high, False, VOCAB, BLOCK_J, BLOCK_C)
-        threshold = least_kept(room, num, above, target, best, per_logit, BY_WEIGHT, BLOCK_C)
-    return threshold
+        key = least_kept(room, num, above, target, best, per_logit, BY_WEIGHT, BLOCK_C)
+    else:
+        rank = target - above
+        if BY_WEIGHT:
+            held = weights(most_in(row_logits, low, high, VOCAB, BLOCK_J), best, per_logit)
+            rank = (rank + held - 1) // held
+        key = key_of_tie(row_logits, low, high, rank, VOCAB, BLOCK_J)
+    return key
 
 
 @triton.jit
-def threshold_of(
+def least_key_of(
     row_logits, room, counter, lanes, most_J, best, per_logit, top_k, top_p, has_k, has_p,
     VOCAB: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_C: tl.constexpr, GRAIN: tl.constexpr,
 ):  # fmt: skip
-    """The least logit that top-k and then top-p keep."""
+    """The least key that top-k and then top-p keep."""
     # Without top-k: as many as p tends to leave, or more.
     guess = guessed(most_J, best, tl.where(has_k, tl.minimum(top_k, BLOCK_J), BLOCK_C // 2))
     end = ordered(best) + 1
@@ -261,50 +294,52 @@ def threshold_of(
         fits = num <= BLOCK_C
     none = tl.full([], 0, tl.int64)
 
-    threshold = float("-inf")
+    key = tl.full([], EVERY_KEY, tl.int64)
     if has_k:
         if fits:
-            threshold = least_kept(room, num, none, top_k, best, per_logit, False, BLOCK_C)
+            key = least_kept(room, num, none, top_k, best, per_logit, False, BLOCK_C)
         else:
             low = ordered(tl.where(top_k <= BLOCK_J, guess, LOWEST))
-            threshold = searched(
+            key = searched(
                 row_logits, room, counter, low, end, none, none, top_k, best, per_logit,
                 False, VOCAB, BLOCK_J, BLOCK_C, GRAIN,
             )  # fmt: skip
+        key = tl.maximum(key, EVERY_KEY)
     if has_p:
         held = none
         if fits:
-            logit_C = load_candidates(room, num, BLOCK_C)
-            logit_C = tl.where(logit_C >= threshold, logit_C, float("-inf"))
+            key_C = load_candidates(room, num, BLOCK_C)
+            logit_C = tl.where(key_C >= key, logit_of(key_C >> 32), float("-inf"))
             held = tl.sum(weights(logit_C, best, per_logit), 0)
         total = held
         if (fits & has_k) == 0:
-            total = weight_from(row_logits, threshold, best, per_logit, VOCAB, BLOCK_J)
+            total = weight_from(row_logits, key, best, per_logit, VOCAB, BLOCK_J)
         target = tl.maximum((top_p.to(tl.float64) * total.to(tl.float64)).to(tl.int64), 1)
         if fits & (held >= target):
-            threshold = least_kept(room, num, none, target, best, per_logit, True, BLOCK_C)
+            key = least_kept(room, num, none, target, best, per_logit, True, BLOCK_C)
         else:
-            low = ordered(tl.maximum(threshold, tl.maximum(best - WEIGHTLESS / per_logit, LOWEST)))
+            lowest = tl.maximum(best - WEIGHTLESS / per_logit, LOWEST)
+            low = tl.maximum(key >> 32, ordered(lowest))
             high, num_above = end, none
             if fits:
                 high, num_above = ordered(guess), num.to(tl.int64)
-            threshold = searched(
+            key = searched(
                 row_logits, room, counter, low, high, num_above, held, target, best, per_logit,
                 True, VOCAB, BLOCK_J, BLOCK_C, GRAIN,
             )  # fmt: skip
-    return threshold
+    return key
 
 
 @triton.jit
-def filter_thresholds_kernel(
-    logits, temperatures, top_ks, top_ps, log_min_ps, thresholds, candidates, lanes, logits_stride, greedy_below,
+def least_keys_kernel(
+    logits, temperatures, top_ks, top_ps, log_min_ps, least_keys, candidates, lanes, logits_stride, greedy_below,
     VOCAB: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_C: tl.constexpr, GRAIN: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     temperature, top_k = tl.load(temperatures + row), tl.load(top_ks + row)
     top_p, log_min_p = tl.load(top_ps + row), tl.load(log_min_ps + row)
     has_k, has_p, has_min_p = (top_k > 0) & (top_k < VOCAB), top_p < 1.0, log_min_p > float("-inf")
-    threshold = float("-inf")
+    key = tl.full([], EVERY_KEY, tl.int64)
     if (temperature >= greedy_below) & (has_k | has_p | has_min_p):
         row_logits = logits + row.to(tl.int64) * logits_stride
         most_J = lane_maxima(row_logits, VOCAB, BLOCK_J)
@@ -313,28 +348,28 @@ def filter_thresholds_kernel(
         if is_finite & (has_k | has_p):
             per_logit = tl.div_rn(LOG2_E, temperature)
             row_lanes = lanes + row * (1 + BLOCK_C)
-            threshold = threshold_of(
+            key = least_key_of(
                 row_logits, candidates + row * BLOCK_C, row_lanes, row_lanes + 1, most_J, best, per_logit, top_k,
                 top_p, has_k, has_p, VOCAB, BLOCK_J, BLOCK_C, GRAIN,
             )  # fmt: skip
         if is_finite & has_min_p:
             # The product is rounded before it is added, as the reference's is.
             below = (temperature.to(tl.float64) * log_min_p.to(tl.float64)).to(tl.float32)
-            threshold = tl.maximum(threshold, best + below)
-    tl.store(thresholds + row, threshold)
+            key = tl.maximum(key, keys(best + below, LAST_ID))
+    tl.store(least_keys + row, key)
 
 
-def launch_filter_thresholds(
+def launch_least_keys(
     *call: Any, lanes: int = LANES, candidates: int = CANDIDATES, num_warps: int = NUM_WARPS
 ) -> torch.Tensor:
     logits_NV, *numbers, greedy_below = call
     num_rows, vocab_size = logits_NV.shape
-    thresholds_N = torch.empty(num_rows, dtype=torch.float32, device=logits_NV.device)
-    candidates_NC = logits_NV.new_empty((num_rows, candidates), dtype=torch.float32)
+    least_keys_N = torch.empty(num_rows, dtype=torch.int64, device=logits_NV.device)
+    candidates_NC = torch.empty((num_rows, candidates), dtype=torch.int64, device=logits_NV.device)
     lanes_NX = logits_NV.new_empty((num_rows, 1 + candidates), dtype=torch.int32)  # a count, then lanes
-    filter_thresholds_kernel[(num_rows,)](
-        logits_NV, *numbers, thresholds_N, candidates_NC, lanes_NX, logits_NV.stride(0), greedy_below,
+    least_keys_kernel[(num_rows,)](
+        logits_NV, *numbers, least_keys_N, candidates_NC, lanes_NX, logits_NV.stride(0), greedy_below,
         VOCAB=vocab_size, BLOCK_J=lanes, BLOCK_C=candidates,
         GRAIN=BF16_GRAIN if logits_NV.dtype is torch.bfloat16 else 1, num_warps=num_warps,
     )  # fmt: skip
-    return thresholds_N
+    return least_keys_N

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from playhead.kernels.translate import max_pages_seen
+from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
 
 BLOCK_TOKENS = 16
 MAX_BLOCK_PAGES = 64  # 16 * 64 entries: eight for each of 128 threads
@@ -26,7 +27,10 @@ def translate_kernel(
     window_locs, window_table, mapping, page_table, full_locs, rows, positions, num_tokens,
     window_table_stride, page_table_stride,
     PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    let_downstream_start(DEPENDENT)
+    after_upstream(DEPENDENT)
     token_T = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     live_T = token_T < num_tokens
     row_T = tl.load(rows + token_T, mask=live_T, other=0)
@@ -55,5 +59,5 @@ def launch_translate(*call: Any) -> None:
     block_pages = min(triton.next_power_of_2(num_columns), MAX_BLOCK_PAGES)
     translate_kernel[(triton.cdiv(num_tokens, BLOCK_TOKENS), triton.cdiv(num_columns, block_pages))](
         *tensors, num_tokens, window_table_RP.stride(0), page_table_RP.stride(0),
-        PAGE_SIZE=page_size, WINDOW=window, BLOCK_T=BLOCK_TOKENS, BLOCK_C=block_pages,
+        PAGE_SIZE=page_size, WINDOW=window, BLOCK_T=BLOCK_TOKENS, BLOCK_C=block_pages, **dependent(full_locs_T),
     )  # fmt: skip

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from playhead.layers.spec import MlpSpec, MoeSpec, QKNorm
+from playhead.layers.shard import WHOLE, Shard
+from playhead.layers.spec import AttentionSpec, MlpSpec, MoeSpec, QKNorm
 from playhead.models.checkpoint.sources import Part
 from playhead.models.family import Family
 from playhead.models.spec import LayerSpec, ModelSpec, Placement
@@ -46,8 +47,9 @@ class Piece:
     target are filled, as (first, count); None means all. The source has the same rows and no others, unless it
     `is_fused`: then it has the target's rows, all of them.
 
-    `split_axis` is the axis along which ranks may share the parameter: 0 for the outputs of qkv, gate and up, for the
-    vocabulary, for experts; 1 for the inputs of the projections back. None means that every rank has a copy.
+    `split_axis` is the axis along which ranks share the parameter: 0 for the outputs of qkv, gate and up, for the
+    vocabulary, for experts; for the projections back 1, their inputs, or 0 where ranks are exact. None means that every
+    rank has a copy. `num_units` are the heads or experts along that axis, which stay whole.
 
     gpt-oss stores experts input-major (`is_transposed`) with gate and up interleaved (`is_interleaved`); the decoder
     has them output-major, gate before up.
@@ -56,6 +58,7 @@ class Piece:
     target: str
     sources: Sources
     split_axis: int | None
+    num_units: int | None = None
     rows: tuple[int, int] | None = None
     is_fused: bool = False
     is_transposed: bool = False
@@ -65,26 +68,33 @@ class Piece:
     def is_mxfp4(self) -> bool:
         return len(self.sources) == 2
 
-    def part(self, rank: int = 0, num_ranks: int = 1) -> Part | None:
-        """What one of several ranks reads of the sources; None means everything."""
-        if not self.is_fused and (self.split_axis is None or num_ranks == 1):
-            return None
+    def span(self, shard: Shard) -> tuple[int, int]:
+        """What a rank has of the piece along its axis, counted from the piece's own start."""
         axis = self.split_axis or 0
-        start, count = self.rows if self.is_fused and self.rows else (0, self.sources[0][1][axis])
-        assert count % num_ranks == 0, f"{self.target}: {count} cannot be shared by {num_ranks}"
-        count //= num_ranks
-        return Part(axis=axis, start=start + rank * count, stop=start + (rank + 1) * count)
+        count = self.rows[1] if self.is_fused and self.rows else self.sources[0][1][axis]
+        return (0, count) if self.split_axis is None else shard.span(count, self.num_units)
+
+    def part(self, shard: Shard = WHOLE) -> Part | None:
+        """What a rank reads of the sources; None means everything."""
+        if not self.is_fused and (self.split_axis is None or shard.num_ranks == 1):
+            return None
+        (start, stop), before = self.span(shard), self.rows[0] if self.is_fused and self.rows else 0
+        return Part(axis=self.split_axis or 0, start=before + start, stop=before + stop)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearMap:
-    """A linear map of a layer: the output counts of its parts, which lie one after the other."""
+    """A linear map of a layer: the output counts of its parts, which lie one after the other.
+
+    `units` are those of each part along the axis that is split; None means that ranks may cut anywhere.
+    """
 
     target: str
     sizes: tuple[int, ...]
     num_inputs: int
     has_bias: bool
     split_axis: int
+    units: tuple[int | None, ...]
 
     def pieces(self, names: tuple[str, ...]) -> Iterator[Piece]:
         is_fused = len(names) < len(self.sizes)
@@ -93,12 +103,12 @@ class LinearMap:
             name, outputs = (names[0], sum(self.sizes)) if is_fused else (names[i], size)
             shape, rows = (outputs, self.num_inputs), (first_row, size)
             weight = _plain(f"{self.target}.weight", f"{name}.weight", shape, split_axis=self.split_axis)
-            yield replace(weight, rows=rows, is_fused=is_fused)
+            yield replace(weight, rows=rows, num_units=self.units[i], is_fused=is_fused)
             if self.has_bias:
                 # The bias of a map that is split by inputs is added once, to the sum over ranks.
                 axis = 0 if self.split_axis == 0 else None
                 bias = _plain(f"{self.target}.bias", f"{name}.bias", (outputs,), split_axis=axis)
-                yield replace(bias, rows=rows, is_fused=is_fused)
+                yield replace(bias, rows=rows, num_units=self.units[i], is_fused=is_fused)
             first_row += size
 
 
@@ -119,7 +129,7 @@ def head_name(family: Family, names: Collection[str]) -> str:
     return next((name for name in family.head_names if name in names), family.head_names[0])
 
 
-def pieces_of(spec: ModelSpec, family: Family, names: Collection[str]) -> list[Piece]:
+def pieces_of(spec: ModelSpec, family: Family, names: Collection[str], shard: Shard = WHOLE) -> list[Piece]:
     """Everything the decoder needs. `names` decide only between forms a family is published in."""
     prefix = weight_prefix(family, names)
     vocab_shape = (spec.vocab_size, spec.hidden_size)
@@ -136,7 +146,9 @@ def pieces_of(spec: ModelSpec, family: Family, names: Collection[str]) -> list[P
     called = {**NAMES, **(NAMES_WITHOUT_POST_NORMS if family.placement is Placement.PRE else {}), **family.names}
     is_mxfp4 = any(name.endswith("gate_up_proj_blocks") for name in names)
     for i, layer in enumerate(spec.layers):
-        for piece in _layer_pieces(layer, spec.hidden_size, called, is_mxfp4=is_mxfp4):
+        maps = _linear_maps(layer, spec.hidden_size, shard)
+        linear = [piece for one in maps for piece in one.pieces(called[one.target])]
+        for piece in (*linear, *_other_pieces(layer, spec.hidden_size, called, shard, is_mxfp4=is_mxfp4)):
             sources = tuple((f"{prefix}layers.{i}.{name}", shape) for name, shape in piece.sources)
             pieces.append(replace(piece, target=f"blocks.{i}.{piece.target}", sources=sources))
     return pieces
@@ -149,10 +161,10 @@ def is_ignorable(name: str, spec: ModelSpec, family: Family) -> bool:
     return is_other_part or is_tied_head or name.endswith("rotary_emb.inv_freq")
 
 
-def _layer_pieces(layer: LayerSpec, hidden_size: int, called: Names, *, is_mxfp4: bool) -> Iterator[Piece]:
-    """One layer's pieces, with the names they have inside the layer."""
-    for linear in _linear_maps(layer, hidden_size):
-        yield from linear.pieces(called[linear.target])
+def _other_pieces(
+    layer: LayerSpec, hidden_size: int, called: Names, shard: Shard, *, is_mxfp4: bool
+) -> Iterator[Piece]:
+    """One layer's norms, sinks and experts, with the names they have inside the layer."""
     attention = layer.attention
     for norm in layer.placement.norms:
         yield _plain(f"{norm}.weight", f"{called[norm][0]}.weight", (hidden_size,), split_axis=None)
@@ -162,21 +174,53 @@ def _layer_pieces(layer: LayerSpec, hidden_size: int, called: Names, *, is_mxfp4
             size, axis = (full_size, 0) if attention.qk_norm is QKNorm.FULL else (attention.k_head_dim, None)
             yield _plain(f"{norm}.weight", f"{called[norm][0]}.weight", (size,), split_axis=axis)
     if attention.has_sinks:
-        yield _plain("attention.sinks_H", "self_attn.sinks", (attention.num_heads,), split_axis=0)
+        sinks = _plain("attention.sinks_H", "self_attn.sinks", (attention.num_heads,), split_axis=0)
+        yield replace(sinks, num_units=shard.query_units(attention))
     if isinstance(layer.mlp, MoeSpec):
         yield from _expert_pieces(layer.mlp, hidden_size, is_mxfp4=is_mxfp4)
 
 
-def _linear_maps(layer: LayerSpec, hidden_size: int) -> Iterator[LinearMap]:
+def _linear_maps(layer: LayerSpec, hidden_size: int, shard: Shard) -> Iterator[LinearMap]:
     attention, mlp = layer.attention, layer.mlp
-    sizes, bias = tuple(attention.qkv_sizes), attention.has_qkv_bias
-    yield LinearMap(target="attention.qkv", sizes=sizes, num_inputs=hidden_size, has_bias=bias, split_axis=0)
-    num_inputs, bias = attention.output_size, attention.has_output_bias
-    yield LinearMap(target="attention.out", sizes=(hidden_size,), num_inputs=num_inputs, has_bias=bias, split_axis=1)
+    yield from _attention_maps(attention, hidden_size, shard)
     if isinstance(mlp, MlpSpec):
         halves, bias = (mlp.size, mlp.size), mlp.has_bias
-        yield LinearMap(target="mlp.gate_up", sizes=halves, num_inputs=hidden_size, has_bias=bias, split_axis=0)
-        yield LinearMap(target="mlp.down", sizes=(hidden_size,), num_inputs=mlp.size, has_bias=bias, split_axis=1)
+        yield LinearMap(
+            target="mlp.gate_up",
+            sizes=halves,
+            num_inputs=hidden_size,
+            has_bias=bias,
+            split_axis=0,
+            units=(None, None),
+        )
+        yield LinearMap(
+            target="mlp.down",
+            sizes=(hidden_size,),
+            num_inputs=mlp.size,
+            has_bias=bias,
+            split_axis=0 if shard.is_exact else 1,
+            units=(None,),
+        )
+
+
+def _attention_maps(attention: AttentionSpec, hidden_size: int, shard: Shard) -> Iterator[LinearMap]:
+    query_units, kv_units = shard.query_units(attention), attention.num_kv_heads
+    yield LinearMap(
+        target="attention.qkv",
+        sizes=tuple(attention.qkv_sizes),
+        num_inputs=hidden_size,
+        has_bias=attention.has_qkv_bias,
+        split_axis=0,
+        units=(query_units, kv_units, kv_units),
+    )
+    yield LinearMap(
+        target="attention.out",
+        sizes=(hidden_size,),
+        num_inputs=attention.output_size,
+        has_bias=attention.has_output_bias,
+        split_axis=0 if shard.is_exact else 1,
+        units=(None if shard.is_exact else query_units,),
+    )
 
 
 def _expert_pieces(moe: MoeSpec, hidden_size: int, *, is_mxfp4: bool) -> Iterator[Piece]:
@@ -189,15 +233,16 @@ def _expert_pieces(moe: MoeSpec, hidden_size: int, *, is_mxfp4: bool) -> Iterato
         if is_mxfp4:
             blocks = (count, num_outputs, num_inputs // MXFP4_BLOCK, MXFP4_BLOCK // 2)
             sources = (f"{name}_blocks", blocks), (f"{name}_scales", blocks[:3])
-        return Piece(target=target, sources=sources, split_axis=0, is_transposed=not is_mxfp4)
+        return Piece(target=target, sources=sources, split_axis=0, num_units=count, is_transposed=not is_mxfp4)
 
     yield _plain("mlp.router_XM", "mlp.router.weight", (count, hidden_size), split_axis=None)
     yield _plain("mlp.router_bias_X", "mlp.router.bias", (count,), split_axis=None)
     yield replace(matrix("mlp.gate_up_XIM", gate_up, both, hidden_size), is_interleaved=True)
     bias = _plain("mlp.gate_up_bias_XI", f"{gate_up}_bias", (count, both), split_axis=0)
-    yield replace(bias, is_interleaved=True)
+    yield replace(bias, num_units=count, is_interleaved=True)
     yield matrix("mlp.down_XMI", down, hidden_size, moe.size)
-    yield _plain("mlp.down_bias_XM", f"{down}_bias", (count, hidden_size), split_axis=0)
+    bias = _plain("mlp.down_bias_XM", f"{down}_bias", (count, hidden_size), split_axis=0)
+    yield replace(bias, num_units=count)
 
 
 def _plain(target: str, name: str, shape: tuple[int, ...], *, split_axis: int | None) -> Piece:

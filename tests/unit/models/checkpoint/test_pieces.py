@@ -7,12 +7,14 @@ from collections import Counter
 import pytest
 import torch
 
+from playhead.layers.shard import WHOLE, Shard
 from playhead.models.build import family_named, spec_from_config
 from playhead.models.checkpoint.fill import load_decoder
 from playhead.models.checkpoint.pieces import pieces_of
 from playhead.models.checkpoint.sources import InMemoryTensors
 from playhead.models.families import FAMILIES
 from playhead.models.load import describe_model, load_weights
+from playhead.types import TPMode
 from tests.unit.models.checkpoint.test_dummy import SMALL
 from tests.unit.models.tiny import random_tensors, write_checkpoint
 
@@ -51,8 +53,8 @@ def config(request):
     return {"model_type": request.param, **SMALL, **BIASED}
 
 
-def pieces(config):
-    return pieces_of(spec_from_config(config), family_named(config["model_type"]), ())
+def pieces(config, shard=WHOLE):
+    return pieces_of(spec_from_config(config), family_named(config["model_type"]), (), shard)
 
 
 def test_every_row_of_every_parameter_has_one_piece(config):
@@ -86,7 +88,8 @@ def test_a_fused_tensor_is_the_rows_of_its_parts(tmp_path):
     fused = tensors["model.layers.2.self_attn.qkv_proj.weight"]
     assert torch.equal(decoder.get_parameter("blocks.2.attention.qkv.weight"), fused)
     parts = [piece for piece in pieces(config) if piece.target == "blocks.2.attention.qkv.weight"]
-    assert [(piece.part(1, 2).start, piece.part(1, 2).stop) for piece in parts] == [(32, 64), (80, 96), (112, 128)]
+    second = [piece.part(Shard(rank=1, num_ranks=2)) for piece in parts]
+    assert [(part.start, part.stop) for part in second] == [(32, 64), (80, 96), (112, 128)]
 
 
 def test_every_parameter_says_along_which_axis_it_may_be_split(config):
@@ -98,14 +101,15 @@ def test_every_parameter_says_along_which_axis_it_may_be_split(config):
             assert piece.split_axis == AXES[name], piece.target
 
 
-def test_the_parts_of_two_ranks_are_the_whole(config):
+@pytest.mark.parametrize("mode", list(TPMode))
+def test_the_parts_of_two_ranks_are_the_whole(config, mode):
     source = InMemoryTensors(random_tensors(config))
-    for piece in pieces(config):
+    for piece in pieces(config, Shard(num_ranks=2, mode=mode)):
         for name, _ in piece.sources:
             whole = source.read(name, piece.part())
-            halves = [source.read(name, piece.part(rank, 2)) for rank in range(2)]
+            halves = [source.read(name, piece.part(Shard(rank=rank, num_ranks=2, mode=mode))) for rank in range(2)]
             if piece.split_axis is None:
                 assert all(torch.equal(half, whole) for half in halves)
             else:
-                assert halves[0].shape[piece.split_axis] * 2 == whole.shape[piece.split_axis], piece.target
+                assert all(half.shape[piece.split_axis] for half in halves), piece.target
                 assert torch.equal(torch.cat(halves, piece.split_axis), whole)

@@ -1,0 +1,302 @@
+"""The first rank's side: it starts the other ranks, tells them of every step, and watches that they live.
+
+A collective in which a rank is missing waits for ever on a GPU, and for seconds on a CPU. So a thread beside the steps
+listens to every rank. A rank that has ended, or says nothing for `SILENCE_S`, ends all: the others are killed, which
+ends the collective that this process is in, and the step raises `RankLost`. After that every use raises it.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from playhead.env import for_engine_process
+from playhead.errors import PlayheadError, RankLost
+from playhead.kv.pool import DeviceWrite
+from playhead.logs import shown_words
+from playhead.parallel import group, wire
+from playhead.parallel.wire import Kind
+from playhead.step.orders import StepOrder
+
+MODULE = "playhead.parallel.rank"
+SILENCE_S = 3.5
+"""A rank that runs says something every half second."""
+LOADING_SILENCE_S = 120.0
+END_S = 5.0
+VERDICT_S = 0.5
+"""How long to wait for the thread that watches, when a step has failed: it knows which rank is to blame."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)  # mutable: it is heard of again and again
+class OtherRank:
+    """One of the other ranks, as the first one knows it."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    connection: socket.socket
+    frames: wire.Frames = field(default_factory=wire.Frames)
+    replies: queue.SimpleQueue[tuple[Kind, bytes]] = field(default_factory=queue.SimpleQueue)
+    heard_s: float = field(default_factory=time.monotonic)
+    num_orders: int = 0
+    num_meetings: int = 0
+    is_ready: bool = False
+    error: str = ""
+
+    def how_it_ended(self) -> str:
+        """What is known of a process whose socket has ended."""
+        try:
+            code = self.process.wait(VERDICT_S)
+        except subprocess.TimeoutExpired:
+            return "closed its socket"
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"ended with code {code}"
+
+
+def start_rank(rank: int) -> OtherRank:
+    """A process that imports what a rank needs and waits for its first order."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        # -P: a file in the working directory must not be taken for one of ours. The process has this one's path.
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", MODULE, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            env=for_engine_process(sys.path, shown_words()),
+        )
+    return OtherRank(rank=rank, process=process, connection=ours)
+
+
+class Ranks:
+    """The processes of the other ranks, from their start to their end."""
+
+    def __init__(self, num_ranks: int) -> None:
+        group.check_no_group()
+        self.num_ranks = num_ranks
+        self.failure: PlayheadError | None = None
+        self._is_closed = False
+        self._lock = threading.Lock()
+        self._directory = tempfile.mkdtemp(prefix="playhead-ranks-")  # its owner alone may enter
+        self.others = [start_rank(rank) for rank in range(1, num_ranks)]
+        self._thread = threading.Thread(target=self._watch, name="playhead ranks", daemon=True)
+        self._thread.start()
+
+    def begin(self, orders: dict[str, Any]) -> None:
+        """Let every rank load its part. `orders` are the same for all but the rank's number and device."""
+        device = torch.device(orders["device"])
+        for other in self.others:
+            own = f"cuda:{(device.index or 0) + other.rank}" if device.type == "cuda" else "cpu"
+            self._send(other, wire.framed_json(Kind.BEGIN, {**orders, "rank": other.rank, "device": own}))
+
+    def join(self, device: torch.device) -> None:
+        """Wait until all have loaded, then meet them."""
+        for other in self.others:
+            self.wait_for(other, Kind.LOADED)
+        store = str(Path(self._directory) / "store")
+        frame = wire.framed_json(Kind.JOIN, {"store": store})
+        for other in self.others:
+            self._send(other, frame)
+        with self.surviving():
+            group.join(store, rank=0, num_ranks=self.num_ranks, device=device)
+        for other in self.others:
+            self.wait_for(other, Kind.READY)
+            other.heard_s, other.is_ready = time.monotonic(), True
+
+    def wait_for(self, other: OtherRank, wanted: Kind) -> bytes:
+        """What a rank answers, or the failure that ended it."""
+        while True:
+            try:
+                kind, payload = other.replies.get(timeout=0.2)
+            except queue.Empty:
+                self.check()
+                continue
+            assert kind is wanted, f"rank {other.rank} said {kind.name} where {wanted.name} was due"
+            return payload
+
+    def check(self) -> None:
+        """Raise what ended the ranks, if something has."""
+        if self.failure is not None:
+            raise self.failure
+
+    @contextmanager
+    def surviving(self) -> Iterator[None]:
+        """Work in which all ranks meet. If it raises here, the ranks no longer agree where they are: all end."""
+        self.check()
+        try:
+            yield
+        except BaseException as error:
+            lost = self._lost_by(error)
+            if isinstance(error, Exception):
+                raise lost from error
+            raise
+
+    def tell(self, frame: bytes) -> None:
+        """Say the same to all."""
+        for other in self.others:
+            self._send(other, frame)
+
+    def close(self) -> None:
+        """End all ranks. A second call does nothing."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        if self.failure is None:
+            for other in self.others:
+                try:
+                    other.connection.sendall(wire.framed(Kind.END))
+                except OSError:
+                    continue
+        group.leave()
+        for other in self.others:
+            try:
+                other.process.wait(END_S if self.failure is None else 0)
+            except subprocess.TimeoutExpired:
+                other.process.kill()
+                other.process.wait()
+        self._thread.join(END_S)
+        for other in self.others:
+            other.connection.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _send(self, other: OtherRank, frame: bytes) -> None:
+        try:
+            other.connection.sendall(frame)
+        except OSError as error:
+            raise self._lost_by(error) from error
+
+    def _lost_by(self, error: BaseException) -> PlayheadError:
+        """The failure that an error in a common step was caused by, or has become."""
+        waits_until_s = time.monotonic() + VERDICT_S
+        while self.failure is None and time.monotonic() < waits_until_s:
+            time.sleep(0.01)
+        if self.failure is None:
+            self._fail(RankLost(*self._suspect(error), self.num_ranks))
+        assert self.failure is not None, "it was just set"
+        return self.failure
+
+    def _suspect(self, error: BaseException) -> tuple[int, str]:
+        """Who is to blame when nobody has ended: the rank that has met the others least often, if one has."""
+        here = group.num_meetings()
+        behind = [other for other in self.others if other.num_meetings < here]
+        if isinstance(error, RuntimeError) and behind:
+            last = min(behind, key=lambda other: other.num_meetings)
+            return last.rank, f"did not come to a collective within {group.PATIENCE_S:g} s"
+        return 0, f"left a step by {type(error).__name__}: {error}"
+
+    def _fail(self, failure: PlayheadError) -> None:
+        """Keep the first failure and kill all other ranks, which ends the collective that this one may be in."""
+        with self._lock:
+            if self.failure is not None or self._is_closed:
+                return
+            self.failure = failure
+        for other in self.others:
+            other.process.kill()
+        group.abort()
+
+    # What follows runs in the thread that watches.
+
+    def _watch(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for other in self.others:
+                selector.register(other.connection, selectors.EVENT_READ, other)
+            while selector.get_map() and not (self._is_closed and self.failure):
+                for key, _ in selector.select(0.2):
+                    if not self._hear(key.data):
+                        selector.unregister(key.fileobj)
+                self._look_for_silence()
+
+    def _hear(self, other: OtherRank) -> bool:
+        """Read what a rank has sent, without waiting: a stopped rank may send half a frame. False at the end of all."""
+        try:
+            data = other.connection.recv(1 << 16, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            data = b""
+        if not data:
+            if not self._is_closed and self.failure is None:
+                self._fail(RankLost(other.rank, other.error or other.how_it_ended(), self.num_ranks))
+            return False
+        other.heard_s = time.monotonic()
+        for kind, payload in other.frames.feed(data):
+            if kind is Kind.BEAT:
+                other.num_orders, other.num_meetings = wire.BEAT.unpack(payload)
+            elif kind is Kind.FAILED:
+                name, text, _ = json.loads(payload)
+                other.error = f"ended by {name}: {text}"
+            else:
+                other.replies.put((kind, payload))
+        return True
+
+    def _look_for_silence(self) -> None:
+        for other in self.others:
+            limit_s = SILENCE_S if other.is_ready else LOADING_SILENCE_S
+            if time.monotonic() - other.heard_s > limit_s and not self._is_closed:
+                found = f"has been silent for {limit_s:g} s: it is stopped, or its machine is"
+                self._fail(RankLost(other.rank, found, self.num_ranks))
+
+
+class RankLeader:
+    """The other ranks as a worker has them. It must not hold the worker: that would be a cycle."""
+
+    def __init__(self, ranks: Ranks, tables: Sequence[torch.Tensor]) -> None:
+        self.ranks = ranks
+        self._place_of = {table.data_ptr(): i for i, table in enumerate(tables)}
+        self.audits: list[list[Any]] = []
+
+    def tell_writes(self, writes: Sequence[DeviceWrite]) -> None:
+        """Changes of tables, which every rank has."""
+        if not writes:
+            return
+        chosen = np.array([self._place_of[write.target.data_ptr()] for write in writes], dtype=np.int64)
+        arrays = (array for write in writes for array in (write.places, write.values))
+        self.ranks.check()
+        self.ranks.tell(wire.framed_arrays(Kind.WRITES, [chosen, *arrays]))
+
+    @contextmanager
+    def leading(self, order: StepOrder) -> Iterator[None]:
+        with self._leading(wire.framed_arrays(Kind.STEP, order.arrays())):
+            yield
+
+    @contextmanager
+    def leading_tail(self) -> Iterator[None]:
+        with self._leading(wire.framed(Kind.TAIL)):
+            yield
+
+    @contextmanager
+    def leading_captures(self) -> Iterator[None]:
+        with self._leading(wire.framed(Kind.CAPTURE)):
+            yield
+
+    @contextmanager
+    def leading_audit(self) -> Iterator[None]:
+        with self._leading(wire.framed(Kind.AUDIT)):
+            yield
+        self.audits = [json.loads(self.ranks.wait_for(other, Kind.REPORT)) for other in self.ranks.others]
+
+    @contextmanager
+    def _leading(self, frame: bytes) -> Iterator[None]:
+        with self.ranks.surviving():
+            self.ranks.tell(frame)
+            yield
+
+    def close(self) -> None:
+        self.ranks.close()

@@ -1,0 +1,78 @@
+"""An engine inside a Ray actor: it listens once, lets one caller in, and serves it until the connection ends.
+
+    front                                      actor (a process that Ray places)
+    listen(secret) ------- through Ray ------> a socket on a private address, port chosen by the system
+    connect, send the secret ----------------> accepted once, then closed to everybody else
+    orders, one frame per step <-------------> the engine's loop, as in a child process
+
+Tokens never pass through Ray: a handle costs half a millisecond per item. This module does not import Ray, nor torch
+before an engine is to be loaded.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import socket
+import threading
+
+ACCEPT_S = 60.0
+SECRET_BYTES = 32
+ASKED_EVERY_S, GONE_S = 2, 8  # a machine that acknowledges nothing for 8 s is gone
+
+
+class EngineActor:
+    """What Ray makes an actor of. Its process ends with the connection."""
+
+    def __init__(self) -> None:
+        self._listener: socket.socket | None = None
+
+    def listen(self, host: str, secret: bytes) -> tuple[int, int]:
+        """Listen on this address of this machine; gives the port and the process's id. The engine is served next."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = self._listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.bind((host, 0))
+        listener.listen(1)
+        listener.settimeout(ACCEPT_S)
+        threading.Thread(target=self._serve, args=(listener, secret), name="playhead engine").start()
+        return int(listener.getsockname()[1]), os.getpid()
+
+    def _serve(self, listener: socket.socket, secret: bytes) -> None:
+        """Let in the first caller that knows the secret, and nobody after it."""
+        try:
+            connection = admitted(listener, secret)
+        except OSError:  # nobody came
+            os._exit(1)
+        from playhead.serve.engine_process import serve_engine  # brings torch
+
+        os._exit(serve_engine(connection.detach()))
+
+
+def watch(connection: socket.socket) -> None:
+    """Have the kernel send at once, and end a connection whose other machine is gone without a word."""
+    for level, option, value in (
+        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, ASKED_EVERY_S),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, ASKED_EVERY_S),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, GONE_S // ASKED_EVERY_S),
+        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * GONE_S),
+    ):
+        connection.setsockopt(level, option, value)
+
+
+def admitted(listener: socket.socket, secret: bytes) -> socket.socket:
+    """The first connection that begins with the secret. Others are closed."""
+    with listener:
+        while True:
+            connection, _ = listener.accept()
+            connection.settimeout(ACCEPT_S)
+            try:
+                said = connection.recv(SECRET_BYTES, socket.MSG_WAITALL)
+            except OSError:
+                said = b""
+            if hmac.compare_digest(said, secret):
+                connection.settimeout(None)
+                watch(connection)
+                return connection
+            connection.close()

@@ -1,0 +1,65 @@
+"""Where the engines of replicas run: what a fleet asks of it, and processes of this machine. No torch."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from playhead.engine.config import EngineConfig
+from playhead.errors import ConfigError
+from playhead.serve.engine_child import EngineChild, start_child, wants_gpu
+from playhead.serve.link import EngineHost
+
+DEVICES = Path("/dev")
+GPU_FILE = re.compile(r"nvidia\d+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Launched:
+    """A process that waits for its first message, and the settings of the engine that it is to load."""
+
+    host: EngineHost
+    config: EngineConfig
+
+
+class Launcher(Protocol):
+    """Starts processes for engines, here or elsewhere."""
+
+    async def launch(self) -> Launched:
+        """Start one process. What keeps it from starting is raised as `PlayheadError`."""
+
+    async def close(self) -> None:
+        """There will be no more. Processes that were started end with their sockets."""
+
+
+class LocalLauncher:
+    """Children of this process. On a machine with GPUs each has one of its own; a lost one's GPU is used again."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._has_gpus = wants_gpu(config)
+        self._of_gpu: dict[int, EngineChild] = {}
+
+    async def launch(self) -> Launched:
+        config, gpu = self._config, None
+        if self._has_gpus:
+            gpu = self._free_gpu()
+            config = replace(config, device=f"cuda:{gpu}")
+        child = await asyncio.to_thread(start_child, config)
+        if gpu is not None:
+            self._of_gpu[gpu] = child
+        return Launched(host=child, config=config)
+
+    async def close(self) -> None:
+        pass  # the children end with their sockets
+
+    def _free_gpu(self) -> int:
+        there = sum(1 for path in DEVICES.iterdir() if GPU_FILE.fullmatch(path.name)) or 1
+        for gpu in range(there):
+            child = self._of_gpu.get(gpu)
+            if child is None or child.process.poll() is not None:
+                return gpu
+        raise ConfigError(f"replicas: each needs a GPU, and all {there} of this machine have one. Ask for fewer.")
