@@ -56,6 +56,9 @@ from playhead.kernels.triton import (
 from playhead.kernels.triton import (
     translate as translate_triton,
 )
+from playhead.kernels.triton import (
+    vocabulary as vocabulary_triton,
+)
 
 POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64"}
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion", "launch_pdl")
@@ -197,6 +200,17 @@ def choose(dtype, draws, least=None):
     )
 
 
+def choose_keys(draws):
+    per_row = (meta(8, dtype=torch.float32), *(meta(8, dtype=torch.int64) for _ in range(3)))
+    call = (meta(8, 131072), *per_row, 131072, 1e-5, draws)
+    return compiled(vocabulary_triton.choose_keys_kernel, lambda: vocabulary_triton.launch_choose_keys(*call))
+
+
+def embed_share():
+    call = (indices(8), meta(131072, 1152), 33.75, 131072)
+    return compiled(vocabulary_triton.embed_share_kernel, lambda: vocabulary_triton.launch_embed_share(*call))
+
+
 def project(num_rows, num_outputs, num_inputs):
     kernel = projection_triton.row_kernel if num_rows == 1 else projection_triton.rows_kernel
     x, out, weight = meta(num_rows, num_inputs), meta(num_rows, num_outputs), meta(num_outputs, num_inputs)
@@ -224,6 +238,9 @@ def least_keys(dtype):
 
 
 KERNELS = {
+    "keys of a share, greedy": lambda: choose_keys(False),
+    "keys of a share, drawn": lambda: choose_keys(True),
+    "embedding of a share": embed_share,
     "project 1 row": lambda: project(1, 1536, 1152),
     "project 1 row, many inputs": lambda: project(1, 2560, 10240),
     "project 8 rows": lambda: project(8, 1536, 1152),
