@@ -15,7 +15,7 @@ from playhead.layers.spec import AttentionSpec
 from playhead.types import TPMode
 
 LANES = 32
-"""A share begins at a multiple of this. A CPU takes so many columns at once, by matmuls and by activations, and rounds a
+"""A share begins at a multiple of this. Matmuls and activations of a CPU take so many columns at once, and round a
 remainder otherwise. So a column has the same bits on its rank as it has on one rank alone."""
 
 
