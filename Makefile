@@ -9,8 +9,9 @@ MADE_FROM := pyproject.toml constraints.txt
 CORE := .venv/.core
 DEV := .venv/.dev
 DOCS := .venv/.docs
+RAY := .venv/.ray
 
-.PHONY: demo test test-real test-serve test-pages test-faults test-hostile test-parity test-long test-wheel soak check lint pyright format mutants docs figures clean
+.PHONY: demo test test-real test-serve test-pages test-faults test-scale test-hostile test-parity test-long test-wheel soak check lint pyright format mutants docs figures clean
 
 demo: $(CORE)
 	$(BIN)/playhead generate "It is a truth universally acknowledged, that" --max-tokens 70 --temperature 0.6 --top-p 0.9 --seed 4
@@ -55,6 +56,10 @@ test-pages: $(DEV)
 	@test -f .axe/axe.min.js || { npm install --silent --prefix .axe axe-core && cp .axe/node_modules/axe-core/axe.min.js .axe/; } \
 	  || echo "playhead: no axe-core, so the test of accessibility skips. It comes from npm"
 	PLAYHEAD_PAGES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/pages -rs
+
+# Ranks of one model, replicas of a server, and a real Ray cluster on this machine: 500 MB of packages more.
+test-scale: $(RAY)
+	PLAYHEAD_SCALE=full OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/scale tests/unit/scale
 
 soak: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m playhead.testing.soak --minutes 30 --fault-every 200
@@ -101,3 +106,6 @@ $(DEV): $(MADE_FROM)
 
 $(DOCS): $(MADE_FROM)
 	$(INSTALL) $@ docs
+
+$(RAY): $(MADE_FROM)
+	$(INSTALL) $@ dev,bench,ray

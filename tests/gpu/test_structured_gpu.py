@@ -75,7 +75,7 @@ def test_answers_have_their_form(eager):
 def test_graphs_give_the_tokens_of_eager_steps(eager, changes):
     with LLM("embedded", config(**changes)) as llm:
         assert run(llm, range(NUM_REQUESTS)) == eager
-        decoders = [runner for runner in llm.engine.worker.runners if runner.captured]
-        reports = audit_worker(llm.engine.worker)
-        print(f"{len(decoders)} runners, audit {[report.ok for report in reports]}")
-        assert all(report.ok for report in reports)
+        if "overlap" not in changes:  # once: it captures everything again
+            reports = audit_worker(llm.engine.worker)
+            assert reports
+            assert all(report.ok for report in reports), reports

@@ -1,6 +1,6 @@
 """The campaign of tensor parallelism: one, two and four ranks, several families, every kind of sampling.
 
-    PLAYHEAD_SCALE=1 python -m pytest -m scale tests/scale/test_tensor_parallel.py
+    PLAYHEAD_SCALE=full python -m pytest -m scale tests/scale/test_tensor_parallel.py
 
 By gloo between processes of this machine, through tape graphs.
 """
@@ -18,7 +18,7 @@ from tests.scale.tiny_families import FAMILIES, write_family
 
 pytestmark = [
     pytest.mark.scale,
-    pytest.mark.skipif(not os.environ.get("PLAYHEAD_SCALE"), reason="a campaign: set PLAYHEAD_SCALE=1"),
+    pytest.mark.skipif(os.environ.get("PLAYHEAD_SCALE") != "full", reason="a campaign: PLAYHEAD_SCALE=full"),
 ]
 
 NUM_REQUESTS = 200

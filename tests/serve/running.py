@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from playhead.engine.config import EngineConfig
+from playhead.scale.build import replicated_backend
+from playhead.scale.replicas import ReplicatedBackend
 from playhead.serve.app import Application
 from playhead.serve.assemble import make_application
 from playhead.serve.auth import KeyRing, NamedKey
@@ -29,7 +31,7 @@ class Running:
     port: int
     locked_port: int
     apps: list[Application]
-    backend: LocalBackend
+    backend: LocalBackend | ReplicatedBackend
     loop: asyncio.AbstractEventLoop
 
     @property
@@ -42,7 +44,13 @@ class Running:
 
     def wait_until_idle(self) -> None:
         """Return when no request is with the server or the engine."""
-        wait_until(lambda: not self.num_open and not self.backend.engine.has_work)
+        wait_until(lambda: not self.num_open and not self.has_work)
+
+    @property
+    def has_work(self) -> bool:
+        if isinstance(self.backend, ReplicatedBackend):
+            return self.backend.num_sequences > 0
+        return self.backend.engine.has_work
 
     @property
     def num_open(self) -> int:
@@ -57,7 +65,10 @@ class Running:
 def running(engine: EngineConfig = ENGINE, limits: ServeLimits | None = None, **settings: Any) -> Iterator[Running]:
     """Two servers over one engine, one without keys and one with. `settings` are those of `ServeConfig`."""
     config = ServeConfig(port=0, **settings)
-    backend = LocalBackend(config.model, engine, limits, name=config.served_model_name)
+    if config.has_replicas:
+        backend = replicated_backend(config, engine, limits)
+    else:
+        backend = LocalBackend(config.model, engine, limits, name=config.served_model_name)
     keys = KeyRing([NamedKey(name=name, key=key, where=name) for name, key in KEYS.items()])
     apps = [make_application(backend, ring, config) for ring in (KeyRing([]), keys)]
     with listening(apps) as made:

@@ -17,6 +17,7 @@ from playhead.engine.front import RequestOptions
 from playhead.errors import ConfigError, EngineStopped
 from playhead.llm import LLM
 from playhead.sampling_params import RequestOutputKind, SamplingParams
+from playhead.scale.autoscale import Autoscaler, ScaleLimits
 from playhead.scale.fleet import FleetConfig
 from playhead.scale.launch import LocalLauncher
 from playhead.scale.replicas import ReplicatedBackend
@@ -207,6 +208,29 @@ def test_requests_of_a_replica_that_drains_too_long_go_on_elsewhere(backend, loo
         return found
 
     assert loop.run(drained()) == [wanted] * 2
+
+
+def test_the_number_of_replicas_follows_the_load_and_loses_nothing(backend, loop, clock, monkeypatch):
+    limits = ScaleLimits(min_replicas=1, max_replicas=2, target_load=2, up_after_s=2, down_after_s=10)
+    monkeypatch.setattr(backend.fleet, "_scaler", Autoscaler(limits))
+
+    async def follow():
+        for _ in range(2):  # nothing to do, for long enough
+            backend.check()
+            clock.now += 11
+        backend.check()
+        await until(lambda: not backend.fleet.draining)
+        assert (len(backend.fleet.engines), backend.fleet.num_starting) == (1, 0)
+        streams = [submitted(backend, f"r{i}", [5 + i] * 20, LONG) for i in range(6)]
+        backend.check()
+        clock.now += 3
+        backend.check()
+        assert backend.fleet.num_starting == 1
+        ends = [(await outputs_of(stream))[-1].finished for stream in streams]
+        await both_serve(backend)
+        return ends
+
+    assert loop.run(follow()) == [True] * 6
 
 
 def test_prompts_with_a_shared_beginning_go_to_the_replica_that_has_it(backend, loop):

@@ -15,10 +15,9 @@ from playhead.scale.replicas import ReplicatedBackend
 from playhead.serve.assemble import make_application
 from playhead.serve.auth import check_exposure, load_keys
 from playhead.serve.backend import Backend
-from playhead.serve.choose import backend_for
+from playhead.serve.choose import backend_for, limits_of
 from playhead.serve.config import ServeConfig
 from playhead.serve.engine_child import EngineChild
-from playhead.serve.limits import ServeLimits
 from playhead.serve.remote import RemoteBackend
 from playhead.serve.run import bind, run, url_of
 from playhead.settings import show_size
@@ -82,11 +81,7 @@ def kv_table(snapshot: EngineSnapshot) -> Table:
 
 def make_backend(config: ServeConfig, engine: EngineConfig) -> Backend:
     """The engine that serves: beside the HTTP side, in a process of its own, or several of those."""
-    limits = ServeLimits(
-        max_queued=config.max_queued_requests,
-        max_waiting_s=config.queue_timeout,
-        max_running_s=config.request_timeout,
-    )
     if config.has_replicas:
-        return replicated_backend(config, engine, limits)
-    return backend_for(config.model, engine, limits, processes=config.processes, name=config.served_model_name)
+        return replicated_backend(config, engine)
+    limits, name = limits_of(config), config.served_model_name
+    return backend_for(config.model, engine, limits, processes=config.processes, name=name)

@@ -42,7 +42,7 @@ from playhead.sampling_params import SamplingParams
 from playhead.schedule.request import Chunk, Request
 from playhead.schedule.scheduler import WAITING_PER_RUNNING, ScheduleLimits, Scheduler
 from playhead.schedule.step_plan import StepPlan
-from playhead.step.sampling import SampledTokens
+from playhead.step.sampling import ReadTokens
 from playhead.step.worker import Worker
 
 LOG = logging.getLogger(__name__)
@@ -394,7 +394,7 @@ class Engine:
         collected, collected_s = step.collected, time.perf_counter()
         if collected.prompt is not None:
             self._commit_prompts(step.planned, collected.prompt)
-        tokens = collected.sampled.tokens_N.tolist()
+        tokens = collected.sampled.tokens
         if step.uncommitted is None:
             num_plain, step.uncommitted = self._scheduler.commit_plain(step.planned, tokens)
             self.stats.num_generated_tokens += num_plain
@@ -407,7 +407,7 @@ class Engine:
             step.uncommitted.pop()
         self._record(step, collected.device_us, (read_s, collected_s, time.perf_counter()))
 
-    def _commit_prompts(self, planned: StepPlan, prompts: SampledTokens) -> None:
+    def _commit_prompts(self, planned: StepPlan, prompts: ReadTokens) -> None:
         """Give the logprobs of a step's prompt tokens to their requests. A second call changes nothing."""
         row = 0
         for chunk in planned:
@@ -421,7 +421,7 @@ class Engine:
             except Exception as error:  # noqa: BLE001  whatever it is, it is this request's
                 self._ready.append(self._fail(response, error))
 
-    def _commit(self, chunk: Chunk, token: int, sampled: SampledTokens, row: int) -> None:
+    def _commit(self, chunk: Chunk, token: int, sampled: ReadTokens, row: int) -> None:
         """Give one token of a step to its request. A token of a request that has ended meanwhile is dropped.
 
         Every part knows whether it was done, so a call that was cut short is repeated. An exception raised while the
@@ -451,7 +451,7 @@ class Engine:
         elif output is not None:
             self._ready.append(output)
 
-    def _commit_forced(self, chunk: Chunk, sampled: SampledTokens, row: int) -> None:
+    def _commit_forced(self, chunk: Chunk, sampled: ReadTokens, row: int) -> None:
         """Give a request the tokens that had to follow the one it got. A call that was cut short is repeated."""
         request = chunk.request
         for i, token in enumerate(request.forced[1:], start=1):

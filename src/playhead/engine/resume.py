@@ -13,6 +13,7 @@ from playhead.engine.response import ResponseBuilder
 from playhead.errors import PlayheadError, RequestError, shown
 from playhead.outputs import CompletionOutput, Logprob
 from playhead.sampling_params import SamplingParams
+from playhead.schedule.request import MAX_PREEMPTIONS
 from playhead.types import TokenReport
 
 WHERE = "resume_from"
@@ -38,6 +39,9 @@ def take_up(
             found = f"{len(so_far.token_ids)} tokens, of which token {i + 1} ends the request"
             raise RequestError(WHERE, found, "an output that has not ended", "Take it as it is: nothing follows.")
     request.num_sampled = len(request.output)
+    if request.output:
+        # Somebody waits in the middle of an answer: it goes before those that have not begun.
+        request.num_preemptions = MAX_PREEMPTIONS
     if request.matcher is not None:
         try:
             request.matcher.follow(request.output)

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from playhead.errors import ConfigError, StaleTranslation
@@ -197,8 +199,8 @@ class SWAKVPool:
 
     def _expanded(self, device_mapping: torch.Tensor, changes: Int32Array) -> DeviceWrite:
         """Changed pages as locations."""
-        places = changes[:, :1].astype(np.int64) * self._page_size + np.arange(self._page_size)
-        return DeviceWrite(device_mapping, places.reshape(-1), _locs_of(changes[:, 1], self._page_size))
+        places = _places_of(changes[:, 0], self._page_size)
+        return DeviceWrite(device_mapping, places, _locs_of(changes[:, 1], self._page_size))
 
 
 def create_kv_pool(plan: KVPlan, mapping: WindowMapping, *, device: torch.device) -> MHAKVPool | SWAKVPool:
@@ -209,8 +211,22 @@ def create_kv_pool(plan: KVPlan, mapping: WindowMapping, *, device: torch.device
 
 
 def _device_mapping(table: Int32Array, page_size: int, device: torch.device) -> torch.Tensor:
-    """The mapping by location with a last entry of -1, which index -1 reads."""
-    return torch.from_numpy(np.append(_locs_of(table, page_size), np.int32(-1))).to(device)
+    """The mapping by location with a last entry of -1, which index -1 reads.
+
+    It is made on the device, where a small model has tens of millions of locations and few pages are mapped.
+    """
+    mapping_L = torch.zeros(len(table) * page_size + 1, dtype=torch.int32, device=device)
+    mapping_L[-1] = -1
+    mapped = np.flatnonzero(table != NO_PAGE)
+    places, locs = _places_of(mapped, page_size), _locs_of(table[mapped], page_size)
+    mapping_L[torch.from_numpy(places).to(device)] = torch.from_numpy(locs).to(device)
+    return mapping_L
+
+
+def _places_of(pages: npt.NDArray[Any], page_size: int) -> npt.NDArray[np.int64]:
+    """Where pages have their locations in a mapping."""
+    places: npt.NDArray[np.int64] = pages.astype(np.int64)[:, None] * page_size + np.arange(page_size)
+    return places.reshape(-1)
 
 
 def _locs_of(window_pages: Int32Array, page_size: int) -> Int32Array:

@@ -3,8 +3,9 @@
     policy = Autoscaler(ScaleLimits(min_replicas=1, max_replicas=8, target_load=16))
     wanted = policy.wanted(now_s, num_sequences=70, num_replicas=2)
 
-More replicas come at once, because requests wait; fewer come only after the load has been low for a while, because a
-replica takes long to start. Between the two bounds nothing changes, so that the number does not swing.
+More replicas come at once, because requests wait. Fewer come only after the load has been low for a while, and then as
+many as its highest moment in that time needed, because a replica takes long to start and takes its cached prefixes with
+it when it goes. Between the two bounds nothing changes, so that the number does not swing.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Autoscaler:
         self.limits = limits
         self._high_since_s: float | None = None
         self._low_since_s: float | None = None
+        self._most_needed = 0
 
     def wanted(self, now_s: float, *, num_sequences: int, num_replicas: int) -> int:
         """How many replicas there should be now. `num_replicas` are there or on their way."""
@@ -50,12 +52,13 @@ class Autoscaler:
         self._high_since_s = since(self._high_since_s, now_s, needed > num_replicas)
         is_low = num_sequences < LOW * limits.target_load * num_replicas and needed < num_replicas
         self._low_since_s = since(self._low_since_s, now_s, is_low)
+        self._most_needed = max(self._most_needed, needed) if is_low else 0
         wanted = num_replicas
         if self._high_since_s is not None and now_s - self._high_since_s >= limits.up_after_s:
             wanted = needed
         elif self._low_since_s is not None and now_s - self._low_since_s >= limits.down_after_s:
-            wanted = num_replicas - 1  # one at a time: a wrong guess costs one start
-            self._low_since_s = now_s
+            wanted = self._most_needed
+            self._low_since_s, self._most_needed = now_s, 0
         return min(max(wanted, limits.min_replicas), limits.max_replicas)
 
 

@@ -10,20 +10,27 @@ from playhead.scale.launch import Launcher, LocalLauncher
 from playhead.scale.replicas import ReplicatedBackend
 from playhead.serve import wire
 from playhead.serve.auth import is_loopback
+from playhead.serve.choose import limits_of
 from playhead.serve.config import ServeConfig
 from playhead.serve.limits import ServeLimits
 
 
-def replicated_backend(config: ServeConfig, engine: EngineConfig, limits: ServeLimits) -> ReplicatedBackend:
+def replicated_backend(
+    config: ServeConfig, engine: EngineConfig, limits: ServeLimits | None = None
+) -> ReplicatedBackend:
     """The backend that these settings ask for. `start` starts its engines."""
     begin = wire.Begin(config.model, wire.config_fields(engine), config.served_model_name)
-    fleet = FleetConfig(
+    return ReplicatedBackend(launcher_for(config, engine), begin, limits or limits_of(config), fleet_of(config))
+
+
+def fleet_of(config: ServeConfig) -> FleetConfig:
+    """How many engines these settings ask for, and what becomes of their requests."""
+    return FleetConfig(
         num_replicas=config.replicas,
         autoscale=config.autoscale_bounds,
         max_retries=config.max_retries,
         drain_s=config.drain_timeout,
     )
-    return ReplicatedBackend(launcher_for(config, engine), begin, limits, fleet)
 
 
 def launcher_for(config: ServeConfig, engine: EngineConfig) -> Launcher:

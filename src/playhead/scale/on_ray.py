@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import socket
 import threading
@@ -21,7 +22,7 @@ import ray.util
 from playhead.engine.config import EngineConfig
 from playhead.errors import EngineStopped
 from playhead.logs import event
-from playhead.scale.actor import SECRET_BYTES, EngineActor
+from playhead.scale.actor import SECRET_BYTES, EngineActor, watch
 from playhead.scale.launch import Launched
 from playhead.serve.auth import is_loopback
 from playhead.serve.engine_child import wants_gpu
@@ -85,7 +86,7 @@ class RayLauncher:
             port, pid = ray.get(actor.listen.remote(host, secret), timeout=PLACED_S)
             connection = socket.create_connection((host, port), timeout=CONNECT_S)
             connection.sendall(secret)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            watch(connection)
         except BaseException:
             ray.kill(actor)
             raise
@@ -98,13 +99,18 @@ class RayLauncher:
         if self._address is not None:
             ray.init(address=self._address, log_to_driver=False, configure_logging=False)
             return
-        ray.init(
-            _node_ip_address=self._host,
-            include_dashboard=False,
-            num_cpus=0,
-            log_to_driver=False,
-            configure_logging=False,
-        )
+        # Ray would write its token, its logs and its sockets so that every user of the machine can read them.
+        before = os.umask(0o077)
+        try:
+            ray.init(
+                _node_ip_address=self._host,
+                include_dashboard=False,
+                num_cpus=0,
+                log_to_driver=False,
+                configure_logging=False,
+            )
+        finally:
+            os.umask(before)
         self._owns_cluster = True
 
 

@@ -106,7 +106,7 @@ class Router:
     """
 
     def __init__(
-        self, replicas: Iterable[str] = (), *, max_pages: int = MAX_PAGES, ratio: float = 1.5, slack: int = 8
+        self, replicas: Iterable[str] = (), *, max_pages: int = MAX_PAGES, ratio: float = 1.25, slack: int = 4
     ) -> None:
         self._holders: OrderedDict[PageKey, tuple[str, ...]] = OrderedDict()
         self._max_pages, self._ratio, self._slack = max_pages, ratio, slack

@@ -285,7 +285,7 @@ class Scheduler:
             outputs, tokens = list(compress(outputs, is_plain)), list(compress(tokens, is_plain))
             left = np.flatnonzero(needs_a_look & planned.samples)[::-1].tolist()
             first = is_plain.index(True) if outputs else 0
-        if not outputs or not lacks_token(outputs[0], planned.num_generated[first]):
+        if not outputs or not lacks_token(outputs[0], planned.first_generated[first] + planned.num_on):
             return 0, left
         # One call, which no interrupt comes between: either all of them have their tokens, or none has.
         list(map(list.append, outputs, tokens))
@@ -346,7 +346,7 @@ class Scheduler:
         self.waiting.pop(0)
         insort(self.running, request, key=in_order)
         if not request.num_preemptions:
-            request.num_cached_tokens = min(seq.num_hit_tokens, len(request.prompt))
+            request.num_cached_tokens = seq.num_hit_tokens
         return self._chunk(request, seq, num_tokens, samples=num_tokens == num_left)
 
     def _make_room(self, request: Request, num_tokens: int, chunks: dict[str, Chunk]) -> bool:

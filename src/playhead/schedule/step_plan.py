@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import overload
@@ -13,6 +12,7 @@ import numpy.typing as npt
 
 from playhead.kv.sequence import SequenceKV, Stride
 from playhead.kv.tables import Int32Array
+from playhead.sampling_params import SamplingKind
 from playhead.schedule.request import Chunk, Request
 
 
@@ -27,8 +27,8 @@ class StepPlan(Sequence[Chunk]):
     requests: list[Request]
     seqs: list[SequenceKV]
     rows: Int32Array
-    ends: Int32Array
-    num_generated: npt.NDArray[np.int64]
+    first_ends: Int32Array
+    first_generated: npt.NDArray[np.int64]
     max_new_tokens: npt.NDArray[np.int64]
     first_tokens: Int32Array
     """Each chunk's first token. Below zero it is -row: the newest of that row, which the device has."""
@@ -42,11 +42,17 @@ class StepPlan(Sequence[Chunk]):
     """Those of all requests; of some that are here no more, too."""
     num_tokens: int
     is_decode: bool
+    num_on: int = 0
+    """Steps since the plan that `first_ends` and `first_generated` are of."""
     goes_on: bool = False
+    is_sure: bool = False
+    """Whether it goes on as the plan before knew it would."""
     num_ended_before: int = 0
     """Requests that had ended when this was planned."""
     num_sure: int = 0
     """So many decode steps after this one end no request by its length and need no page (`Scheduler`)."""
+    kind: SamplingKind | None = None
+    """How its tokens are chosen, once somebody has asked."""
     stride: Stride | None = None
     """What its sequences grow by, once they have gone on together."""
     _chunks: Sequence[Chunk] = field(default=(), repr=False)
@@ -60,8 +66,8 @@ class StepPlan(Sequence[Chunk]):
             requests=[chunk.request for chunk in chunks],
             seqs=[chunk.seq for chunk in chunks],
             rows=np.array([chunk.seq.row for chunk in chunks], dtype=np.int32),
-            ends=np.array([chunk.end for chunk in chunks], dtype=np.int32),
-            num_generated=np.array([chunk.num_generated for chunk in chunks], dtype=np.int64),
+            first_ends=np.array([chunk.end for chunk in chunks], dtype=np.int32),
+            first_generated=np.array([chunk.num_generated for chunk in chunks], dtype=np.int64),
             max_new_tokens=np.array([chunk.request.max_new_tokens for chunk in chunks], dtype=np.int64),
             first_tokens=np.array([chunk.tokens[0] for chunk in chunks], dtype=np.int32),
             samples=np.array([chunk.samples for chunk in chunks], dtype=np.bool_),
@@ -75,28 +81,48 @@ class StepPlan(Sequence[Chunk]):
         )
 
     @property
+    def ends(self) -> Int32Array:
+        """How long each sequence is with this step."""
+        return self.first_ends + np.int32(self.num_on) if self.num_on else self.first_ends
+
+    @property
+    def num_generated(self) -> npt.NDArray[np.int64]:
+        """Tokens that steps before this one sampled for each request."""
+        return self.first_generated + self.num_on if self.num_on else self.first_generated
+
+    @property
     def num_left(self) -> npt.NDArray[np.int64]:
         """Tokens that steps after this one may sample for each request."""
         return self.max_new_tokens - self.num_generated - self.samples
 
     def next_decode(self) -> StepPlan:
         """The decode step after this one, whose sequences are each one token longer."""
-        following = copy(self)
-        following.ends = self.ends + np.int32(1)
-        following.num_generated = self.num_generated + 1
-        following.first_tokens = -self.rows
-        following.num_tokens, following.num_sure = len(self.requests), self.num_sure - 1
-        following.goes_on, following._chunks = True, ()
+        following = self._copied()
+        if not self.goes_on:
+            following.first_tokens, following.num_tokens = -self.rows, len(self.requests)
+            following.goes_on, following._chunks = True, ()
+        following.num_on, following.num_sure, following.is_sure = self.num_on + 1, self.num_sure - 1, self.num_sure > 0
         return following
+
+    def follows(self, before: StepPlan) -> bool:
+        """Whether this is the step after that one, for which it knew a place for every token."""
+        return self.is_sure and self.seqs is before.seqs and self.num_on == before.num_on + 1
+
+    def _copied(self) -> StepPlan:
+        """The same plan, to be changed. In less time than `copy` takes: it is a step's own time."""
+        copied = object.__new__(StepPlan)
+        copied.__dict__.update(self.__dict__)
+        return copied
 
     def only(self, is_kept: npt.NDArray[np.bool_]) -> StepPlan:
         """Without the requests that do not go on."""
         kept = is_kept.tolist()
-        rest = copy(self)
+        rest = self._copied()
         rest.requests, rest.seqs = list(compress(self.requests, kept)), list(compress(self.seqs, kept))
         rest.outputs = list(compress(self.outputs, kept))
-        rest.rows, rest.ends = self.rows[is_kept], self.ends[is_kept]
-        rest.num_generated, rest.max_new_tokens = self.num_generated[is_kept], self.max_new_tokens[is_kept]
+        rest.rows, rest.first_ends = self.rows[is_kept], self.first_ends[is_kept]
+        rest.first_generated, rest.max_new_tokens = self.first_generated[is_kept], self.max_new_tokens[is_kept]
+        rest.kind, rest.num_tokens = None, len(rest.requests)
         rest.first_tokens, rest.samples = self.first_tokens[is_kept], self.samples[is_kept]
         if self.formed:
             rest.formed = [at for at, request in enumerate(rest.requests) if request.matcher is not None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from playhead.engine.config import EMBEDDED, EngineConfig
 from playhead.serve.backend import Backend
-from playhead.serve.config import Processes
+from playhead.serve.config import Processes, ServeConfig
 from playhead.serve.engine_child import has_own_process
 from playhead.serve.limits import ServeLimits
 from playhead.serve.remote import RemoteBackend
@@ -24,3 +24,12 @@ def backend_for(
     from playhead.serve.local import LocalBackend  # brings torch, which the other kind does without
 
     return LocalBackend(model, config, limits, name=name)
+
+
+def limits_of(config: ServeConfig) -> ServeLimits:
+    """How many requests these settings let in, and for how long."""
+    return ServeLimits(
+        max_queued=config.max_queued_requests,
+        max_waiting_s=config.queue_timeout,
+        max_running_s=config.request_timeout,
+    )

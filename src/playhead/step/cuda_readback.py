@@ -7,7 +7,7 @@ import time
 import torch
 
 from playhead.errors import GraphError
-from playhead.step.sampling import SampledTokens
+from playhead.step.sampling import ReadTokens, SampledTokens
 
 try:
     from cuda.bindings import runtime
@@ -25,19 +25,13 @@ class TimingEvent:
     def __init__(self, device: torch.device) -> None:
         self.event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self.event.record(torch.cuda.current_stream(device))  # it has no handle before
-        self._handle = self.event.cuda_event
-        self._device_index = torch.cuda.current_device() if device.index is None else device.index
+        self.handle = self.event.cuda_event
 
-    def record(self) -> None:
+    def record(self, stream: int) -> None:
         if runtime is None:
             self.event.record()
-            return
-        (found,) = runtime.cudaEventRecord(self._handle, torch._C._cuda_getCurrentRawStream(self._device_index))
-        if found:
-            raise GraphError(
-                f"timing of a step: found {found!r}; wanted success. An earlier kernel may have failed: run with "
-                "CUDA_LAUNCH_BLOCKING=1."
-            )
+        else:
+            check("timing of a step", *runtime.cudaEventRecord(self.handle, stream))
 
 
 class Lane:
@@ -46,6 +40,34 @@ class Lane:
     def __init__(self, device: torch.device, max_rows: int) -> None:
         self.started, self.done = TimingEvent(device), TimingEvent(device)
         self.tokens_N = torch.empty(max_rows, dtype=torch.int64, pin_memory=True)
+        self.read_N = self.tokens_N.numpy()
+        self._address = self.tokens_N.data_ptr()
+        self._device_index = torch.cuda.current_device() if device.index is None else device.index
+
+    def start(self) -> None:
+        """The step's work begins here, on the current stream."""
+        self.started.record(torch._C._cuda_getCurrentRawStream(self._device_index))
+
+    def end(self, tokens_N: torch.Tensor | None) -> None:
+        """The step's work ends here; before, copy its tokens to the host, if they go through this lane."""
+        stream = torch._C._cuda_getCurrentRawStream(self._device_index)
+        if tokens_N is not None and runtime is None:
+            self.tokens_N[: len(tokens_N)].copy_(tokens_N, non_blocking=True)
+        elif tokens_N is not None:
+            # A view and a copy of torch's take three times as long.
+            kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
+            found = runtime.cudaMemcpyAsync(self._address, tokens_N.data_ptr(), tokens_N.nbytes, kind, stream)
+            check("tokens of a step", *found)
+        self.done.record(stream)
+
+
+def check(what: str, found: object) -> None:
+    """Refuse what the runtime says if it is not success."""
+    if found:
+        raise GraphError(
+            f"{what}: found {found!r}; wanted success. An earlier kernel may have failed: run with "
+            "CUDA_LAUNCH_BLOCKING=1."
+        )
 
 
 class CudaStopwatches:
@@ -57,7 +79,7 @@ class CudaStopwatches:
 
     def start(self) -> CudaStopwatch:
         lane = self._free.pop() if self._free else Lane(self._device, self._max_rows)
-        lane.started.record()
+        lane.start()
         return CudaStopwatch(lane, self._free)
 
 
@@ -79,21 +101,26 @@ class CudaReadback:
 
     def __init__(self, results: SampledTokens, lane: Lane, free: list[Lane]) -> None:
         self._lane, self._free = lane, free
-        self._results: SampledTokens | None = None
+        self._results: ReadTokens | None = None
         self._device_us: float | None = None
+        self._sent: tuple[torch.Tensor, ...] = ()
+        self._num_tokens = results.tokens_N.shape[0]
         if results.logprobs_NL.numel():
-            self._sent = SampledTokens(*(copied_to_pinned(tensor) for tensor in results))
+            self._sent = tuple(copied_to_pinned(tensor) for tensor in results)
+            lane.end(None)
         else:
-            tokens_N = lane.tokens_N[: len(results.tokens_N)].copy_(results.tokens_N, non_blocking=True)
-            self._sent = results._replace(tokens_N=tokens_N)  # nobody reads the others: they are empty
-        lane.done.record()
+            lane.end(results.tokens_N)
 
-    def wait(self) -> SampledTokens:
+    def wait(self) -> ReadTokens:
         if self._results is None:
             # Asked, not waited for: waking a sleeping thread takes longer than a short step.
             while not self._lane.done.event.query():  # type: ignore[no-untyped-call]
                 time.sleep(0)  # other threads of a server run meanwhile
-            self._results = self._sent._replace(tokens_N=self._sent.tokens_N.clone())  # the lane is a later step's
+            if self._sent:
+                tokens_N, *parts = self._sent
+                self._results = ReadTokens(tokens_N.tolist(), tuple(parts))
+            else:  # taken out at once: the lane is a later step's
+                self._results = ReadTokens(self._lane.read_N[: self._num_tokens].tolist())
         return self._results
 
     def device_us(self) -> float:

@@ -27,7 +27,7 @@ from playhead.sampling_params import SamplingKind
 from playhead.schedule.rows import DecodeSlots
 from playhead.step.forward import StepOutput
 from playhead.step.inputs import StepRequests
-from playhead.step.sampling import MASKS_SLOT, SampledTokens
+from playhead.step.sampling import MASKS_SLOT, ReadTokens, SampledTokens
 
 if TYPE_CHECKING:
     from playhead.step.orders import Leader
@@ -102,10 +102,11 @@ class Tail:
         steps, kind, forward, prompt = self.steps, self.kind, worker.forward, None
         num_requests = len(requests.chunks)
         if requests.is_decode:
-            steps.decode_slots = None  # an error below leaves the slots as nobody knows
+            # An error below leaves the slots as nobody knows.
+            last, steps.decode_slots = steps.decode_slots, None
             runner = steps.decoder_for(kind)
             result = runner.run_or_go_on(batch, num_requests)
-            steps.decode_slots = worker.slots_after(requests, kind, runner)
+            steps.decode_slots = worker.slots_after(requests, kind, runner, last if batch is None else None)
             self.sample = lambda: runner.finish().output
         else:
             result, inputs, prompt = worker.run_tokens(requests, batch)
@@ -123,7 +124,7 @@ class Tail:
         with nullcontext() if self.leader is None else self.leader.leading_tail():
             self._readback = self.stopwatch.read_back(self.sample().sampled)
 
-    def wait(self) -> SampledTokens:
+    def wait(self) -> ReadTokens:
         assert self._readback is not None, "a step's tokens are there after its tail was launched"
         return self._readback.wait()
 

@@ -12,6 +12,7 @@ Shapes: N requests of a step, R rows of running requests, V vocabulary, L report
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,11 +61,19 @@ class SampledTokens(NamedTuple):
     logprobs_NL: torch.Tensor
     ranks_NL: torch.Tensor
 
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadTokens:
+    """A step's tokens on the host. `report_parts` are ids, logprobs and ranks, where somebody wants them."""
+
+    tokens: list[int]
+    report_parts: tuple[torch.Tensor, ...] = ()
+
     def reports(self, row: int, num_best: int | None) -> list[TokenReport]:
-        """On the host: of the chosen token of a row, then of so many of the best ones. With None there are none."""
+        """Of the chosen token of a row, then of so many of the best ones. With None there are none."""
         if num_best is None:
             return []
-        columns = (part[row, : 1 + num_best].tolist() for part in self[1:])
+        columns = (part[row, : 1 + num_best].tolist() for part in self.report_parts)
         return [TokenReport(*one) for one in zip(*columns, strict=True)]
 
 

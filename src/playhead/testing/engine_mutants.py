@@ -62,8 +62,8 @@ def slots_told_by_row() -> Patch:
 
     def by_row(self: DeviceRows, plan: StepPlan, kind: SamplingKind, *, num_fills: int) -> bool:
         last = self.decode_slots
-        if last is not None and [seq.row for seq in last.seqs] == [seq.row for seq in plan.seqs]:
-            self.decode_slots = replace(last, seqs=plan.seqs)
+        if last is not None and [seq.row for seq in last.plan.seqs] == [seq.row for seq in plan.seqs]:
+            self.decode_slots = replace(last, plan=replace(last.plan, seqs=plan.seqs))
         return goes_on(self, plan, kind, num_fills=num_fills)
 
     return swapped(DeviceRows, "can_replay_in_place", by_row)
@@ -77,7 +77,7 @@ def next_place_not_known() -> Patch:
 
     def anyway(self: DeviceRows, plan: StepPlan, kind: SamplingKind, *, num_fills: int) -> bool:
         if self.decode_slots is not None:
-            self.decode_slots = replace(self.decode_slots, num_places=self.decode_slots.seq_lens + 1)
+            self.decode_slots = replace(self.decode_slots, num_places=self.decode_slots.plan.ends + 1)
         return goes_on(self, plan, kind, num_fills=num_fills)
 
     return swapped(DeviceRows, "can_replay_in_place", anyway)

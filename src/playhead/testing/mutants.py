@@ -36,6 +36,7 @@ from playhead.testing.order_mutants import ORDER_MUTANTS
 from playhead.testing.parallel_mutants import PARALLEL_CHECKERS, PARALLEL_MUTANTS
 from playhead.testing.protocol_mutants import PROTOCOL_CHECKERS, PROTOCOL_MUTANTS
 from playhead.testing.resume_mutants import RESUME_CHECKERS, RESUME_MUTANTS
+from playhead.testing.scale_mutants import SCALE_CHECKERS, SCALE_MUTANTS
 from playhead.testing.seeds_checkers import SEEDS, all_rows, seed_rows, seeds_checkers, what_is_missing
 from playhead.testing.seeds_mutants import SEEDS_MUTANTS
 from playhead.testing.step_mutants import STEP_CHECKERS, STEP_MUTANTS
@@ -70,6 +71,7 @@ PACKAGES: tuple[Package, ...] = (
     Package(name="front", mutants=FRONT_MUTANTS, checkers=FRONT_CHECKERS),
     Package(name="transport", mutants=TRANSPORT_MUTANTS, checkers=TRANSPORT_CHECKERS),
     Package(name="backend", mutants=BACKEND_MUTANTS, checkers=BACKEND_CHECKERS),
+    Package(name="scale", mutants=SCALE_MUTANTS, checkers=SCALE_CHECKERS),
     Package(name="protocol", mutants=PROTOCOL_MUTANTS, checkers=PROTOCOL_CHECKERS),
     Package(name="metrics", mutants=METRICS_MUTANTS, checkers=METRICS_CHECKERS),
     Package(name="tools", mutants=TOOL_MUTANTS, checkers=TOOL_CHECKERS),

@@ -1,6 +1,7 @@
 """Every case runs with the sync and the async client of `openai`, against the embedded model and against SmolLM2.
 
-A slice runs in the suite; PLAYHEAD_SERVE=full runs all. SmolLM2 needs PLAYHEAD_SMOLLM2_GGUF.
+A slice runs in the suite; PLAYHEAD_SERVE=full runs all. SmolLM2 needs PLAYHEAD_SMOLLM2_GGUF. With
+PLAYHEAD_SERVE_BEHIND=replicas or =ray the embedded model is served by two replicas, of this machine or of Ray.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 SMOLLM2 = os.environ.get("PLAYHEAD_SMOLLM2_GGUF", "")
 IS_FULL = os.environ.get("PLAYHEAD_SERVE") == "full"
+BEHIND = os.environ.get("PLAYHEAD_SERVE_BEHIND", "")
 SLICE = 10
 MODELS = [
     "embedded",
@@ -41,8 +43,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session", params=MODELS)
 def served(request: pytest.FixtureRequest) -> Iterator[Running]:
     """The server that the clients speak with."""
-    if request.param == "embedded":
+    if request.param == "embedded" and not BEHIND:
         yield request.getfixturevalue("server")
+        return
+    if BEHIND:
+        from tests.serve.running import running
+
+        with running(replicas=2, ray=BEHIND == "ray", max_queued_requests=12) as made:  # as many as one holds
+            yield made
         return
     from playhead.engine.config import EngineConfig
     from tests.serve.running import running

@@ -77,6 +77,18 @@ def test_a_request_that_goes_on_can_be_preempted_and_shares_prefixes(engine):
     assert found == {name: whole.token_ids for name, whole in wholes.items()}
 
 
+def test_a_request_that_goes_on_goes_before_those_that_have_not_begun(engine):
+    whole = undisturbed(engine, CASES["greedy"])
+    waiting = [replace(CASES["drawn"], name=f"w{i}", params=drawn(4, seed=i)) for i in range(5)]
+    for ask in waiting:
+        engine.submit(ask.name, checked_ask(engine, ask))
+    resumed(engine, CASES["greedy"], whole, cut=6)
+    engine.step()
+    assert "greedy" in {request.id for request in engine.running}
+    while engine.has_work:
+        engine.step()
+
+
 TEXT_CASES = {
     "a stop string": SamplingParams(temperature=0, max_tokens=30, stop=("the",), logprobs=2),
     "a stop string shown, late": SamplingParams(

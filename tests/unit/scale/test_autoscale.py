@@ -25,14 +25,23 @@ def test_autoscaler_forgets_a_peak_that_was_short():
     assert scaler.wanted(2.5, num_sequences=25, num_replicas=1) == 1
 
 
-def test_autoscaler_takes_replicas_away_one_by_one():
+def test_autoscaler_takes_replicas_away_that_no_moment_of_a_low_time_needed():
     scaler = Autoscaler(LIMITS)
-    assert scaler.wanted(0, num_sequences=0, num_replicas=3) == 3
-    assert scaler.wanted(29, num_sequences=0, num_replicas=3) == 3
-    assert scaler.wanted(30, num_sequences=0, num_replicas=3) == 2
+    assert scaler.wanted(0, num_sequences=3, num_replicas=4) == 4
+    assert scaler.wanted(10, num_sequences=19, num_replicas=4) == 4, "two would do"
+    assert scaler.wanted(29, num_sequences=0, num_replicas=4) == 4
+    assert scaler.wanted(30, num_sequences=0, num_replicas=4) == 2
     assert scaler.wanted(31, num_sequences=0, num_replicas=2) == 2
     assert scaler.wanted(60, num_sequences=0, num_replicas=2) == 1
     assert scaler.wanted(90, num_sequences=0, num_replicas=1) == 1
+
+
+def test_autoscaler_starts_the_low_time_again_when_the_load_was_high_once():
+    scaler = Autoscaler(LIMITS)
+    scaler.wanted(0, num_sequences=3, num_replicas=4)
+    scaler.wanted(20, num_sequences=30, num_replicas=4)
+    assert scaler.wanted(31, num_sequences=3, num_replicas=4) == 4
+    assert scaler.wanted(61, num_sequences=3, num_replicas=4) == 1
 
 
 def test_autoscaler_changes_nothing_between_its_bounds():

@@ -122,17 +122,26 @@ def test_memory_is_never_more_than_there_is(kv_share):
     assert replica.cache.num_pinned_bytes == 0
 
 
-def test_an_event_is_where_advancing_changes_who_runs():
-    """Between now and the next event nothing ends: a fleet that waits for it sees every end in time."""
-    replica = SimReplica(spec_of(toy_plan()), lambda one: ends.append(one.end_s))
+@pytest.mark.parametrize("seed", range(4))
+def test_no_request_ends_before_the_replica_says(seed):
+    """A fleet that looks at that moment sees every end in time, and gets to all of them."""
     ends: list[float] = []
-    for one in drawn(9, 12, gap_s=1e-9):
-        replica.submit(replace(one, arrival_s=0.0))
+    spec = replace(spec_of(toy_plan()), has_overlap=bool(seed % 2))
+    replica = SimReplica(spec, lambda one: ends.append(one.end_s))
+    for one in drawn(seed, 40, gap_s=2e-3):
+        replica.advance(one.arrival_s)
+        replica.submit(one)
+        while (due_s := replica.next_end_s()) < one.arrival_s + 1e-3:
+            before = len(ends)
+            replica.advance(due_s)
+            assert all(end >= due_s * (1 - CLOSE) for end in ends[before:])
+    num_looks = 0
     while replica.num_requests:
-        due_s, before = replica.next_event_s(), len(ends)
+        due_s, before, num_looks = replica.next_end_s(), len(ends), num_looks + 1
         replica.advance(due_s)
         assert all(end >= due_s * (1 - CLOSE) for end in ends[before:])
-    assert len(ends) == 12
+    assert len(ends) == 40
+    assert num_looks < replica.num_steps
 
 
 def test_with_overlap_a_request_that_comes_during_a_step_sits_the_next_one_out():

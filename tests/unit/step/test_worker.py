@@ -111,11 +111,11 @@ def test_decode_goes_on_without_a_fill_although_another_request_was_prefilled_be
         worker = tiny_worker(page_size=16)
         seq = worker.kv.admit("one", [7, 8, 9])
         worker.kv.extend(seq, 3)
-        tokens = worker.collect(worker.launch([Chunk.newest(seq, [7, 8, 9])])).sampled.tokens_N.tolist()
+        tokens = worker.collect(worker.launch([Chunk.newest(seq, [7, 8, 9])])).sampled.tokens
         num_fills = []
         for step in range(4):
             worker.kv.extend(seq, 1)
-            tokens += worker.collect(worker.launch([Chunk.newest(seq, [-seq.row])])).sampled.tokens_N.tolist()
+            tokens += worker.collect(worker.launch([Chunk.newest(seq, [-seq.row])])).sampled.tokens
             num_fills.append(worker.decode.registry.num_fills)
             if with_neighbour:
                 other = worker.kv.admit(f"neighbour {step}", [20, 21])

@@ -189,7 +189,7 @@ class Fleet:
 
     def _settle(self, name: str, now_s: float) -> None:
         """Say when the replica must be looked at next, and count what ended, now or when it does."""
-        due_s = self.replicas[name].next_event_s()
+        due_s = self.replicas[name].next_end_s()
         self._due[name] = due_s
         if due_s < NEVER:
             self._push(due_s, name, 0)

@@ -22,6 +22,7 @@ from playhead.scale.simulation.prefixes import SimPrefixCache
 from playhead.scale.simulation.request import ReplicaSpec, SimRequest
 
 NEVER = math.inf
+MOST_LOOKED_AT = 8  # waiting requests; behind a longer line an end is looked for at every step
 
 
 class SimReplica:
@@ -111,19 +112,36 @@ class SimReplica:
             else:
                 return
 
-    def next_event_s(self) -> float:
-        """`advance` to this moment gets to the next change of who runs, or to one that only a single step can find."""
-        if self._prompt is not None or self._is_next_unknown():
-            return math.nextafter(self.now_s, NEVER)
-        return self.now_s + self._seconds_of(self._steps_to_event()) if self._decoding else NEVER
+    def next_end_s(self) -> float:
+        """No request ends before this moment; where nobody waits and no window fills, one ends at it. NEVER if idle.
+
+        Whatever else the steps until then do only makes them longer. A replica has been looked at by then, or gets
+        there by itself.
+        """
+        num_steps = self._rows[0][0] - self.num_steps if self._rows else 0
+        growth = self._growth_bytes
+        if self._saturations and self._saturations[0][0] - self.num_steps < num_steps:
+            growth = 0  # windows that fill make later steps shorter than the rule that holds now
+        if self._prompt is not None or self._waiting:
+            if len(self._waiting) > MOST_LOOKED_AT:
+                shortest = 1
+            else:
+                ahead = self._waiting if self._prompt is None else (*self._waiting, self._prompt)
+                shortest = min(one.output_tokens - one.num_generated for one in ahead)
+            num_steps = min(num_steps or shortest, shortest)
+        elif not num_steps:
+            return NEVER
+        spec = self._spec
+        first = spec.fixed_s[len(self._decoding)] + spec.kv_s * self._live_bytes
+        return self.now_s + (num_steps * first + spec.kv_s * growth * (num_steps * (num_steps + 1) // 2))
 
     # Steps.
 
     def _can_admit(self) -> bool:
         """Whether the next step takes up the first of the waiting requests."""
-        if self.num_running >= self._spec.max_running or self._waiting[0].arrival_s > self._planned_s:
-            return False
         request, spec = self._waiting[0], self._spec
+        if request.arrival_s > self._planned_s or self.num_running >= spec.max_running:
+            return False
         tokens = min(request.num_to_compute, spec.chunk_tokens)
         needed = spec.live_bytes[tokens] + spec.page_bytes + self._growth_bytes
         return needed + spec.window_bytes * len(request.path) <= self._free_bytes
@@ -190,9 +208,12 @@ class SimReplica:
             return
         num_steps = 1
         if self._spec.jumps and not self._is_next_unknown():
-            num_steps = min(self._steps_to_event(), self._steps_before(until_s))
+            num_steps = self._steps_to_event()
+            if num_steps > 1 and self.now_s + self._seconds_of(num_steps) > until_s:
+                num_steps = min(num_steps, self._steps_before(until_s))
         seconds = self._seconds_of(num_steps)
-        self._take_steps(num_steps, seconds, seconds - self._seconds_of(num_steps - 1))
+        last_s = seconds - self._seconds_of(num_steps - 1) if num_steps > 1 else seconds
+        self._take_steps(num_steps, seconds, last_s)
 
     def _take_steps(self, num_steps: int, seconds: float, last_s: float) -> None:
         """Every row is so many tokens longer, and these seconds have gone by, `last_s` of them in the last step."""
@@ -258,9 +279,12 @@ class SimReplica:
 
     def _fit_cache(self) -> None:
         """Cached prefixes make way for what running requests hold."""
-        if self.held_bytes > self._spec.kv_bytes:
+        held = self._own_bytes + self.cache.num_bytes
+        if held > self._spec.kv_bytes:
             self.cache.shrink_to(self._spec.kv_bytes - self._own_bytes)
-        self.max_held_bytes = max(self.max_held_bytes, self.held_bytes)
+            held = self.held_bytes
+        if held > self.max_held_bytes:
+            self.max_held_bytes = held
 
     # The life of a request.
 

@@ -1,0 +1,131 @@
+"""Bugs between a front and its replicas, and what notices them. No process is started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from playhead.engine.front import RequestOptions
+from playhead.sampling_params import SamplingParams
+from playhead.scale import router as router_module
+from playhead.scale.router import Loads, PageKey, Reason, Router, page_keys
+from playhead.serve import remote_engine, wire
+from playhead.serve.remote_stream import RemoteStream, Sample
+from playhead.testing.mutant import Checker, Mutant, Patch, mutant, swapped
+from playhead.testing.scripted_backend import embedded_reader
+
+TENANTS, BOUND, TREE, GOES_ON, REPORTS = (
+    "tenants apart",
+    "bounded memory",
+    "prefixes from the start on",
+    "output so far is sent",
+    "logprobs of tokens that came",
+)
+PAGE = 4
+
+
+@mutant("tenants share what a router knows", source="cache timing tells one tenant of another", killed_by=(TENANTS,))
+def salt_forgotten() -> Patch:
+    original = page_keys
+
+    def unsalted(tokens: Sequence[int], salt: str, *, page_tokens: int) -> list[PageKey]:
+        return original(tokens, "", page_tokens=page_tokens)
+
+    return swapped(router_module, "page_keys", unsalted)
+
+
+@mutant("a router that never forgets", source="routers that grow with every prompt", killed_by=(BOUND,))
+def never_forgets() -> Patch:
+    def observe(self: Router, keys: Sequence[PageKey], replica: str) -> None:
+        for key in keys:
+            self._holders[key] = (replica,)
+
+    return swapped(Router, "observe", observe)
+
+
+@mutant("a page without those before it", source="hash tables asked for the last page first", killed_by=(TREE,))
+def last_page_first() -> Patch:
+    def longest(self: Router, keys: Sequence[PageKey]) -> tuple[list[str], int]:
+        for i in reversed(range(len(keys))):
+            if keys[i] in self._holders:
+                return list(self._holders[keys[i]]), i + 1
+        return [], 0
+
+    return swapped(Router, "_longest_known", longest)
+
+
+@mutant("a moved sequence begins anew", source="retries that repeat what was shown", killed_by=(GOES_ON,))
+def begins_anew() -> Patch:
+    return swapped(Sample, "tokens", property(lambda self: []))
+
+
+@mutant("logprobs of tokens that never came", source="an engine killed between two frames", killed_by=(REPORTS,))
+def reports_kept() -> Patch:
+    def keep(self: Sample) -> None:
+        return None
+
+    return swapped(Sample, "interrupted", keep)
+
+
+def tenants_apart() -> list[str]:
+    """Equal prompts of two tenants have no key in common."""
+    one, two = (set(router_module.page_keys(range(16), salt, page_tokens=PAGE)) for salt in ("one", "two"))
+    return [f"{len(one & two)} keys in common"] if one & two else []
+
+
+def bounded_memory() -> list[str]:
+    """A router that was shown many prompts remembers as many pages as it may."""
+    router = Router(["a"], max_pages=8)
+    for i in range(50):
+        router.observe(page_keys([i] * 8, "", page_tokens=PAGE), "a")
+    return [] if router.num_pages == 8 else [f"{router.num_pages} pages"]
+
+
+def prefixes_from_the_start() -> list[str]:
+    """A replica that has a later page alone has nothing of use."""
+    router, keys = Router(["a", "b"]), page_keys(range(8), "", page_tokens=PAGE)
+    router.observe(keys[:1], "a")
+    router.observe(keys[1:], "b")
+    choice = router.choose(keys, Loads(["a", "b"]))
+    return [] if choice == ("a", Reason.PREFIX, 1) else [f"chose {choice}"]
+
+
+def interrupted_sample() -> Sample:
+    """A sequence with logprobs that had two tokens when its engine died, in the middle of the third's frames."""
+    reader = embedded_reader()
+    checked = reader.check([5, 6], SamplingParams(logprobs=0, max_tokens=8, temperature=0))
+    stream = RemoteStream("r", checked, RequestOptions(), abort=lambda samples: None)
+    stream.add_samples(1, reader)
+    (sample,) = stream.samples
+    for token in (7, 8):
+        sample.reported(wire.Reports(1, tokens=(((token, -0.5, 1),),)))
+        sample.came([token], None, 0)
+    sample.reported(wire.Reports(1, tokens=(((9, -0.5, 1),),)))
+    sample.interrupted()
+    return sample
+
+
+def output_so_far_is_sent() -> list[str]:
+    """Another engine is told every token that came."""
+    sent = wire.words_of(remote_engine.submission(interrupted_sample()).output).tolist()
+    return [] if sent == [7, 8] else [f"sent {sent}"]
+
+
+def logprobs_of_tokens_that_came() -> list[str]:
+    """The logprobs of the token after the pause are its own."""
+    sample = interrupted_sample()
+    sample.reported(wire.Reports(1, tokens=(((11, -0.25, 1),),)))
+    sample.came([11], None, 0)
+    sample.read()
+    tables = sample.completion(0, is_delta=False).logprobs or []
+    found = [next(iter(table)) for table in tables]
+    return [] if found == [7, 8, 11] else [f"logprobs of {found}"]
+
+
+SCALE_MUTANTS: tuple[Mutant, ...] = (salt_forgotten, never_forgets, last_page_first, begins_anew, reports_kept)
+SCALE_CHECKERS: tuple[Checker, ...] = (
+    Checker(name=TENANTS, run=tenants_apart),
+    Checker(name=BOUND, run=bounded_memory),
+    Checker(name=TREE, run=prefixes_from_the_start),
+    Checker(name=GOES_ON, run=output_so_far_is_sent),
+    Checker(name=REPORTS, run=logprobs_of_tokens_that_came),
+)
