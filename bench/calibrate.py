@@ -2,8 +2,9 @@
 
 Two processes each run an engine. Rounds alternate: loads to measure steps under (other seeds, several rates), then one
 that counts. The cost model is fitted to the steps of the first kind; then the requests of the second kind, behind the
-same router, are simulated, and throughput and time to first token are compared. Takes about two minutes on two idle
-cores. The exit code is 1 if one of the two is off by more than `--most`.
+same router, are simulated, and throughput and time to first token are compared. The rate is a share of what the
+replicas turned out to do at most. Takes about two minutes on two idle cores. On a busy machine `--clock cpu` runs both
+engines by turns and counts their CPU seconds. The exit code is 1 if one of the two is off by more than `--most`.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection, wait
 
 import numpy as np
 
-from bench.calibrate_replica import Answer, Ask, Facts, TimedStep, run_replica
+from bench.calibrate_replica import Answer, Ask, CpuClock, Facts, TimedEngine, TimedStep, run_replica
 from playhead.scale.cost import CostModel, Gpu
 from playhead.scale.fit import Fit, MeasuredStep, fit
 from playhead.scale.router import Loads, Router, page_keys
@@ -34,7 +35,8 @@ HOST = Gpu(name="this CPU", memory_bytes=0, bytes_per_s=1e10, flops_per_s=1e11)
 NUM_PREFIXES, PREFIX_TOKENS = 8, 96
 OWN_TOKENS, OUTPUT_TOKENS = (16, 96), (8, 64)
 VOCAB = (16, 4000)
-SHARES = (0.4, 0.8, 1.2)
+RUSH_RATE, NUM_RUSHING = 1e6, 96
+SHARES = (0.6, 1.0, 1.4)
 """Of the rate that counts: loads that steps are measured under."""
 SHOWN = {
     "tokens_per_s": "output tokens/s",
@@ -69,48 +71,105 @@ class Load:
         return made
 
 
-@dataclass(slots=True, kw_only=True)  # mutable: it holds processes, and the router learns
 class Replicas:
-    """Two real replicas behind the real router."""
+    """Two real replicas behind the real router. A subclass says where they run and what time it is."""
 
-    pipes: dict[str, Connection]
-    facts: Facts
-    router: Router = field(default_factory=lambda: Router(NAMES))
-    loads: Loads = field(default_factory=lambda: Loads(NAMES))
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self._router, self._loads = Router(NAMES), Loads(NAMES)
 
-    def play(self, load: Load) -> tuple[list[Answer], float]:
+    def play(self, load: Load) -> list[Answer]:
         """Send a load at its moments; gives the answers in its order, with seconds from its start."""
+        raise NotImplementedError
+
+    def steps(self) -> list[TimedStep]:
+        """The steps since the last time. All requests have ended."""
+        raise NotImplementedError
+
+    def _choose(self, ask: Ask) -> str:
+        keys = page_keys(ask.prompt, "", page_tokens=self.facts.page_size)
+        name = self._router.choose(keys, self._loads).replica
+        self._router.observe(keys, name)
+        self._loads.add(name, 1)
+        return name
+
+
+class Processes(Replicas):
+    """Each replica in a process of its own, in real time."""
+
+    def __init__(self, pipes: dict[str, Connection]) -> None:
+        facts = [pipe.recv() for pipe in pipes.values()]
+        super().__init__(facts[0])
+        self._pipes = pipes
+
+    def play(self, load: Load) -> list[Answer]:
         asked, answers = load.draw(), dict[int, Answer]()
-        by_pipe = {pipe: name for name, pipe in self.pipes.items()}
         began_s, sent = time.perf_counter(), 0
         while len(answers) < len(asked):
             left_s = asked[sent][0] - (time.perf_counter() - began_s) if sent < len(asked) else None
             if left_s is not None and left_s <= 0:
-                self._send(asked[sent][2])
+                ask = asked[sent][2]
+                self._pipes[self._choose(ask)].send(ask)
                 sent += 1
                 continue
-            ready = wait(list(by_pipe), timeout=left_s)
-            for pipe, name in by_pipe.items():
+            ready = wait(list(self._pipes.values()), timeout=left_s)
+            for name, pipe in self._pipes.items():
                 if pipe in ready:
                     answer: Answer = pipe.recv()
-                    self.loads.add(name, -1)
-                    answers[answer.index] = answer
-        return [answers[i] for i in range(len(asked))], began_s
-
-    def _send(self, ask: Ask) -> None:
-        keys = page_keys(ask.prompt, "", page_tokens=self.facts.page_size)
-        name = self.router.choose(keys, self.loads).replica
-        self.router.observe(keys, name)
-        self.loads.add(name, 1)
-        self.pipes[name].send(ask)
+                    self._loads.add(name, -1)
+                    first_s, end_s = answer.first_s - began_s, answer.end_s - began_s
+                    answers[answer.index] = replace(answer, first_s=first_s, end_s=end_s)
+        return [answers[i] for i in range(len(asked))]
 
     def steps(self) -> list[TimedStep]:
-        """The steps since the last time. All requests have ended."""
         found: list[TimedStep] = []
-        for pipe in self.pipes.values():
+        for pipe in self._pipes.values():
             pipe.send("steps")
             found += pipe.recv()
         return found
+
+
+class Turns(Replicas):
+    """Both replicas in this process, by turns, each on the clock of its own CPU seconds."""
+
+    def __init__(self) -> None:
+        self._clocks = {name: CpuClock() for name in NAMES}
+        self._engines = {name: TimedEngine(clock) for name, clock in self._clocks.items()}
+        super().__init__(self._engines[NAMES[0]].facts)
+
+    def play(self, load: Load) -> list[Answer]:
+        for clock in self._clocks.values():
+            clock.now_s = 0.0
+        answers: dict[int, Answer] = {}
+        asked = load.draw()
+        ended: list[tuple[float, str]] = []  # ends that the router has not been told of
+        for at_s, _, ask in asked:
+            self._run_to(at_s, answers, ended)
+            for end in [one for one in ended if one[0] <= at_s]:
+                ended.remove(end)
+                self._loads.add(end[1], -1)
+            name = self._choose(ask)
+            clock = self._clocks[name]
+            clock.now_s = max(clock.now_s, at_s)
+            with clock.runs():
+                self._engines[name].submit(ask)
+        self._run_to(float("inf"), answers, ended)
+        for _, name in ended:
+            self._loads.add(name, -1)
+        return [answers[i] for i in range(len(asked))]
+
+    def _run_to(self, until_s: float, answers: dict[int, Answer], ended: list[tuple[float, str]]) -> None:
+        """Every step that begins before this moment."""
+        for name, engine in self._engines.items():
+            while engine.has_work and self._clocks[name].now_s < until_s:
+                with self._clocks[name].runs():
+                    found = engine.step()
+                for answer in found:
+                    answers[answer.index] = answer
+                    ended.append((answer.end_s, name))
+
+    def steps(self) -> list[TimedStep]:
+        return [step for engine in self._engines.values() for step in engine.take_steps()]
 
 
 def measured(steps: Sequence[TimedStep], facts: Facts) -> list[MeasuredStep]:
@@ -213,6 +272,15 @@ class Calibration:
         return float(simulated / real - 1)
 
 
+def most_rate(replicas: Replicas) -> float:
+    """Requests per second of both replicas when many come at once; the second time, when the machine is warm."""
+    for seed in (97, 98):
+        load = Load(seed=seed, rate=RUSH_RATE, seconds=NUM_RUSHING / RUSH_RATE)
+        answers = replicas.play(load)
+        replicas.steps()
+    return len(answers) / max(one.end_s for one in answers)
+
+
 def calibrate(replicas: Replicas, rounds: int, seconds: float, rate: float) -> Calibration:
     """Rounds of loads to fit to and a load that counts, so that the machine is the same under both."""
     steps, loads, real = list[TimedStep](), list[Load](), dict[int, Figures]()
@@ -222,10 +290,10 @@ def calibrate(replicas: Replicas, rounds: int, seconds: float, rate: float) -> C
             replicas.play(loads[-1])
         steps += replicas.steps()
         load = Load(seed=i, rate=rate, seconds=seconds)
-        answers, began_s = replicas.play(load)
+        answers = replicas.play(load)
         replicas.steps()  # these are not for the fit
         moments = [at_s for at_s, _, _ in load.draw()]
-        times = [(at, one.first_s - began_s, one.end_s - began_s) for at, one in zip(moments, answers, strict=True)]
+        times = [(at, one.first_s, one.end_s) for at, one in zip(moments, answers, strict=True)]
         real[len(loads)] = Figures.of(load, times, [one.num_cached for one in answers])
         loads.append(load)
     cost, found = fitted(steps, replicas.facts)
@@ -239,7 +307,7 @@ def calibrate(replicas: Replicas, rounds: int, seconds: float, rate: float) -> C
 
 
 @contextmanager
-def real_replicas() -> Iterator[Replicas]:
+def processes() -> Iterator[Replicas]:
     """Two processes with an engine each, ready."""
     context = multiprocessing.get_context("spawn")
     pipes, processes = dict[str, Connection](), []
@@ -249,8 +317,7 @@ def real_replicas() -> Iterator[Replicas]:
         processes[-1].start()
         theirs.close()
     try:
-        facts = [pipe.recv() for pipe in pipes.values()]
-        yield Replicas(pipes=pipes, facts=facts[0])
+        yield Processes(pipes)
     finally:
         for pipe in pipes.values():
             pipe.close()
@@ -273,13 +340,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0, help="of a load that counts [20]")
-    parser.add_argument("--rate", type=float, default=40.0, help="requests per second for both replicas [40]")
+    parser.add_argument("--share", type=float, default=0.5, help="of the most that the replicas can do [0.5]")
+    parser.add_argument(
+        "--clock", choices=("wall", "cpu"), default="wall", help="cpu: by turns in one process, for a busy machine"
+    )
     parser.add_argument("--most", type=float, default=0.15, help="the error that is allowed [0.15]")
     args = parser.parse_args()
-    with real_replicas() as replicas:
-        replicas.play(Load(seed=99, rate=args.rate, seconds=3.0))  # caches of the machine warm up
-        replicas.steps()
-        found = calibrate(replicas, args.rounds, args.seconds, args.rate)
+    with nullcontext(Turns()) if args.clock == "cpu" else processes() as replicas:
+        rate = args.share * most_rate(replicas)
+        found = calibrate(replicas, args.rounds, args.seconds, rate)
+    print(f"{rate:.1f} requests/s, {args.share:.0%} of what both replicas can do")
     print(show(found))
     print(json.dumps({name: round(found.error(name), 4) for name in SHOWN}))
     return 1 if max(abs(found.error(name)) for name in JUDGED) > args.most else 0

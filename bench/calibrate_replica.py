@@ -1,15 +1,15 @@
-"""One real engine in a process of its own, as `bench.calibrate` runs two of them: requests in, moments and steps out.
-
-Moments are of the machine's monotonic clock, which all processes share.
-"""
+"""Real engines as `bench.calibrate` runs them: in a process each, or two by turns on the clock of the CPU."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from playhead.engine.engine import Engine
+import torch
+
 from playhead.engine.front import RequestOptions
 from playhead.inputs import TokensPrompt
 from playhead.llm import LLM
@@ -60,87 +60,114 @@ class TimedStep:
     seconds: float
 
 
-class Replica:
-    """An engine, a pipe, and the clock of its steps."""
+class TimedEngine:
+    """An engine whose steps are timed and whose answers have moments, by the clock that it is given."""
 
-    def __init__(self, engine: Engine, pipe: Connection, shape: ModelShape) -> None:
-        self._engine, self._pipe, self._shape = engine, pipe, shape
+    def __init__(self, clock: Callable[[], float]) -> None:
+        torch.set_num_threads(1)  # a replica has a core
+        llm = LLM("embedded")
+        llm.capture_graphs()
+        self._engine, self._clock = llm.engine, clock
+        self._engine.max_waiting = MAX_WAITING
+        plan, decoder = self._engine.worker.kv.plan, self._engine.worker.model.decoder
+        weight_bytes = sum(one.numel() * one.element_size() for one in decoder.parameters())
+        self.facts = Facts(
+            shape=shape_of(decoder.spec, plan.geometry, weight_bytes),
+            kv_bytes=plan.arena_bytes,
+            max_running=plan.limits.max_running,
+            chunk_tokens=plan.limits.chunk_tokens,
+            max_context_tokens=plan.limits.max_context_tokens,
+            page_size=plan.geometry.page_size,
+        )
         self._steps: list[TimedStep] = []
+        self._first_s: dict[str, float] = {}
+        self._began_s = 0.0
 
-    def serve(self) -> None:
-        """Take requests and run steps until the other side hangs up. "steps" asks for the steps since the last time."""
-        began_s = time.perf_counter()
-        while True:
-            while self._pipe.poll(0 if self._engine.has_work else POLL_S):
-                if not self._engine.has_work:
-                    began_s = time.perf_counter()
-                try:
-                    message = self._pipe.recv()
-                except EOFError:
-                    return
-                if isinstance(message, Ask):
-                    self._submit(message)
-                else:
-                    self._pipe.send(self._steps)
-                    self._steps = []
-            if self._engine.has_work:
-                self._step(began_s)
-                began_s = time.perf_counter()
+    @property
+    def has_work(self) -> bool:
+        return self._engine.has_work
 
-    def _submit(self, ask: Ask) -> None:
+    def submit(self, ask: Ask) -> None:
+        """Queue a request. The time that this takes belongs to the next step."""
+        if not self.has_work:
+            self._began_s = self._clock()
         params = SamplingParams(temperature=0, max_tokens=ask.output_tokens, ignore_eos=True)
         prompt = TokensPrompt(prompt_token_ids=list(ask.prompt))
         self._engine.add_request(str(ask.index), prompt, params, RequestOptions(streams=False))
 
-    def _step(self, began_s: float) -> None:
-        """One step, what it did by the engine's own counters, and the answers that it finished."""
-        engine, shape = self._engine, self._shape
-        num_prompt, num_before = engine.stats.num_prompt_tokens, {one: len(one.output) for one in engine.running}
+    def step(self) -> list[Answer]:
+        """One step; gives the requests that it ended."""
+        engine, shape = self._engine, self.facts.shape
+        num_prompt, before = engine.stats.num_prompt_tokens, {one.id: len(one.output) for one in engine.running}
         outputs = engine.step()
-        for output in outputs:
-            metrics = output.metrics
-            assert output.finished, "no request streams"
-            assert metrics.first_token_s is not None, "every request has a token"
-            assert metrics.finished_s is not None, "and has ended"
-            self._pipe.send(
-                Answer(
-                    index=int(output.request_id),
-                    first_s=metrics.first_token_s,
-                    end_s=metrics.finished_s,
-                    num_cached=output.num_cached_tokens or 0,
-                )
-            )
-        (record,) = engine.timeline.newest(1)
+        now_s = self._clock()
+        for name in [one.id for one in engine.running if one.output] + [one.request_id for one in outputs]:
+            if not before.get(name):
+                self._first_s[name] = now_s
         num_tokens = engine.stats.num_prompt_tokens - num_prompt
-        decoding = [one for one, count in num_before.items() if count]
-        kv_bytes = sum(shape.live_bytes(len(one.prompt) + len(one.output)) for one in decoding)
+        going_on = [one for one in engine.running if before.get(one.id)]
+        contexts = [len(one.prompt) + len(one.output) for one in going_on]
+        contexts += [len(one.prompt_token_ids) + before.get(one.request_id, 0) for one in outputs]
+        (record,) = engine.timeline.newest(1)
         work = StepWork(
             num_rows=record.raw - num_tokens,
-            kv_bytes=kv_bytes,
+            kv_bytes=sum(map(shape.live_bytes, contexts)),
             num_prompt_tokens=num_tokens,
             prompt_flops=num_tokens * shape.layer_flops,
         )
-        seconds = time.perf_counter() - began_s
-        self._steps.append(TimedStep(work=work, padded_tokens=record.padded, seconds=seconds))
+        self._steps.append(TimedStep(work=work, padded_tokens=record.padded, seconds=now_s - self._began_s))
+        self._began_s = now_s
+        return [
+            Answer(
+                index=int(one.request_id),
+                first_s=self._first_s.pop(one.request_id),
+                end_s=now_s,
+                num_cached=one.num_cached_tokens,
+            )
+            for one in outputs
+        ]
+
+    def take_steps(self) -> list[TimedStep]:
+        """The steps since the last time."""
+        steps, self._steps = self._steps, []
+        return steps
 
 
 def run_replica(pipe: Connection) -> None:
-    """The process: an engine with all graphs captured, its facts, then requests."""
-    with LLM("embedded") as llm:
-        llm.capture_graphs()
-        engine = llm.engine
-        engine.max_waiting = MAX_WAITING
-        plan = engine.worker.kv.plan
-        weights = sum(one.numel() * one.element_size() for one in engine.worker.model.decoder.parameters())
-        shape = shape_of(engine.worker.model.decoder.spec, plan.geometry, weights)
-        pipe.send(
-            Facts(
-                shape=shape,
-                kv_bytes=plan.arena_bytes,
-                max_running=plan.limits.max_running,
-                chunk_tokens=plan.limits.chunk_tokens,
-                max_context_tokens=plan.limits.max_context_tokens,
-                page_size=plan.geometry.page_size,
-            )
-        )
-        Replica(engine, pipe, shape).serve()
+    """A process: an engine, its facts, then requests until the other side hangs up. The clock is the machine's."""
+    engine = TimedEngine(time.perf_counter)
+    pipe.send(engine.facts)
+    while True:
+        while pipe.poll(0 if engine.has_work else POLL_S):
+            try:
+                message = pipe.recv()
+            except EOFError:
+                return
+            if isinstance(message, Ask):
+                engine.submit(message)
+            else:
+                pipe.send(engine.take_steps())
+        if engine.has_work:
+            for answer in engine.step():
+                pipe.send(answer)
+
+
+class CpuClock:
+    """A replica's own seconds: those that the CPU works for it, and those that it is idle.
+
+    What else runs on the machine does not count, so two replicas by turns are two replicas at once.
+    """
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._since_s: float | None = None
+
+    def __call__(self) -> float:
+        return self.now_s if self._since_s is None else self.now_s + time.process_time() - self._since_s
+
+    @contextmanager
+    def runs(self) -> Iterator[None]:
+        """The CPU works for this replica inside."""
+        self._since_s = time.process_time()
+        yield
+        self.now_s, self._since_s = self(), None

@@ -45,6 +45,7 @@ def draw_fleet(run: dict[str, Any]) -> Any:
     other.plot(seconds, replicas, color=BLUE, label="replicas paid for")
     other.set_ylabel("replicas")
     other.set_ylim(0)
+    other.yaxis.get_major_locator().set_params(integer=True)
     other.grid(visible=False)
     lines = [*axis.get_lines(), *other.get_lines()]
     axis.legend(lines, [line.get_label() for line in lines])

@@ -45,7 +45,8 @@ def decode_call():
 
 def extend_call():
     scene = make_scene(SceneSpec(seq_lens=(3,), query_lens=(2,)), seed=0)
-    return scene.q, torch.zeros(2, 1, 8), *extend_arguments(scene.plan, scene.layer)
+    scratch = (torch.zeros(8), torch.zeros(2), torch.zeros(2, dtype=torch.int32))
+    return scene.q, torch.zeros(2, 1, 8), *extend_arguments(scene.plan, scene.layer), *scratch, 1
 
 
 def choose_call():
@@ -100,7 +101,7 @@ def project_normed_call():
 
 
 def attend_in_order_call():
-    return *extend_call(), torch.zeros(8), torch.zeros(2), torch.zeros(1, dtype=torch.int32), False
+    return *extend_call()[:-1], False
 
 
 CALLS = {
