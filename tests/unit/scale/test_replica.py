@@ -144,6 +144,19 @@ def test_no_request_ends_before_the_replica_says(seed):
     assert num_looks < replica.num_steps
 
 
+def test_a_preempted_request_comes_back_before_those_that_came_after_it():
+    """The second request loses its memory to the first. The third is short and would find memory at once."""
+    spec = spec_of(toy_plan())
+    spec = replace(spec, kv_bytes=spec.live_bytes[216] + spec.live_bytes[100] + 2 * spec.page_bytes)
+    first = SimRequest(index=0, arrival_s=0.0, prompt_tokens=100, output_tokens=120)
+    second = SimRequest(index=1, arrival_s=1e-6, prompt_tokens=90, output_tokens=110)
+    third = SimRequest(index=2, arrival_s=0.03, prompt_tokens=8, output_tokens=2)
+    (one, two, three), _ = played([first, second, third], replace(spec, max_running=2))
+    assert one.num_preemptions == 0
+    assert two.num_preemptions > 0
+    assert three.first_s > one.end_s
+
+
 def test_with_overlap_a_request_that_comes_during_a_step_sits_the_next_one_out():
     spec = spec_of(toy_plan())
     first = SimRequest(index=0, arrival_s=0.0, prompt_tokens=8, output_tokens=50)
