@@ -25,8 +25,8 @@ from bench.measure import device_us, emit
 from playhead.attention.base import AttentionPlan, LayerAttention, decode_arguments, extend_arguments
 from playhead.attention.triton import TritonBackend, decode_shape
 from playhead.kernels.splits import num_splits
-from playhead.kernels.triton.decode import DecodeTiles, launch_decode
-from playhead.kernels.triton.extend import ExtendTiles, launch_extend
+from playhead.kernels.triton.decode import Cut, DecodeTiles, launch_decode
+from playhead.kernels.triton.extend import ExtendTiles, launch_tiles
 
 DEVICE = torch.device("cuda")
 COPY_BYTES_PER_S = 4.25e12  # device-to-device copy on an H200, read + write
@@ -195,7 +195,7 @@ def cut_decode_us(case: DecodeCase, splits: int, tiles: DecodeTiles | None = Non
 
     def call(i: int) -> None:
         arguments = decode_arguments(case.plan, case.layers[i])
-        launch_decode(case.q, case.out, *arguments, parts, tops_sums, arrivals, splits, tiles=tiles)
+        launch_decode(case.q, case.out, *arguments, parts, tops_sums, arrivals, splits, cut=Cut(tiles=tiles))
 
     return time_us(call, len(case.layers))
 
@@ -271,7 +271,7 @@ def bench_extend(
     plan = replace(case.plan, seq_lens_B=lengths, query_starts_B=starts, query_lens_B=lengths)
 
     def call(i: int) -> None:
-        launch_extend(q, out, *extend_arguments(plan, layer), tiles=tiles)
+        launch_tiles(q, out, *extend_arguments(plan, layer), tiles=tiles)
 
     us = time_us(call, 4)
     rate = f"{causal_flops(heads, num_requests, num_tokens) / us / 1e6:6.0f} TFLOP/s"

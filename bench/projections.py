@@ -1,8 +1,9 @@
 """Products of few rows on one GPU: `PYTHONPATH=src python3 -m bench.projections [--neighbours]`.
 
-Every projection of four models, for 1 to 16 rows: microseconds by the kernel that `projection_tiles` chooses and by the
-BLAS library, beside the time the weights take at the scorecard's bandwidth. Each figure is a node of one CUDA graph
-over 26 different matrices, gaps included. `--neighbours` also times other tiles, for the rules in `projection_tiles`.
+Every projection of four models, for 1 to 128 rows: microseconds by the kernel that `projection_tiles` chooses and by
+the BLAS library, beside the time the weights take at the scorecard's bandwidth. Products behind which a norm stands are
+made in parts, as `project_normed` makes them; gate-up is gated, by the library without its activation. Each figure is a
+node of one CUDA graph over 26 different matrices, gaps included. `--neighbours` also times other tiles.
 """
 
 from __future__ import annotations
@@ -12,19 +13,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
+from torch.nn import functional as F
 
 from bench.attention import time_us
 from bench.measure import emit
-from playhead.kernels.projection import project
+from playhead.kernels.projection import project, project_gated
 from playhead.kernels.triton.projection import launch_tiles
-from playhead.kernels.triton.projection_tiles import RowsTiles, RowTiles, tiles_for
+from playhead.kernels.triton.projection_tiles import HeldTiles, RowTiles, Tiles, split_tiles, tiles_for
 
 BYTES_PER_US = 4.3e6
 NUM_MATRICES = 26
-ROWS = (1, 2, 4, 8, 16)
+ROWS = (1, 8, 16, 32, 64, 128)
 ERROR_BOUND = 4e-3  # one rounding to bf16
-
-Tiles = RowTiles | RowsTiles
+ACTIVATION = "gelu_tanh"
+IN_PARTS = ("o", "down")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,34 +64,73 @@ def neighbours(tiles: Tiles) -> Iterator[Tiles]:
         for block_n, num_warps in ((1, 4), (2, 4), (2, 8), (4, 8), (4, 16), (8, 8), (8, 16)):
             yield replace(tiles, block_n=block_n, num_warps=num_warps)
         return
-    for block_n, block_k, parts, num_stages in (
-        (8, 128, 1, 6), (16, 128, 1, 6), (16, 256, 1, 4), (32, 128, 2, 6), (8, 128, 4, 6), (16, 128, 4, 6),
+    if isinstance(tiles, HeldTiles):
+        for block_n in (16, 32):
+            yield replace(tiles, block_n=block_n)
+        return
+    for block_n, block_k, num_stages, num_warps in (
+        (64, 64, 4, 4), (64, 64, 6, 4), (64, 64, 8, 4), (64, 128, 3, 4), (64, 128, 4, 4), (128, 64, 6, 8),
     ):  # fmt: skip
-        yield replace(tiles, block_n=block_n, block_k=block_k, parts=parts, num_stages=num_stages)
+        yield replace(tiles, block_n=block_n, block_k=block_k, num_stages=num_stages, num_warps=num_warps)
 
 
-def measure(matrices: torch.Tensor, num_rows: int, *, with_neighbours: bool) -> dict[str, float | str]:
-    """The figures of one projection. A kernel that is wrong fails here before it is timed."""
-    x = torch.randn(num_rows, matrices.shape[2], device="cuda").to(matrices.dtype)
-    out = torch.full((num_rows, matrices.shape[1]), float("nan"), dtype=x.dtype, device="cuda")
-    project(out, x, matrices[0], None, 1.0, False)
-    wanted = x.double() @ matrices[0].double().t()
-    error = float((out.double() - wanted).norm() / wanted.norm())
-    assert error < ERROR_BOUND, f"error norm {error}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One projection for so many rows."""
+
+    name: str
+    matrices: torch.Tensor
+    x: torch.Tensor
+
+    @property
+    def tiles(self) -> Tiles | None:
+        return (split_tiles if self.name in IN_PARTS else tiles_for)(self.x, self.matrices[0])
+
+    def room(self, tiles: Tiles | None) -> torch.Tensor:
+        """Memory for the result, full of NaN."""
+        num_outputs = self.matrices.shape[1] // (2 if self.name == "gate-up" else 1)
+        if tiles is None or isinstance(tiles, RowTiles) or tiles.num_splits == 1:
+            return torch.full((len(self.x), num_outputs), float("nan"), dtype=self.x.dtype, device="cuda")
+        return torch.full((tiles.num_splits, len(self.x), num_outputs), float("nan"), device="cuda")
+
+    def run(self, out: torch.Tensor, matrix: torch.Tensor, tiles: Tiles | None) -> None:
+        """The product cut so; without tiles, as the op runs it."""
+        is_gated = self.name == "gate-up"
+        if tiles is not None:
+            launch_tiles(tiles, out, self.x, matrix, None, activation=ACTIVATION if is_gated else None)
+        elif is_gated:
+            out.copy_(project_gated(self.x, matrix, None, ACTIVATION))
+        else:
+            project(out, self.x, matrix, None, 1.0, False)
+
+    def check(self, tiles: Tiles | None) -> None:
+        """A kernel that is wrong fails here before it is timed."""
+        wanted = self.x.double() @ self.matrices[0].double().t()
+        if self.name == "gate-up":
+            gate, up = wanted.chunk(2, -1)
+            wanted = F.gelu(gate, approximate="tanh") * up
+        out = self.room(tiles)
+        self.run(out, self.matrices[0], tiles)
+        found = out.double().view(-1, *wanted.shape).sum(0)
+        error = float((found - wanted).norm() / wanted.norm())
+        assert error < ERROR_BOUND, f"error norm {error}"
+
+    def us(self, tiles: Tiles | None) -> float:
+        self.check(tiles)
+        out = self.room(tiles)
+        return time_us(lambda i: self.run(out, self.matrices[i], tiles), len(self.matrices))
+
+
+def measure(case: Case, *, with_neighbours: bool) -> dict[str, float | str]:
+    """The figures of one projection."""
+    matrices, x, tiles = case.matrices, case.x, case.tiles
     found: dict[str, float | str] = {
         "floor_us": matrices[0].numel() * 2 / BYTES_PER_US,
-        "blas_us": time_us(lambda i: torch.mm(x, matrices[i].t(), out=out), len(matrices)),
-        "ours_us": time_us(lambda i: project(out, x, matrices[i], None, 1.0, False), len(matrices)),
+        "blas_us": time_us(lambda i: torch.mm(x, matrices[i].t()), len(matrices)),
+        "ours_us": case.us(tiles),
     }
-    tiles = tiles_for(x, matrices[0])
     if with_neighbours and tiles is not None:
-        times: dict[str, float] = {}
-        for other in neighbours(tiles):
-
-            def run(i: int, other: Tiles = other) -> None:
-                launch_tiles(other, out, x, matrices[i], None)
-
-            times[str(other)] = time_us(run, len(matrices))
+        times = {str(other): case.us(other) for other in neighbours(tiles)}
         best = min(times, key=times.__getitem__)
         found |= {"best_neighbour_us": times[best], "best_neighbour": best}
     return found
@@ -102,9 +143,11 @@ def main() -> None:
     for model, widths in MODELS.items():
         for name, (num_outputs, num_inputs) in widths.shapes.items():
             shape = (NUM_MATRICES, num_outputs, num_inputs)
-            matrices = torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_()
+            matrices = torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(0.0, 0.03)
             for num_rows in ROWS:
-                figures = measure(matrices, num_rows, with_neighbours=arguments.neighbours)
+                x = torch.randn(num_rows, num_inputs, device="cuda").to(matrices.dtype)
+                case = Case(name=name, matrices=matrices, x=x)
+                figures = measure(case, with_neighbours=arguments.neighbours)
                 emit("projection", model=model, map=name, rows=num_rows, **figures)
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from playhead.kernels.projection import project, project_gated, project_normed
-from playhead.kernels.triton.projection_tiles import tiles_for
+from playhead.kernels.triton.projection import launch_tiles
+from playhead.kernels.triton.projection_tiles import split_tiles
 from tests.gpu.test_kernels_gpu import check, random
 
 SHAPES = [
@@ -19,7 +20,7 @@ SHAPES = [
     (2560, 10240),
     (96, 512),
 ]
-ROWS = [1, 2, 3, 8, 9, 16, 17]
+ROWS = [1, 2, 3, 8, 9, 16, 17, 32, 50, 64, 100, 128, 129]
 
 
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), SHAPES)
@@ -28,9 +29,14 @@ def test_project(num_outputs, num_inputs, capsys):
     for num_rows in ROWS:
         x = random(num_rows, num_inputs + 16, seed=num_rows)[:, :num_inputs]
         out = torch.full((num_rows, num_outputs), float("nan"), dtype=x.dtype, device="cuda")
-        assert tiles_for(x, weight) is not None or num_rows > 8
+        wanted = x.double() @ weight.double().t()
         project(out, x, weight, None, 1.0, False)
-        check(f"project {num_rows} x {num_inputs} -> {num_outputs}", out, x.double() @ weight.double().t(), capsys)
+        check(f"project {num_rows} x {num_inputs} -> {num_outputs}", out, wanted, capsys)
+        tiles = split_tiles(x, weight)
+        if tiles is not None and tiles.num_splits > 1:
+            parts = torch.full((tiles.num_splits, num_rows, num_outputs), float("nan"), device="cuda")
+            launch_tiles(tiles, parts, x, weight, None)
+            check(f"parts {num_rows} x {num_inputs} -> {num_outputs}", parts.double().sum(0), wanted, capsys)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
@@ -48,7 +54,7 @@ def test_a_bias_and_a_scale_are_applied_and_the_product_is_added(num_rows, dtype
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-@pytest.mark.parametrize("num_rows", [1, 2, 8, 16, 40])
+@pytest.mark.parametrize("num_rows", [1, 2, 8, 16, 40, 128])
 def test_project_gated(num_rows, activation, capsys):
     x, weight, bias = random(num_rows, 1152), 0.03 * random(13824, 1152, seed=1), random(13824, seed=2)
     for bias_or_none in (None, bias):
@@ -56,10 +62,10 @@ def test_project_gated(num_rows, activation, capsys):
         check(f"gated {num_rows} {activation}", project_gated(x, weight, bias_or_none, activation), wanted, capsys)
 
 
-@pytest.mark.parametrize("num_rows", [2, 8, 16])
+@pytest.mark.parametrize("num_rows", [2, 8, 16, 32, 100, 128])
 def test_equal_rows_give_equal_results_whatever_stands_beside_them(num_rows):
-    weight, gate_up = random(1152, 6912), random(13824, 1152, seed=1)
-    for matrix in (weight, gate_up):
+    qkv, gate_up = random(1536, 1152), random(13824, 1152, seed=1)
+    for matrix in (qkv, gate_up):
         x = random(num_rows, matrix.shape[1], seed=2)
         x[-1] = x[0]
         outs = []
@@ -70,18 +76,38 @@ def test_equal_rows_give_equal_results_whatever_stands_beside_them(num_rows):
         assert all(torch.equal(out, outs[0]) for out in outs)
 
 
-@pytest.mark.parametrize("num_rows", [1, 2, 8, 16, 40])
-@pytest.mark.parametrize(("norm_x", "activation"), [(False, None), (True, None), (False, "silu"), (True, "gelu_tanh")])
-def test_project_normed(num_rows, norm_x, activation, capsys):
-    x, residual = random(num_rows, 1152), random(num_rows, 1152, seed=1)
+@pytest.mark.parametrize("num_rows", [2, 8, 16, 32, 100, 128])
+def test_equal_rows_give_equal_sums_whatever_stands_beside_them(num_rows):
+    """Of a product that is made in parts, too."""
+    down, qkv, norm = 0.03 * random(1152, 6912), 0.03 * random(1536, 1152, seed=1), random(1152, seed=2)
+    x, residual = random(num_rows, 6912, seed=3), random(num_rows, 1152, seed=4)
+    x[-1], residual[-1] = x[0], residual[0]
+    outs = []
+    for factor in (1, -3):
+        x[1:-1] *= factor
+        out = torch.empty(num_rows, 1536, dtype=x.dtype, device="cuda")
+        total = project_normed(out, x, down, None, 1.0, residual, norm, norm, 1e-6, True, False, qkv, None, None)
+        outs += [torch.cat((row[0], sum_[0])) for row, sum_ in ((out, total), (out.flip(0), total.flip(0)))]
+    assert all(torch.equal(out, outs[0]) for out in outs)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 8, 16, 32, 100, 128, 200])
+@pytest.mark.parametrize(
+    ("num_inputs", "norm_x", "activation"),
+    [(1024, False, None), (6912, True, None), (1024, False, "silu"), (1024, True, "gelu_tanh")],
+)
+def test_project_normed(num_rows, num_inputs, norm_x, activation, capsys):
+    x, residual = random(num_rows, num_inputs), random(num_rows, 1152, seed=1)
+    first = 0.03 * random(1152, num_inputs, seed=5)
     norm, x_norm = random(1152, seed=2), random(1152, seed=3) if norm_x else None
     weight = 0.03 * random(3072, 1152, seed=4)
     out = torch.full((num_rows, 3072 if activation is None else 1536), float("nan"), dtype=x.dtype, device="cuda")
     wanted = out.float()
     before = residual.clone()
-    total = project_normed(out, x, residual, norm, x_norm, 1e-6, True, False, weight, None, activation)
-    wide = [None if tensor is None else tensor.float() for tensor in (x, residual, norm, x_norm)]
-    wanted_total = project_normed.reference(wanted, *wide, 1e-6, True, False, weight.float(), None, activation)
+    tensors = (x, first, None, 1.0, residual, norm, x_norm, 1e-6, True, False, weight, None, activation)
+    total = project_normed(out, *tensors)
+    wide = [one.float() if isinstance(one, torch.Tensor) else one for one in tensors]
+    wanted_total = project_normed.reference(wanted, *wide)
     check(f"normed {num_rows} {norm_x=} {activation}", out, wanted, capsys, bound=8e-3)  # the sum is rounded as well
     check(f"normed {num_rows} {norm_x=} sum", total, wanted_total, capsys)
     assert torch.equal(residual, before)
@@ -99,7 +125,9 @@ def test_dependent_launches_in_a_graph_give_what_launches_one_by_one_give():
             h, total = x, residual
             for weight in weights:
                 out = torch.empty_like(h)
-                total = project_normed(out, h, total, norm, norm, 1e-6, True, False, weight, None, None)
+                total = project_normed(
+                    out, h, weight, None, 1.0, total, norm, norm, 1e-6, True, False, weight, None, None
+                )
                 wait()
                 h = torch.empty_like(h)
                 project(h, out, weight, None, 1.0, False)

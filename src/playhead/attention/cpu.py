@@ -96,7 +96,8 @@ class CpuBackend(AttentionBackend):
     def extend(self, plan: AttentionPlan, layer: LayerAttention, q_THD: Tensor, out_THE: Tensor) -> None:
         memory = self._cells[layer]
         if memory is None or plan.notes is None:
-            extend(q_THD, out_THE, *extend_arguments(plan, layer))  # a tape keeps the op, which reads lengths anew
+            # A tape keeps the op, which reads lengths anew.
+            extend(q_THD, out_THE, *extend_arguments(plan, layer), None, None, None, 1)
             return
         if layer.kv_group not in plan.notes:
             plan.notes[layer.kv_group] = equal_spans(plan.tensors(), memory, layer.window)

@@ -15,11 +15,15 @@ from playhead.attention.base import AttentionBackend, AttentionPlan, LayerAttent
 from playhead.graph.breaks import Tensors
 from playhead.graph.spec import OwnedMemory
 from playhead.kernels.attention import decode, extend
-from playhead.kernels.splits import DecodeShape, num_arrivals, num_parts, num_splits
+from playhead.kernels.splits import DecodeShape, num_arrivals, num_parts, num_splits, num_splits_beside_prompts
+
+CUTS = (num_splits, num_splits_beside_prompts)
+"""How requests that decode are cut: in a step of their own, and in one with prompts."""
 
 
 class TritonBackend(AttentionBackend):
-    """Decode splits what each layer can see over programs, through scratch that all layers and batch sizes share.
+    """Decode splits what each layer can see over programs, through scratch that all layers and batch sizes share. In
+    steps over tokens, requests with one query are cut in the same way.
 
     The scratch is sized at once for the largest step of any of `layers`, so its address never changes. Two decode
     steps must not run at the same time on it; steps of one stream never do.
@@ -29,28 +33,33 @@ class TritonBackend(AttentionBackend):
 
     def __init__(self, page_table_RP: Tensor, layers: Sequence[LayerAttention], *, max_bs: int) -> None:
         super().__init__(page_table_RP)
-        shapes = {decode_shape(layer, page_table_RP) for layer in layers}
-        steps = [(shape, num_parts(shape, bs)) for shape in shapes for bs in range(1, max_bs + 1)]
+        shapes, sizes = {decode_shape(layer, page_table_RP) for layer in layers}, range(1, max_bs + 1)
+        steps = [(shape, bs, cut(shape, bs)) for shape in shapes for bs in sizes for cut in CUTS]
+        most_parts = max(num_parts(*step) for step in steps)
+        most_numbers = max(num_parts(*step) * step[0].v_head_dim for step in steps)
         device = page_table_RP.device
-        most_numbers = max(parts * shape.v_head_dim for shape, parts in steps)
         self._parts = torch.zeros(most_numbers, dtype=torch.float32, device=device)
-        self._tops_sums = torch.zeros(2 * max(parts for _, parts in steps), dtype=torch.float32, device=device)
-        most_arrivals = max(num_arrivals(shape, bs) for shape in shapes for bs in range(1, max_bs + 1))
+        self._tops_sums = torch.zeros(2 * most_parts, dtype=torch.float32, device=device)
+        most_arrivals = max(num_arrivals(*step) for step in steps)
         self._arrivals = torch.zeros(most_arrivals, dtype=torch.int32, device=device)
 
+    @property
+    def _scratch(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self._parts, self._tops_sums, self._arrivals
+
     def owned(self) -> tuple[OwnedMemory, ...]:
-        scratch = (self._parts, self._tops_sums, self._arrivals)
-        return (*super().owned(), OwnedMemory(name="decode scratch", tensors=scratch, writable=True))
+        return (*super().owned(), OwnedMemory(name="decode scratch", tensors=self._scratch, writable=True))
 
     def decode(
         self, plan: AttentionPlan, layer: LayerAttention, q_BHD: Tensor, out_BHE: Tensor, prepared: Tensors = ()
     ) -> None:
         splits = num_splits(decode_shape(layer, plan.page_table_RP), q_BHD.shape[0])
-        scratch = (self._parts, self._tops_sums, self._arrivals)
-        decode(q_BHD, out_BHE, *decode_arguments(plan, layer), *scratch, splits)
+        decode(q_BHD, out_BHE, *decode_arguments(plan, layer), *self._scratch, splits)
 
     def extend(self, plan: AttentionPlan, layer: LayerAttention, q_THD: Tensor, out_THE: Tensor) -> None:
-        extend(q_THD, out_THE, *extend_arguments(plan, layer))
+        shape, num_places = decode_shape(layer, plan.page_table_RP), plan.rows_B.shape[0]
+        splits = num_splits_beside_prompts(shape, num_places, q_THD.shape[0])
+        extend(q_THD, out_THE, *extend_arguments(plan, layer), *self._scratch, splits)
 
 
 def decode_shape(layer: LayerAttention, page_table_RP: Tensor) -> DecodeShape:

@@ -55,18 +55,22 @@ def decode(
     out_BHE.copy_(torch.einsum("bkgj,bjke->bkge", weight_BKGJ, v_BJKE).reshape(num_requests, num_heads, -1))
 
 
-@op(mutates=("out_THE",), cuda="triton.extend:launch_extend")
+@op(mutates=("out_THE", "parts", "part_tops_sums", "arrivals"), cuda="triton.extend:launch_extend")
 def extend(
     q_THD: Tensor, out_THE: Tensor, k_cache_NSKD: Tensor, v_cache_NSKE: Tensor,
     page_table_RP: Tensor, rows_B: Tensor, seq_lens_B: Tensor,
     sinks_H: Tensor | None, scale: float, window: int | None, softcap: float | None,
     query_starts_B: Tensor, query_lens_B: Tensor,
+    parts: Tensor | None = None, part_tops_sums: Tensor | None = None, arrivals: Tensor | None = None,
+    num_splits: int = 1,
 ) -> None:  # fmt: skip
     """Writes the rows of `out_THE` that belong to requests.
 
     Request b's queries are rows [start, start + len) of q, and its last `len` keys are theirs: the query at position p
     sees keys p - window + 1 to p (all up to p where the window is None). Keys before them were cached by earlier
     steps. A request of length 1 decodes; one of length 0 does nothing.
+
+    The last four are those of `decode`: where they are given, the kernel shares requests of length 1 among programs.
     """
     page_size, num_kv_heads = k_cache_NSKD.shape[1:3]
     num_heads, head_dim = q_THD.shape[1:]

@@ -4,7 +4,8 @@ A step of few rows reads every weight once and takes as long as that, so for suc
 the weights at the memory's pace. Larger steps go to the BLAS library. Which of them a product takes is decided by the
 number of rows and the matrix's shape when it is launched: every way to run a step chooses alike.
 
-Shapes: T tokens, I inputs, O outputs; of a gated map J = 2 * I outputs, the gate's in [0, I) and up's in [I, 2I).
+Shapes: T tokens, I inputs, O outputs, M hidden; of a gated map J = 2 * I outputs, the gate's in [0, I) and up's in
+[I, 2I).
 """
 
 from __future__ import annotations
@@ -40,22 +41,28 @@ def project_gated(x_TI: Tensor, weight_JI: Tensor, bias_J: Tensor | None, activa
 
 @op(
     mutates=("out_TO",),
-    out=lambda out_TO, x_TI, *_: x_TI.new_empty(x_TI.shape),
+    out=lambda out_TO, x_TI, first_MI, first_bias_M, scale, residual_TM, *_: residual_TM.new_empty(residual_TM.shape),
     cuda="triton.projection:launch_project_normed",
 )
 def project_normed(
-    out_TO: Tensor, x_TI: Tensor, residual_TI: Tensor, norm_I: Tensor, x_norm_I: Tensor | None,
-    eps: float, unit_offset: bool, centred: bool, weight_OI: Tensor, bias_O: Tensor | None, activation: str | None,
+    out_TO: Tensor, x_TI: Tensor, first_MI: Tensor | None, first_bias_M: Tensor | None, scale: float,
+    residual_TM: Tensor, norm_M: Tensor, x_norm_M: Tensor | None, eps: float, unit_offset: bool, centred: bool,
+    weight_OM: Tensor, bias_O: Tensor | None, activation: str | None,
 ) -> Tensor:  # fmt: skip
-    """Adds x to the residual, norms the sum, writes its product into `out_TO` and returns the sum, in new memory.
+    """Two products with a sum between: returns residual + x @ first.T in new memory, writes normed @ W.T into `out_TO`.
 
-    x is normed before it is added if it has a norm (`x_norm_I`), as in `add_rms_norm`. With an activation the product
+    The first product has a scale and may have a bias, as in `project`; without a matrix x is the product itself. It is
+    normed before it is added if it has a norm (`x_norm_M`), as in `add_rms_norm`. With an activation the second product
     is gated, as in `project_gated`. A sum in place would be overwritten while other programs still read the residual.
     """
-    total_TI = residual_TI.clone()
-    h_TI = add_rms_norm.reference(x_TI, total_TI, norm_I, x_norm_I, eps, unit_offset, centred)
+    product_TM = x_TI
+    if first_MI is not None:
+        product_TM = torch.empty(residual_TM.shape, dtype=torch.float32, device=x_TI.device)
+        project.reference(product_TM, x_TI, first_MI, first_bias_M, scale, False)
+    total_TM = residual_TM.clone()
+    h_TM = add_rms_norm.reference(product_TM, total_TM, norm_M, x_norm_M, eps, unit_offset, centred)
     if activation is None:
-        project.reference(out_TO, h_TI, weight_OI, bias_O, 1.0, False)
+        project.reference(out_TO, h_TM, weight_OM, bias_O, 1.0, False)
     else:
-        out_TO.copy_(project_gated.reference(h_TI, weight_OI, bias_O, activation))
-    return total_TI
+        out_TO.copy_(project_gated.reference(h_TM, weight_OM, bias_O, activation))
+    return total_TM

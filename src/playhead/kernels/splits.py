@@ -7,6 +7,7 @@ from step to step and splits do not: the kernel spreads the keys there are over 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 NUM_SMS = 132  # of an H100 or H200; on another chip the splits are as right and a little less fast
 PROGRAMS_PER_SM = 3  # two blocks of keys and values in flight take 74 KiB of an SM's 228
@@ -20,6 +21,8 @@ LEAST_FILL = 0.85
 # programs an SM then: measured, what a third saves is less than its part costs to merge.
 ENOUGH_SPLITS = 32
 SMALL_WAVE = 2 * NUM_SMS
+
+PROGRAMS_PER_TOKEN = 8  # of a step with prompts
 
 MIN_KEYS_PER_SPLIT = 32  # a block of the widest heads: with less, a program reads keys that others read too
 MAX_SPLITS = 128
@@ -43,6 +46,36 @@ class DecodeShape:
     def part_elements(self) -> int:
         """Numbers that one split leaves to merge, for the query heads of one kv head."""
         return self.num_heads // self.num_kv_heads * self.v_head_dim
+
+
+class KeysPerSplit(NamedTuple):
+    """How a kernel cuts a request's keys into splits, which may be fewer than there are.
+
+    Merging costs more than a block of keys, and merging groups of splits as much again. So a request of at most `whole`
+    keys is one split, others have at least `least` keys in each, and up to `few` splits these may grow to `most` keys.
+    """
+
+    whole: int
+    least: int
+    few: int
+    most: int
+
+
+def keys_per_split(programs_per_split: int, block_keys: int, part_elements: int) -> KeysPerSplit:
+    """For a step of `programs_per_split` = requests * kv heads: what was fastest on an H200, at head dims 64 to 256.
+
+    One request of Gemma-3-1B: 200 keys are 7 splits, 1,000 are 16, and 8,000 are 125. Eight: 1,000 keys are 8 splits.
+    Parts of 256 numbers, as Llama's, merge at little cost: as many splits as there are.
+    """
+    whole = (2 if programs_per_split < 32 else 4) * block_keys
+    if programs_per_split >= 256:  # two for every multiprocessor, with a split each
+        return KeysPerSplit(whole=max(whole, 256), least=256, few=MAX_SPLITS, most=1)
+    least = 1 if programs_per_split < 32 else 96
+    if part_elements <= 256:
+        return KeysPerSplit(whole=whole, least=least, few=MAX_SPLITS, most=1)
+    if programs_per_split < 8:
+        return KeysPerSplit(whole=whole, least=least, few=16, most=64 if programs_per_split < 4 else 128)
+    return KeysPerSplit(whole=whole, least=least, few=8, most=128)
 
 
 def num_splits(shape: DecodeShape, num_requests: int) -> int:
@@ -69,17 +102,28 @@ def wave_fill(num_programs: int) -> float:
     return num_programs / (-(-num_programs // SLOTS) * SLOTS)
 
 
-def num_parts(shape: DecodeShape, num_requests: int) -> int:
+def num_splits_beside_prompts(shape: DecodeShape, num_places: int, num_tokens: int | None = None) -> int:
+    """Splits for requests that decode in a step over tokens, which has places for many more than mostly decode there.
+
+    As for a quarter of the places: few requests without splits would be waited for. A thousand programs without a
+    request cost 1 us, so there are no more than eight for each of the tokens. 256 places, Gemma-3-1B: 11 splits.
+    """
+    splits = num_splits(shape, max(num_places // 4, 1))
+    if num_tokens is None:
+        return splits
+    return max(min(splits, PROGRAMS_PER_TOKEN * num_tokens // (num_places * shape.num_kv_heads)), 1)
+
+
+def num_parts(shape: DecodeShape, num_requests: int, splits: int) -> int:
     """Partial results of one decode step, each `v_head_dim` numbers."""
-    return num_requests * shape.num_heads * num_splits(shape, num_requests)
+    return num_requests * shape.num_heads * splits
 
 
-def num_arrivals(shape: DecodeShape, num_requests: int) -> int:
+def num_arrivals(shape: DecodeShape, num_requests: int, splits: int) -> int:
     """Counters of one decode step: for each block of query heads one per group of splits, and one for the groups.
 
     A program takes a block of heads; there are never more blocks than heads.
     """
-    splits = num_splits(shape, num_requests)
     num_groups = -(-splits // splits_per_group(splits, shape.part_elements))
     return num_requests * shape.num_heads * (num_groups + 1)
 

@@ -189,6 +189,10 @@ class HybridKVCache:
 
         What its sequences need no longer is given up here, and reused when the step has retired.
         """
+        stride = self._advanced
+        if stride is not None and stride.num_placed < stride.next_look and not (self._extended or self.in_doubt):
+            stride.num_launched, self._advanced = stride.num_placed, None  # the account stays as it is
+            return
         with self._change():
             for seq in self._extended.values():
                 seq.num_launched_tokens = seq.num_tokens

@@ -49,6 +49,8 @@ class RowTables:
         self.num_pages: Int32Array = np.zeros(1 + max_running, dtype=np.int32)
         """Entries of each row that have been used since it was taken."""
         self._changed: dict[Row, tuple[int, int]] = {}
+        self.must_publish = False
+        """Whether the device's copy lacks an entry that the next step may read. Rows that were given back can wait."""
 
     @property
     def num_free(self) -> int:
@@ -82,6 +84,7 @@ class RowTables:
         """The device must take every entry again: it cannot be known which entries it has."""
         num_rows, num_entries = self.tables[FULL].shape
         self._changed = {Row(row): (0, num_entries) for row in range(num_rows)}
+        self.must_publish = True
 
     def write(self, group_index: int, row: Row, first: int, pages: Sequence[int]) -> None:
         """Put a group's pages into a row, from entry `first` on."""
@@ -89,6 +92,7 @@ class RowTables:
         self.tables[group_index][row, first:end] = pages
         self.num_pages[row] = max(int(self.num_pages[row]), end)
         if group_index == FULL:  # the device has a copy of this table alone: it finds window pages by the mapping
+            self.must_publish = True
             self._mark(row, first, end)
 
     def clear(self, group_index: int, row: Row, first: int, end: int | None) -> None:
@@ -99,6 +103,7 @@ class RowTables:
         """Entries of the full group's table that changed since the last call: what the device's copy lacks."""
         changed = [RowSpan(row, first, end) for row, (first, end) in sorted(self._changed.items())]
         self._changed.clear()
+        self.must_publish = False
         return changed
 
     def _mark(self, row: Row, first: int, end: int) -> None:

@@ -15,7 +15,7 @@ from playhead.kernels.elementwise import UNCLAMPED, gated_activation
 from playhead.kernels.ordered import matmul_in_order
 from playhead.kernels.projection import project, project_gated, project_normed
 from playhead.layers.experts import Experts
-from playhead.layers.norm import Norm, Stream
+from playhead.layers.norm import Norm, Output, Stream
 from playhead.layers.shard import WHOLE, Shard
 from playhead.layers.spec import Activation, MlpSpec
 from playhead.layers.vocabulary import Vocabulary
@@ -159,6 +159,17 @@ def order_sums(decoder: nn.Module) -> None:
             module.is_ordered = True
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Product:
+    """A product that is still to be made, so that it can be one op with what follows: a block's output."""
+
+    linear: Linear
+    x_TI: torch.Tensor
+
+    def __call__(self) -> torch.Tensor:
+        return self.linear(self.x_TI)
+
+
 def product_of_stream(
     linear: Linear, stream: Stream, norm: Norm | None, out_TO: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -178,17 +189,27 @@ def _fused_product(
     activation: Activation | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """The complete residual and the product, gated with an activation, by one op; None where several are needed."""
-    output_TM, output_norm = stream.output_TM, stream.output_norm
-    if output_TM is None or norm is None or not isinstance(linear, PlainLinear) or not linear.is_fused_on(output_TM):
+    residual_TM, output, output_norm = stream.residual_TM, stream.output, stream.output_norm
+    if output is None or norm is None or not isinstance(linear, PlainLinear) or not linear.is_fused_on(residual_TM):
         return None
     if output_norm is not None and output_norm.spec != norm.spec:  # one kernel has one eps
         return None
     if out_TO is None:
         num_outputs = linear.weight.shape[0] // (1 if activation is None else 2)
-        out_TO = output_TM.new_empty((output_TM.shape[0], num_outputs))
+        out_TO = residual_TM.new_empty((residual_TM.shape[0], num_outputs))
+    x_TI, first_MI, first_bias_M, scale = _factors(output)
     norms = (norm.weight, None if output_norm is None else output_norm.weight, *norm.numbers)
     what = (linear.weight, linear.bias, None if activation is None else activation.value)
-    return project_normed(out_TO, output_TM, stream.residual_TM, *norms, *what), out_TO
+    return project_normed(out_TO, x_TI, first_MI, first_bias_M, scale, residual_TM, *norms, *what), out_TO
+
+
+def _factors(output: Output) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, float]:
+    """The product that makes an output: rows, matrix, bias and scale. Without a matrix the rows are the output."""
+    if isinstance(output, Product) and isinstance(output.linear, PlainLinear):
+        linear = output.linear
+        if linear.is_fused_on(output.x_TI):
+            return output.x_TI, linear.weight, linear.bias, linear.scale
+    return output(), None, None, 1.0
 
 
 class GatedMlp(nn.Module):
@@ -207,14 +228,14 @@ class GatedMlp(nn.Module):
         hidden_TI = self._hidden(h_TM)
         return self.down(hidden_TI) if beside_TM is None else self.down.add_to(beside_TM, hidden_TI)
 
-    def of_stream(self, stream: Stream, norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def of_stream(self, stream: Stream, norm: Norm | None) -> tuple[torch.Tensor, Output]:
         """The complete residual, and the block's output for what the norm makes of it."""
         fused = _fused_product(self.gate_up, stream, norm, activation=self.spec.activation)
         if fused is None:
             residual_TM, h_TM = stream.normed(norm)
-            return residual_TM, self.down(self._hidden(h_TM))
+            return residual_TM, Product(linear=self.down, x_TI=self._hidden(h_TM))
         residual_TM, hidden_TI = fused
-        return residual_TM, self.down(hidden_TI)
+        return residual_TM, Product(linear=self.down, x_TI=hidden_TI)
 
     def _hidden(self, h_TM: torch.Tensor) -> torch.Tensor:
         if isinstance(self.gate_up, PlainLinear) and self.gate_up.is_fused_on(h_TM):

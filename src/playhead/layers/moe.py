@@ -8,6 +8,8 @@ J = 2 * I.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -15,7 +17,7 @@ from torch.nn import functional as F
 from playhead.kernels.elementwise import gated_activation
 from playhead.kernels.experts import grouped_matmul
 from playhead.layers.linear import WeightFormat
-from playhead.layers.norm import Norm, Stream
+from playhead.layers.norm import Norm, Output, Stream
 from playhead.layers.spec import MoeSpec
 
 
@@ -38,10 +40,10 @@ class MoeMlp(nn.Module):
         self.down_XMI = parameter(num_experts, hidden_size, spec.size)
         self.down_bias_XM = parameter(num_experts, hidden_size)
 
-    def of_stream(self, stream: Stream, norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def of_stream(self, stream: Stream, norm: Norm | None) -> tuple[torch.Tensor, Output]:
         """The complete residual, and the block's output for what the norm makes of it."""
         residual_TM, h_TM = stream.normed(norm)
-        return residual_TM, self.forward(h_TM)
+        return residual_TM, partial(self.forward, h_TM)
 
     def forward(self, h_TM: torch.Tensor) -> torch.Tensor:
         num_tokens, top_k, here = h_TM.shape[0], self.spec.top_k, self._experts

@@ -5,6 +5,7 @@ Shapes: T tokens, M normalised dim.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -46,20 +47,24 @@ def add_then_norm(
     return add_rms_norm(x_TM, residual_TM, next_norm.weight, x_weight_M, *next_norm.numbers)
 
 
+Output = Callable[[], torch.Tensor]
+"""Makes a block's output. It is called once."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Stream:
-    """What one block hands to the next: the residual, and the block's output, which is still to be added to it.
+    """What one block hands to the next: the residual, and the block's output, which is still to be made and added.
 
-    Whoever reads the stream adds, so that adding, norming and the first product of a block can be one kernel.
-    `output_norm` norms the output before it is added. Without an output the residual is complete.
+    The reader makes and adds it, so that a block's last product, the sum, its norm and the next block's first product
+    can be one op. `output_norm` norms the output before it is added. Without an output the residual is complete.
     """
 
     residual_TM: torch.Tensor
-    output_TM: torch.Tensor | None = None
+    output: Output | None = None
     output_norm: Norm | None = None
 
     def normed(self, norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor]:
         """The complete residual, summed in place, and what a block reads of it: normed, or itself without a norm."""
-        if self.output_TM is not None:
-            return self.residual_TM, add_then_norm(self.output_TM, self.residual_TM, self.output_norm, norm)
+        if self.output is not None:
+            return self.residual_TM, add_then_norm(self.output(), self.residual_TM, self.output_norm, norm)
         return self.residual_TM, self.residual_TM if norm is None else norm(self.residual_TM)

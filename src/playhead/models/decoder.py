@@ -5,12 +5,14 @@ Shapes: T tokens, N rows whose logits are wanted, M hidden, V vocabulary.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import nn
 
 from playhead.kernels.elementwise import softcap_
 from playhead.layers.attention import AttentionBlock, QKTransform
-from playhead.layers.linear import GatedMlp, Linear, WeightFormat, product_of_stream
+from playhead.layers.linear import GatedMlp, Linear, Product, WeightFormat, product_of_stream
 from playhead.layers.moe import MoeMlp
 from playhead.layers.norm import Norm, Stream
 from playhead.layers.rope import Rope
@@ -52,18 +54,17 @@ class DecoderLayer(nn.Module):
         if self.spec.placement is Placement.PARALLEL:
             return self._side_by_side(stream, ctx, room_TX)
         residual_TM, qkv_TX = product_of_stream(self.attention.qkv, stream, self.pre_attention_norm, room_TX)
-        attended_TM = self.attention.out(ctx.attend(self.index, qkv_TX))
-        stream = Stream(residual_TM=residual_TM, output_TM=attended_TM, output_norm=self.post_attention_norm)
-        residual_TM, fed_TM = self.mlp.of_stream(stream, self.pre_mlp_norm)
-        return Stream(residual_TM=residual_TM, output_TM=fed_TM, output_norm=self.post_mlp_norm)
+        attended = Product(linear=self.attention.out, x_TI=ctx.attend(self.index, qkv_TX))
+        stream = Stream(residual_TM=residual_TM, output=attended, output_norm=self.post_attention_norm)
+        residual_TM, fed = self.mlp.of_stream(stream, self.pre_mlp_norm)
+        return Stream(residual_TM=residual_TM, output=fed, output_norm=self.post_mlp_norm)
 
     def _side_by_side(self, stream: Stream, ctx: ForwardContext, room_TX: torch.Tensor) -> Stream:
         """Attention and MLP of the same input; the output is their sum."""
         assert isinstance(self.mlp, GatedMlp), "no family runs experts beside attention"
         residual_TM, h_TM = stream.normed(self.pre_attention_norm)
         attended_TM = self.attention.out(ctx.attend(self.index, self.attention.qkv(h_TM, room_TX)))
-        mixed_TM: torch.Tensor = self.mlp(h_TM, attended_TM)
-        return Stream(residual_TM=residual_TM, output_TM=mixed_TM)
+        return Stream(residual_TM=residual_TM, output=partial(self.mlp, h_TM, attended_TM))
 
 
 class Decoder(nn.Module):

@@ -98,6 +98,11 @@ class Ranks:
         self._thread = threading.Thread(target=self._watch, name="playhead ranks", daemon=True)
         self._thread.start()
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether the thread beside the steps listens."""
+        return self._thread.is_alive()
+
     def begin(self, orders: dict[str, Any]) -> None:
         """Let every rank load its part. `orders` are the same for all but the rank's number and device."""
         device = torch.device(orders["device"])

@@ -18,6 +18,7 @@ import threading
 
 ACCEPT_S = 60.0
 SECRET_BYTES = 32
+ASKED_EVERY_S, GONE_S = 2, 8  # a machine that acknowledges nothing for 8 s is gone
 
 
 class EngineActor:
@@ -47,6 +48,19 @@ class EngineActor:
         os._exit(serve_engine(connection.detach()))
 
 
+def watch(connection: socket.socket) -> None:
+    """Have the kernel send at once, and end a connection whose other machine is gone without a word."""
+    for level, option, value in (
+        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, ASKED_EVERY_S),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, ASKED_EVERY_S),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, GONE_S // ASKED_EVERY_S),
+        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * GONE_S),
+    ):
+        connection.setsockopt(level, option, value)
+
+
 def admitted(listener: socket.socket, secret: bytes) -> socket.socket:
     """The first connection that begins with the secret. Others are closed."""
     with listener:
@@ -59,6 +73,6 @@ def admitted(listener: socket.socket, secret: bytes) -> socket.socket:
                 said = b""
             if hmac.compare_digest(said, secret):
                 connection.settimeout(None)
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                watch(connection)
                 return connection
             connection.close()

@@ -22,7 +22,7 @@ import ray.util
 from playhead.engine.config import EngineConfig
 from playhead.errors import EngineStopped
 from playhead.logs import event
-from playhead.scale.actor import SECRET_BYTES, EngineActor
+from playhead.scale.actor import SECRET_BYTES, EngineActor, watch
 from playhead.scale.launch import Launched
 from playhead.serve.auth import is_loopback
 from playhead.serve.engine_child import wants_gpu
@@ -77,7 +77,7 @@ class RayLauncher:
         with self._lock:
             self._connect()
         # The number of engines is ours to bound. Ray counts GPUs, and spreads engines over nodes.
-        num_gpus = 1 if wants_gpu(self._config) else 0
+        num_gpus = self._config.tensor_parallel_size if wants_gpu(self._config) else 0
         options = {"num_cpus": 0, "num_gpus": num_gpus, "scheduling_strategy": "SPREAD", "max_restarts": 0}
         actor = ray.remote(**options)(PlacedEngine).remote()
         try:
@@ -86,7 +86,7 @@ class RayLauncher:
             port, pid = ray.get(actor.listen.remote(host, secret), timeout=PLACED_S)
             connection = socket.create_connection((host, port), timeout=CONNECT_S)
             connection.sendall(secret)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            watch(connection)
         except BaseException:
             ray.kill(actor)
             raise

@@ -23,23 +23,24 @@ class DecodeSlots:
     """What the slots of decode hold after its last step: these sequences, one token longer than the step ran with.
 
     A sequence's next place was known if it had a page when that step was launched: `num_places` counts the tokens of
-    each row that had one. Void when the slots were filled since: `num_fills` is the registry's at that time.
+    each row that had one, or fewer. Void when the slots were filled since: `num_fills` is the registry's at that time.
     """
 
     kind: SamplingKind
     num_fills: int
-    seqs: list[SequenceKV]
-    seq_lens: Int32Array
+    plan: StepPlan
     num_places: Int32Array
 
     def hold(self, plan: StepPlan, kind: SamplingKind, *, num_fills: int) -> bool:
         """Whether they hold this very step: the last step's sequences, each one further, at known places."""
         if self.kind is not kind or self.num_fills != num_fills:
             return False
-        if self.seqs != plan.seqs:  # the sequences themselves: their rows are used again
+        if plan.follows(self.plan):
+            return True
+        if self.plan.seqs != plan.seqs:  # the sequences themselves: their rows are used again
             return False
-        is_unread = plan.goes_on or bool((plan.first_tokens < 0).all())
-        return is_unread and bool((plan.ends == self.seq_lens + 1).all() and (plan.ends <= self.num_places).all())
+        is_unread, ends = plan.goes_on or bool((plan.first_tokens < 0).all()), plan.ends
+        return is_unread and bool((ends == self.plan.ends + 1).all() and (ends <= self.num_places).all())
 
 
 class DeviceRows:

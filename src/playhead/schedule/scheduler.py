@@ -15,12 +15,11 @@ was left open.
 from __future__ import annotations
 
 from bisect import insort
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import compress
 
 import numpy as np
-import numpy.typing as npt
 
 from playhead.errors import OutOfPages, RequestError
 from playhead.kv.cache import HybridKVCache
@@ -28,10 +27,11 @@ from playhead.kv.sequence import SequenceKV, Stride
 from playhead.outputs import FinishReason
 from playhead.schedule.request import Chunk, Request
 from playhead.schedule.rows import DeviceRows
-from playhead.schedule.step_plan import StepPlan
+from playhead.schedule.step_plan import StepPlan, without
 
 RESERVED_TOKENS = 64  # places kept ahead of decoding requests: their steps then need nothing from the host
 VACANCY = 4  # reserve only where this many times as much is to be had
+NUM_ENDED_KEPT = 16  # requests that ended last: more seldom end while a step runs
 WAITING_PER_RUNNING = 4  # in a longer queue every request would come too late
 
 
@@ -61,11 +61,16 @@ class Scheduler:
         """Whether the last plan left a request out that needs memory which the steps in flight must free first."""
         self._decoding: StepPlan | None = None
         """The last plan, if every request that had something to compute was in it and decodes."""
-        self.num_ended = 0
+        self._newest_ended: deque[tuple[int, Request]] = deque(maxlen=NUM_ENDED_KEPT)
+        """The requests that ended last, each with how many had ended then: one value, so that a change is one call."""
 
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
+
+    @property
+    def num_ended(self) -> int:
+        return self._newest_ended[-1][0] if self._newest_ended else 0
 
     @property
     def num_preemptions(self) -> int:
@@ -178,7 +183,7 @@ class Scheduler:
         self._rows.put_newest(chosen)
         decodes_on = planned.is_decode and num_old == len(chosen) > 0 and not self.is_starved
         self._decoding = planned if decodes_on else None
-        planned.num_sure = self._num_sure(planned) if decodes_on else 0
+        planned.num_sure = self._num_sure(planned) or 0 if decodes_on else 0
         return planned
 
     def _next_decode(self) -> StepPlan | None:
@@ -192,11 +197,12 @@ class Scheduler:
         if last.num_sure > 0 and self.num_ended == last.num_ended_before:
             planned = last.next_decode()
         else:
-            goes_on = (last.num_left > 0) & last.are_open()
-            planned = (last if goes_on.all() else self._without(last, goes_on)).next_decode()
-            if not len(planned) or self._wants_pages(planned):
+            gone = sorted({*np.flatnonzero(last.num_left <= 0).tolist(), *self._ended(last)})
+            planned = (self._without(last, gone) if gone else last).next_decode()
+            num_sure = self._num_sure(planned) if planned else None
+            if num_sure is None:
                 return None
-            planned.num_sure, planned.num_ended_before = self._num_sure(planned), self.num_ended
+            planned.num_sure, planned.num_ended_before = num_sure, self.num_ended
         if planned.stride is None:
             planned.stride = self._kv.start_stride(planned.seqs)
             for request in planned.requests:
@@ -206,12 +212,20 @@ class Scheduler:
         self._decoding = planned
         return planned
 
-    def _without(self, last: StepPlan, goes_on: npt.NDArray[np.bool_]) -> StepPlan:
-        """The plan of the requests that go on. The others keep the tokens that they have."""
-        for place in np.flatnonzero(~goes_on).tolist():
+    def _without(self, last: StepPlan, gone: list[int]) -> StepPlan:
+        """The plan of the requests that go on. Those at other places keep the tokens that they have."""
+        for place in gone:
             last.seqs[place].join(Stride())
             last.requests[place].join(Stride())
-        return last.only(goes_on)
+        return last.without(gone)
+
+    def _ended(self, planned: StepPlan) -> list[int]:
+        """The places of the requests that have ended since a step was planned."""
+        if self.num_ended - planned.num_ended_before > len(self._newest_ended):
+            return planned.ended()
+        # Few requests end during a step: they are looked for among the others, not the others looked at.
+        newest = [request for number, request in self._newest_ended if number > planned.num_ended_before]
+        return sorted(planned.requests.index(request) for request in newest if request in planned.requests)
 
     def _by_turn(self) -> list[tuple[Request, int]]:
         """Running requests and how many tokens they have to compute: decoding requests, then prompts, each in order."""
@@ -239,18 +253,20 @@ class Scheduler:
                 ahead = min(RESERVED_TOKENS, chunk.request.num_to_sample - 1)
                 self._kv.reserve(chunk.seq, chunk.seq.num_tokens + ahead)
 
-    def _num_sure(self, planned: StepPlan) -> int:
-        """Steps after this one for which every request has a token to sample, a place for it and a place after it."""
-        num_places = self._kv.places_left(planned.rows, planned.ends)
-        return int(min(planned.num_left.min(), num_places.min() - 1))
+    def _num_sure(self, planned: StepPlan) -> int | None:
+        """Steps after this one for which every request has a token to sample, a place for it and a place after it.
 
-    def _wants_pages(self, planned: StepPlan) -> bool:
-        """Whether a decode step lacks a place, or `_reserve` would make places for the tokens after it."""
-        num_places, has_more = self._kv.places_left(planned.rows, planned.ends), planned.num_left > 0
-        if (num_places >= has_more).all():
-            return False
-        num_reserved = VACANCY * RESERVED_TOKENS * int(np.count_nonzero(has_more))
-        return bool((num_places < 0).any()) or self._kv.has_vacancy(num_reserved)
+        None if this step lacks a place, or if `_reserve` would make places for the tokens after it.
+        """
+        num_places, num_left = self._kv.places_left(planned.rows, planned.ends), planned.num_left
+        fewest_places = int(num_places.min())
+        if fewest_places < 1:
+            has_more = num_left > 0
+            num_reserved = VACANCY * RESERVED_TOKENS * int(np.count_nonzero(has_more))
+            lacks_places = bool((num_places < has_more).any())
+            if fewest_places < 0 or (lacks_places and self._kv.has_vacancy(num_reserved)):
+                return None
+        return min(int(num_left.min()), fewest_places - 1)
 
     def force(self, chunk: Chunk, tokens: Sequence[int]) -> bool:
         """The token that the chunk's step samples is known, and so are those after it. False if one is all there is.
@@ -281,28 +297,31 @@ class Scheduler:
         outputs, left, first = planned.outputs, list[int](), 0
         needs_a_look = self._needing_a_look(planned, tokens)
         if needs_a_look is not None:
-            is_plain: list[bool] = (~needs_a_look).tolist()
-            outputs, tokens = list(compress(outputs, is_plain)), list(compress(tokens, is_plain))
-            left = np.flatnonzero(needs_a_look & planned.samples)[::-1].tolist()
-            first = is_plain.index(True) if outputs else 0
-        if not outputs or not lacks_token(outputs[0], planned.num_generated[first]):
+            outputs, tokens = without(outputs, needs_a_look), without(tokens, needs_a_look)
+            samples = planned.samples
+            left = [row for row in reversed(needs_a_look) if samples[row]]
+            first = next((row for row, looked_at in enumerate(needs_a_look) if row != looked_at), len(needs_a_look))
+        if not outputs or not lacks_token(outputs[0], planned.first_generated[first] + planned.num_on):
             return 0, left
         # One call, which no interrupt comes between: either all of them have their tokens, or none has.
         list(map(list.append, outputs, tokens))
         return len(outputs), left
 
-    def _needing_a_look(self, planned: StepPlan, tokens: list[int]) -> npt.NDArray[np.bool_] | None:
-        """The rows whose tokens somebody looks at; None if there are none."""
+    def _needing_a_look(self, planned: StepPlan, tokens: list[int]) -> list[int] | None:
+        """The rows whose tokens somebody looks at, in order; None if there are none."""
         has_ended = self.num_ended != planned.num_ended_before
         has_ending = not planned.ending_ids.isdisjoint(tokens)
         if planned.goes_on and planned.num_sure > 0 and not (has_ended or has_ending) and planned.is_plain.all():
             return None
-        needs_a_look: npt.NDArray[np.bool_] = ~planned.is_plain | (planned.num_generated == 0) | (planned.num_left == 0)
+        needs_a_look = ~planned.is_plain | (planned.num_left == 0)
+        if not planned.goes_on:
+            needs_a_look |= planned.num_generated == 0
         if has_ended:
-            needs_a_look |= ~planned.are_open()
+            needs_a_look[self._ended(planned)] = True
         if has_ending:
             needs_a_look |= [token in planned.ending_ids for token in tokens]
-        return needs_a_look
+        rows: list[int] = np.flatnonzero(needs_a_look).tolist()
+        return rows
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """End a request, waiting or running. Its memory goes back; its prefix stays for other requests.
@@ -311,7 +330,7 @@ class Scheduler:
         """
         was_in_doubt, self.in_doubt = self.in_doubt, True
         request.finish_reason = reason
-        self.num_ended += 1
+        self._newest_ended.append((self.num_ended + 1, request))
         seq = self._rows.sequences.pop(request, None)
         self._requests.pop(request.id, None)
         for line in (self.waiting, self.running):

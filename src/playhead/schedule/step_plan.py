@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass, field
-from itertools import compress
-from typing import overload
+from typing import TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from playhead.kv.sequence import SequenceKV, Stride
 from playhead.kv.tables import Int32Array
+from playhead.sampling_params import SamplingKind
 from playhead.schedule.request import Chunk, Request
+
+T = TypeVar("T")
 
 
 @dataclass(kw_only=True, eq=False)  # mutable: a plan is made from a copy of the one before
@@ -27,9 +28,9 @@ class StepPlan(Sequence[Chunk]):
     requests: list[Request]
     seqs: list[SequenceKV]
     rows: Int32Array
-    ends: Int32Array
-    num_generated: npt.NDArray[np.int64]
-    max_new_tokens: npt.NDArray[np.int64]
+    first_ends: Int32Array
+    first_generated: npt.NDArray[np.int64]
+    first_left: npt.NDArray[np.int64]
     first_tokens: Int32Array
     """Each chunk's first token. Below zero it is -row: the newest of that row, which the device has."""
     samples: npt.NDArray[np.bool_]
@@ -42,11 +43,15 @@ class StepPlan(Sequence[Chunk]):
     """Those of all requests; of some that are here no more, too."""
     num_tokens: int
     is_decode: bool
+    num_on: int = 0
+    """Steps since the plan that `first_ends`, `first_generated` and `first_left` are of."""
     goes_on: bool = False
     num_ended_before: int = 0
     """Requests that had ended when this was planned."""
     num_sure: int = 0
     """So many decode steps after this one end no request by its length and need no page (`Scheduler`)."""
+    kind: SamplingKind | None = None
+    """How its tokens are chosen, once somebody has asked."""
     stride: Stride | None = None
     """What its sequences grow by, once they have gone on together."""
     _chunks: Sequence[Chunk] = field(default=(), repr=False)
@@ -60,9 +65,9 @@ class StepPlan(Sequence[Chunk]):
             requests=[chunk.request for chunk in chunks],
             seqs=[chunk.seq for chunk in chunks],
             rows=np.array([chunk.seq.row for chunk in chunks], dtype=np.int32),
-            ends=np.array([chunk.end for chunk in chunks], dtype=np.int32),
-            num_generated=np.array([chunk.num_generated for chunk in chunks], dtype=np.int64),
-            max_new_tokens=np.array([chunk.request.max_new_tokens for chunk in chunks], dtype=np.int64),
+            first_ends=np.array([chunk.end for chunk in chunks], dtype=np.int32),
+            first_generated=np.array([chunk.num_generated for chunk in chunks], dtype=np.int64),
+            first_left=np.array([num_left(chunk) for chunk in chunks], dtype=np.int64),
             first_tokens=np.array([chunk.tokens[0] for chunk in chunks], dtype=np.int32),
             samples=np.array([chunk.samples for chunk in chunks], dtype=np.bool_),
             is_plain=np.array([chunk.samples and chunk.request.is_plain for chunk in chunks], dtype=np.bool_),
@@ -75,37 +80,59 @@ class StepPlan(Sequence[Chunk]):
         )
 
     @property
+    def ends(self) -> Int32Array:
+        """How long each sequence is with this step."""
+        return self.first_ends + np.int32(self.num_on) if self.num_on else self.first_ends
+
+    @property
+    def num_generated(self) -> npt.NDArray[np.int64]:
+        """Tokens that steps before this one sampled for each request."""
+        return self.first_generated + self.num_on if self.num_on else self.first_generated
+
+    @property
     def num_left(self) -> npt.NDArray[np.int64]:
         """Tokens that steps after this one may sample for each request."""
-        return self.max_new_tokens - self.num_generated - self.samples
+        return self.first_left - self.num_on if self.num_on else self.first_left
 
     def next_decode(self) -> StepPlan:
         """The decode step after this one, whose sequences are each one token longer."""
-        following = copy(self)
-        following.ends = self.ends + np.int32(1)
-        following.num_generated = self.num_generated + 1
-        following.first_tokens = -self.rows
-        following.num_tokens, following.num_sure = len(self.requests), self.num_sure - 1
-        following.goes_on, following._chunks = True, ()
+        following = self._copied()
+        if not self.goes_on:
+            following.first_tokens, following.num_tokens = -self.rows, len(self.requests)
+            following.goes_on, following._chunks = True, ()
+        following.num_on, following.num_sure = self.num_on + 1, self.num_sure - 1
         return following
 
-    def only(self, is_kept: npt.NDArray[np.bool_]) -> StepPlan:
-        """Without the requests that do not go on."""
-        kept = is_kept.tolist()
-        rest = copy(self)
-        rest.requests, rest.seqs = list(compress(self.requests, kept)), list(compress(self.seqs, kept))
-        rest.outputs = list(compress(self.outputs, kept))
-        rest.rows, rest.ends = self.rows[is_kept], self.ends[is_kept]
-        rest.num_generated, rest.max_new_tokens = self.num_generated[is_kept], self.max_new_tokens[is_kept]
+    def follows(self, before: StepPlan) -> bool:
+        """Whether this is the step after that one. It took no page, so its places were there when that was launched."""
+        return self.goes_on and self.seqs is before.seqs and self.num_on == before.num_on + 1
+
+    def _copied(self) -> StepPlan:
+        """The same plan, to be changed. In less time than `copy` takes: it is a step's own time."""
+        copied = object.__new__(StepPlan)
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    def without(self, places: list[int]) -> StepPlan:
+        """Without the requests at these places, which are in order."""
+        rest, is_kept = self._copied(), np.ones(len(self), np.bool_)
+        is_kept[places] = False
+        rest.requests, rest.seqs = without(self.requests, places), without(self.seqs, places)
+        rest.outputs, rest._chunks = (
+            without(self.outputs, places),
+            without(self._chunks, places) if self._chunks else (),
+        )
+        rest.rows, rest.first_ends = self.rows[is_kept], self.first_ends[is_kept]
+        rest.first_generated, rest.first_left = self.first_generated[is_kept], self.first_left[is_kept]
         rest.first_tokens, rest.samples = self.first_tokens[is_kept], self.samples[is_kept]
+        rest.is_plain, rest.kind, rest.num_tokens = self.is_plain[is_kept], None, len(rest.requests)
         if self.formed:
             rest.formed = [at for at, request in enumerate(rest.requests) if request.matcher is not None]
-        rest.is_plain, rest._chunks = self.is_plain[is_kept], list(compress(self._chunks, kept))
         return rest
 
-    def are_open(self) -> npt.NDArray[np.bool_]:
-        """Whether each request has not ended."""
-        return np.array([request.finish_reason is None for request in self.requests], dtype=np.bool_)
+    def ended(self) -> list[int]:
+        """The places of the requests that have ended."""
+        return [place for place, request in enumerate(self.requests) if request.finish_reason is not None]
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -127,6 +154,19 @@ class StepPlan(Sequence[Chunk]):
             end=int(self.ends[index]),
             num_generated=int(self.num_generated[index]),
         )
+
+
+def without(items: Sequence[T], places: Sequence[int]) -> list[T]:
+    """The items but those at these places, which are in order. Mostly it is one place: a copy and one move."""
+    kept = list(items)
+    for place in reversed(places):
+        del kept[place]
+    return kept
+
+
+def num_left(chunk: Chunk) -> int:
+    """Tokens that steps after a chunk's may sample for its request."""
+    return chunk.request.max_new_tokens - chunk.num_generated - chunk.samples
 
 
 def decodes(chunks: Sequence[Chunk]) -> bool:

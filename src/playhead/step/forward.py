@@ -187,7 +187,18 @@ class ModelStep:
         With `has_breaks` attention runs live, over this step's tokens alone; else it is a part of the graph.
         """
 
+        kept: dict[int, tuple[Inputs, ModelPlan]] = {}
+
         def plan(batch: Batch, ctx: FillContext, inputs: Inputs) -> ModelPlan:
+            if has_breaks:
+                return made_plan(ctx, inputs)
+            # A whole graph's plan is views of its slots: the same at every step of its size, and dear to make.
+            found = kept.get(ctx.padded_num_tokens)
+            if found is None or found[0] is not inputs:
+                found = kept[ctx.padded_num_tokens] = inputs, made_plan(ctx, inputs)
+            return found[1]
+
+        def made_plan(ctx: FillContext, inputs: Inputs) -> ModelPlan:
             attention = self.backend.plan(inputs, is_live=has_breaks)
             num_tokens = ctx.raw_num_tokens if has_breaks else ctx.padded_num_tokens
             forward = self.pool.forward_locs(attention.page_table_RP, inputs[LOCS_SLOT][:num_tokens])

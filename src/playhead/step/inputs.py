@@ -50,8 +50,12 @@ class StepRequests:
 
     def __init__(self, chunks: Sequence[Chunk], kv: HybridKVCache, sampler: SamplerRows) -> None:
         self.chunks, self.kv, self.sampler = StepPlan.of(chunks), kv, sampler
-        self.rows, self.ends = self.chunks.rows, self.chunks.ends
+        self.rows = self.chunks.rows
         self._tokens: TokenLayout | None = None
+
+    @property
+    def ends(self) -> Int32Array:
+        return self.chunks.ends
 
     @property
     def is_decode(self) -> bool:

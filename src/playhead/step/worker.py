@@ -171,9 +171,11 @@ class Worker:
         if self._is_publishing:  # a publication was cut short: what it had taken may have gone nowhere
             self.kv.rows.show_all()
             self.kv.allocator.mapping.show_all()
+        mapping = self.kv.allocator.mapping
+        if not (self._is_publishing or self.kv.rows.must_publish or mapping.must_publish):
+            return  # entries that no step reads any more go with the next ones that some step will
         self._is_publishing = True
         writes = self.page_table.take_writes()
-        mapping = self.kv.allocator.mapping
         if mapping.must_publish:
             writes += self.pool.take_writes(mapping)
         if self.leader is not None:
@@ -194,7 +196,9 @@ class Worker:
     def launch(self, chunks: Sequence[Chunk]) -> InFlight:
         """Start a step over sequences that were extended; the host goes on. Collect steps in the order of launch."""
         requests = self.requests(chunks)
-        kind = self.sampler.kind(requests.rows)
+        kind = requests.chunks.kind
+        if kind is None:
+            kind = requests.chunks.kind = self.sampler.kind(requests.rows)
         masked = self.prepare_masks() if requests.chunks.formed else None
         batch: Batch | None = None  # the slots hold the step
         # Made before the commit, which may exchange a page for an equal one of the prefix cache, for the steps to come.
@@ -254,21 +258,19 @@ class Worker:
         self, requests: StepRequests, kind: SamplingKind, batch: Batch | None
     ) -> tuple[Decision, StepOutput, None]:
         """A step over requests; without a batch, the one that the slots hold already."""
-        self.rows.decode_slots = None  # an error below leaves the slots as nobody knows
+        # An error below leaves the slots as nobody knows.
+        last, self.rows.decode_slots = self.rows.decode_slots, None
         runner = self.decoder_for(kind)
         result = runner.run_or_go_on(batch, len(requests.chunks))
-        self.rows.decode_slots = self.slots_after(requests, kind, runner)
+        self.rows.decode_slots = self.slots_after(requests, kind, runner, last if batch is None else None)
         return result.decision, result.output, None
 
-    def slots_after(self, requests: StepRequests, kind: SamplingKind, runner: GraphRunner) -> DecodeSlots:
-        """What the slots of a decode runner hold after this step."""
-        return DecodeSlots(
-            kind=kind,
-            num_fills=runner.registry.num_fills,
-            seqs=requests.chunks.seqs,
-            seq_lens=requests.ends,
-            num_places=self.kv.num_places_of(requests.rows),
-        )
+    def slots_after(
+        self, requests: StepRequests, kind: SamplingKind, runner: GraphRunner, last: DecodeSlots | None
+    ) -> DecodeSlots:
+        """What the slots of a decode runner hold after this step; `last` what they held, if the step went on."""
+        num_places = self.kv.num_places_of(requests.rows) if last is None else last.num_places
+        return DecodeSlots(kind=kind, num_fills=runner.registry.num_fills, plan=requests.chunks, num_places=num_places)
 
     def _run_prefill(
         self, requests: StepRequests, kind: SamplingKind, batch: Batch | None

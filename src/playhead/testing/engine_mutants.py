@@ -18,16 +18,19 @@ from playhead.graph.runner import GraphRunner
 from playhead.graph.shapes import Decision
 from playhead.graph.slots import FillContext
 from playhead.graph.spec import LivePlan, StepResult
+from playhead.kv.cache import HybridKVCache
 from playhead.kv.sequence import SequenceKV
+from playhead.outputs import FinishReason
 from playhead.sampling_params import SamplingKind
 from playhead.schedule.request import Chunk, Request
 from playhead.schedule.rows import DeviceRows
-from playhead.schedule.scheduler import Scheduler
+from playhead.schedule.scheduler import ScheduleLimits, Scheduler
 from playhead.schedule.step_plan import StepPlan
 from playhead.step.inputs import StepRequests
 from playhead.step.sampling import SampledTokens, SamplerRows
 from playhead.step.worker import Collected, HostReadback, HostStopwatch, InFlight, Worker
 from playhead.testing.fault_mutants import FAULT_CHECKERS, FAULT_MUTANTS
+from playhead.testing.kv_rules import run_step, small_layer, small_plan
 from playhead.testing.mutant import Checker, Mutant, Oracle, Patch, mutant, swapped
 from playhead.testing.tiny_engine import (
     LEFTOVERS,
@@ -62,8 +65,8 @@ def slots_told_by_row() -> Patch:
 
     def by_row(self: DeviceRows, plan: StepPlan, kind: SamplingKind, *, num_fills: int) -> bool:
         last = self.decode_slots
-        if last is not None and [seq.row for seq in last.seqs] == [seq.row for seq in plan.seqs]:
-            self.decode_slots = replace(last, seqs=plan.seqs)
+        if last is not None and [seq.row for seq in last.plan.seqs] == [seq.row for seq in plan.seqs]:
+            self.decode_slots = replace(last, plan=replace(last.plan, seqs=plan.seqs))
         return goes_on(self, plan, kind, num_fills=num_fills)
 
     return swapped(DeviceRows, "can_replay_in_place", by_row)
@@ -77,10 +80,21 @@ def next_place_not_known() -> Patch:
 
     def anyway(self: DeviceRows, plan: StepPlan, kind: SamplingKind, *, num_fills: int) -> bool:
         if self.decode_slots is not None:
-            self.decode_slots = replace(self.decode_slots, num_places=self.decode_slots.seq_lens + 1)
+            self.decode_slots = replace(self.decode_slots, num_places=self.decode_slots.plan.ends + 1)
         return goes_on(self, plan, kind, num_fills=num_fills)
 
     return swapped(DeviceRows, "can_replay_in_place", anyway)
+
+
+@mutant("a request that ended gets its token", source="ended ones looked for among few", killed_by=("ends in a crowd",))
+def ended_ones_not_found() -> Patch:
+    """More requests end during a step than are kept, and only those that are kept count as ended."""
+
+    def kept_ones(self: Scheduler, planned: StepPlan) -> list[int]:
+        newest = [request for _, request in self._newest_ended]
+        return [place for place, request in enumerate(planned.requests) if request in newest]
+
+    return swapped(Scheduler, "_ended", kept_ones)
 
 
 @mutant("batch goes on past a length", source="a plan made from the one before", killed_by=("interrupted commits",))
@@ -88,7 +102,7 @@ def goes_on_past_a_length() -> Patch:
     """A request that nobody watches gets a token more than it asked for before somebody looks at its length."""
 
     def one_more(self: StepPlan) -> npt.NDArray[np.int64]:
-        return self.max_new_tokens - self.num_generated
+        return self.first_left - self.num_on + 1
 
     return swapped(StepPlan, "num_left", property(one_more))
 
@@ -259,6 +273,30 @@ def failed_launch(wanted: Tokens) -> list[str]:
         return check_schedule(engine, wanted)
 
 
+def ends_in_a_crowd() -> list[str]:
+    """Most requests of a batch end while its step runs, those that ended first too: none of them gets its token."""
+    num_requests, num_ended = 24, 22
+    kv = HybridKVCache(small_plan([small_layer(None)], page_size=4, num_slabs=200, max_running=num_requests))
+    made = Scheduler(kv, DeviceRows(), ScheduleLimits(chunk_tokens=64, max_waiting=num_requests))
+    requests = [
+        Request(id=f"{i}", prompt=(1, 2), params=greedy(20), max_new_tokens=20, arrival=i, is_plain=True)
+        for i in range(num_requests)
+    ]
+    for request in requests:
+        made.add(request)
+    for step in range(4):
+        planned = made.plan()
+        run_step(kv)
+        made.close_plan()
+        for request in requests[:num_ended] if step == 3 else ():
+            made.finish(request, FinishReason.ABORT)
+        _, left = made.commit_plain(planned, [7] * num_requests)
+        for row in left if step < 3 else ():
+            made.commit(planned[row], 7)
+    found = [len(request.output) for request in requests]
+    return [] if found == [3] * num_ended + [4] * (num_requests - num_ended) else [f"tokens of the requests: {found}"]
+
+
 def leftovers(wanted: Tokens) -> list[str]:
     """Nothing of a request is left in its row; a prompt's tokens are no output, however it is cut."""
     found = []
@@ -318,6 +356,7 @@ ENGINE_MUTANTS: tuple[Mutant, ...] = (
     slots_told_by_row,
     next_place_not_known,
     goes_on_past_a_length,
+    ended_ones_not_found,
     sampler_row_kept,
     newest_token_of_any_row,
     table_row_kept,
@@ -334,6 +373,7 @@ ENGINE_MUTANTS: tuple[Mutant, ...] = (
 ENGINE_CHECKERS: tuple[Checker, ...] = (
     Checker(name="overlapped schedule", run=overlapped, oracles=(SCHEDULE_ALONE,)),
     Checker(name="failed launch", run=failed_launch, oracles=(SCHEDULE_ALONE,)),
+    Checker(name="ends in a crowd", run=ends_in_a_crowd),
     Checker(name="leftovers", run=leftovers, oracles=(LEFTOVERS_ALONE,)),
     Checker(name="interrupted read", run=interrupted_read, oracles=(SCHEDULE_ALONE,), raises=(PlayheadError,)),
     Checker(name="no way back", run=no_way_back, oracles=(SCHEDULE_ALONE,), raises=(PlayheadError,)),

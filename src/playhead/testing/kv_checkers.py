@@ -10,10 +10,11 @@ from playhead.kv.geometry import KVGeometry
 from playhead.kv.hybrid import HybridAllocator
 from playhead.kv.layout import lay_out
 from playhead.kv.plan import KVLimits, KVPlan, plan_kv
+from playhead.kv.sequence import SequenceKV, Stride
 from playhead.kv.swa_pool import SWAKVPool
 from playhead.kv.violations import ViolationLog
 from playhead.testing.kv_pools import OwnershipError, ReferenceKVPool
-from playhead.testing.kv_rules import KVRules, RuleBroken, run_random_rules, small_layer, small_plan
+from playhead.testing.kv_rules import KVRules, RuleBroken, run_random_rules, run_step, small_layer, small_plan
 from playhead.testing.mutant import Checker
 from playhead.testing.translation_checkers import TRANSLATION_CHECKERS
 
@@ -37,6 +38,47 @@ def check_rules() -> list[str]:
         rules = KVRules(small_plan([small_layer(8), small_layer(None)], page_size=page_size, num_slabs=num_slabs))
         run_random_rules(rules, seed=seed, num_rules=2000)
     return []
+
+
+def check_strides() -> list[str]:
+    """Sequences that grow together have what each would have if it grew alone: tokens, pages and windows.
+
+    Every fourth step a sequence leaves, and every seventh step is taken back and planned again.
+    """
+    together, alone = (HybridKVCache(hybrid_plan(num_slabs=120), strict=True) for _ in range(2))
+    lengths = {"a": 9, "b": 3, "c": 14, "d": 6}
+    seqs = {cache: [prefilled(cache, name, size) for name, size in lengths.items()] for cache in (together, alone)}
+    stride, num_going_on, found = together.start_stride(seqs[together]), len(lengths), list[str]()
+    for step in range(1, 16):
+        if step % 4 == 0:
+            num_going_on -= 1
+            seqs[together][num_going_on].join(Stride())
+        for cache in (together, alone):
+            for seq in seqs[cache][:num_going_on]:
+                cache.reserve(seq, seq.num_tokens + 1)
+        for _ in range(2 if step % 7 == 0 else 1):
+            together.retract()
+            together.advance(stride)
+        for seq in seqs[alone][:num_going_on]:
+            alone.extend(seq, 1)
+        for cache in (together, alone):
+            run_step(cache)
+        facts = [[memory_of(seq) for seq in seqs[cache]] for cache in (together, alone)]
+        if facts[0] != facts[1]:
+            found.append(f"step {step}: together {facts[0]}, alone {facts[1]}")
+    return found
+
+
+def prefilled(cache: HybridKVCache, name: str, num_tokens: int) -> SequenceKV:
+    """A sequence whose prompt a step has computed."""
+    seq = cache.admit(name, [*range(num_tokens)])
+    cache.extend(seq, num_tokens)
+    run_step(cache)
+    return seq
+
+
+def memory_of(seq: SequenceKV) -> tuple[int, int, list[int], list[int]]:
+    return seq.num_tokens, seq.num_launched_tokens, list(seq.pages), list(seq.frontiers)
 
 
 def check_device_mapping() -> list[str]:
@@ -86,6 +128,7 @@ def check_reference_pool() -> list[str]:
 
 KV_CHECKERS: tuple[Checker, ...] = (
     *TRANSLATION_CHECKERS,
+    Checker(name="strides", run=check_strides),
     Checker(name="device mapping", run=check_device_mapping),
     Checker(name="int32 locations", run=check_int32_locations),
     Checker(name="reference pool (K5, K8)", run=check_reference_pool, raises=(OwnershipError, LedgerError)),

@@ -13,7 +13,7 @@ from playhead.kv.cache import HybridKVCache
 from playhead.kv.geometry import next_slide, window_frontier
 from playhead.kv.hybrid import HybridAllocator
 from playhead.kv.prefix import PrefixCache, PrefixHit
-from playhead.kv.sequence import SequenceKV
+from playhead.kv.sequence import SequenceKV, Stride
 from playhead.kv.tables import Int32Array, RowTables, WindowMapping
 from playhead.testing.mutant import Mutant, Patch, mutant, swapped
 from playhead.testing.translation_mutants import TRANSLATION_MUTANTS
@@ -194,6 +194,36 @@ def sink_handed_out() -> Patch:
     return swapped(SlabArena, "__init__", from_zero)
 
 
+@mutant("windows of a stride never slide", source="one count for many sequences", killed_by=("strides",))
+def stride_never_slides() -> Patch:
+    def counts(self: HybridKVCache, stride: Stride) -> None:
+        stride.num_launched = stride.num_placed
+
+    return swapped(HybridKVCache, "_commit_stride", counts)
+
+
+@mutant("a sequence that left goes on growing", source="one count for many sequences", killed_by=("strides",))
+def grows_after_leaving() -> Patch:
+    join = SequenceKV.join
+
+    def stays(self: SequenceKV, stride: Stride) -> None:
+        if stride.seqs:
+            join(self, stride)
+
+    return swapped(SequenceKV, "join", stays)
+
+
+@mutant("a stride taken back keeps its places", source="one count for many sequences", killed_by=("strides",))
+def stride_keeps_places() -> Patch:
+    retract = HybridKVCache.retract
+
+    def forgets(self: HybridKVCache) -> None:
+        self._advanced = None
+        retract(self)
+
+    return swapped(HybridKVCache, "retract", forgets)
+
+
 KV_MUTANTS: tuple[Mutant, ...] = (
     *TRANSLATION_MUTANTS,
     double_free_of_windows,
@@ -211,4 +241,7 @@ KV_MUTANTS: tuple[Mutant, ...] = (
     salts_share,
     shared_page_stolen,
     sink_handed_out,
+    stride_never_slides,
+    grows_after_leaving,
+    stride_keeps_places,
 )

@@ -37,7 +37,7 @@ def draws_begin_anew() -> Iterator[None]:
         original(self, chunks, kv, sampler)
         num_before = np.array([num_resumed[chunk.request.id] for chunk in self.chunks], dtype=np.int64)
         self.chunks = copy(self.chunks)
-        self.chunks.num_generated = self.chunks.num_generated - num_before
+        self.chunks.first_generated = self.chunks.first_generated - num_before
 
     def remembered(
         response: ResponseBuilder, outputs: tuple[CompletionOutput, ...], asked: SamplingParams, vocab_size: int

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-import numpy.typing as npt
-
 from playhead.engine.structured import MaskWriter
 from playhead.errors import PlayheadError
 from playhead.grammar.matcher import Matcher
@@ -186,14 +183,14 @@ def masks_left_from_the_last_step() -> Patch:
 
 @mutant("forms stay where they were", source="places of a batch that has shrunk", killed_by=("shrinking batch",))
 def forms_where_they_were() -> Patch:
-    original = StepPlan.only
+    original = StepPlan.without
 
-    def as_before(self: StepPlan, is_kept: npt.NDArray[np.bool_]) -> StepPlan:
-        rest = original(self, is_kept)
+    def as_before(self: StepPlan, places: list[int]) -> StepPlan:
+        rest = original(self, places)
         rest.formed = [at for at in self.formed if at < len(rest)]
         return rest
 
-    return swapped(StepPlan, "only", as_before)
+    return swapped(StepPlan, "without", as_before)
 
 
 @mutant("newest token kept", source="a stale newest token before forced ones", killed_by=("forced tokens",))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
 from playhead.attention.base import Phase
-from playhead.attention.triton import TritonBackend, decode_shape
+from playhead.attention.triton import CUTS, TritonBackend, decode_shape
 from playhead.graph.backends.base import record
 from playhead.graph.backends.tape import TapeBackend
-from playhead.kernels.splits import num_parts
+from playhead.kernels.splits import num_arrivals, num_parts
 from tests.unit.attention.scenes import Scene, SceneSpec, dense_attention, make_scene
 
 DECODE = SceneSpec(seq_lens=(21, 6), num_null=1, group_size=2, window=5, has_own_pool=True, softcap=5.0)
@@ -50,7 +52,8 @@ def test_scratch_holds_every_batch_size_up_to_the_largest():
     scratch = next(owned for owned in backend.owned() if owned.writable)
     parts, tops_sums, arrivals = scratch.tensors
     shape = decode_shape(layer, table)
-    for bs in range(1, 257):
-        assert num_parts(shape, bs) * layer.v_head_dim <= parts.numel()
-        assert num_parts(shape, bs) * 2 <= tops_sums.numel()
-        assert bs * layer.num_kv_heads <= arrivals.numel()
+    for bs, cut in product(range(1, 257), CUTS):
+        step = (shape, bs, cut(shape, bs))
+        assert num_parts(*step) * layer.v_head_dim <= parts.numel()
+        assert num_parts(*step) * 2 <= tops_sums.numel()
+        assert num_arrivals(*step) <= arrivals.numel()

@@ -56,6 +56,10 @@ from playhead.kernels.triton import (
 from playhead.kernels.triton import (
     translate as translate_triton,
 )
+from playhead.kernels.triton import (
+    vocabulary as vocabulary_triton,
+)
+from playhead.kernels.triton.projection_tiles import HeldTiles, RowTiles, StreamedTiles, split_tiles, tiles_for
 
 POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64"}
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion", "launch_pdl")
@@ -122,6 +126,18 @@ def decode(num_heads, num_kv_heads, head_dim, page_size, window):
     )
 
 
+def decode_rows(num_heads, num_kv_heads, head_dim):
+    """The requests of a step over tokens that have one query."""
+    scratch = (meta(64, dtype=torch.float32), meta(64, dtype=torch.float32), indices(64))
+    caches = [meta(64, 16, num_kv_heads, head_dim) for _ in "kv"]
+    tables, queries = (indices(33, 512), indices(32), indices(32), None), (indices(32), indices(32))
+    q, out = meta(64, num_heads, head_dim), meta(64, num_heads, head_dim)
+    return compiled(
+        decode_triton.decode_kernel,
+        lambda: decode_triton.launch_decode_rows(q, out, *caches, *tables, 0.1, None, None, *scratch, 8, *queries),
+    )
+
+
 def extend(num_heads, num_kv_heads, head_dims, num_tokens, window, softcap):
     k_dim, v_dim = head_dims
     caches = [meta(64, 16, num_kv_heads, dim) for dim in head_dims]
@@ -130,7 +146,7 @@ def extend(num_heads, num_kv_heads, head_dims, num_tokens, window, softcap):
     q, out = meta(num_tokens, num_heads, k_dim), meta(num_tokens, num_heads, v_dim)
     return compiled(
         extend_triton.extend_kernel,
-        lambda: extend_triton.launch_extend(q, out, *caches, *tables, sinks, 0.1, window, softcap, *queries),
+        lambda: extend_triton.launch_tiles(q, out, *caches, *tables, sinks, 0.1, window, softcap, *queries),
     )
 
 
@@ -197,21 +213,51 @@ def choose(dtype, draws, least=None):
     )
 
 
+def choose_keys(draws):
+    per_row = (meta(8, dtype=torch.float32), *(meta(8, dtype=torch.int64) for _ in range(3)))
+    call = (meta(8, 131072), *per_row, 131072, 1e-5, draws)
+    return compiled(vocabulary_triton.choose_keys_kernel, lambda: vocabulary_triton.launch_choose_keys(*call))
+
+
+def embed_share():
+    call = (indices(8), meta(131072, 1152), 33.75, 131072)
+    return compiled(vocabulary_triton.embed_share_kernel, lambda: vocabulary_triton.launch_embed_share(*call))
+
+
+def kernel_of(tiles):
+    return {
+        RowTiles: projection_triton.row_kernel,
+        HeldTiles: projection_triton.held_kernel,
+        StreamedTiles: projection_triton.streamed_kernel,
+    }[type(tiles)]
+
+
 def project(num_rows, num_outputs, num_inputs):
-    kernel = projection_triton.row_kernel if num_rows == 1 else projection_triton.rows_kernel
     x, out, weight = meta(num_rows, num_inputs), meta(num_rows, num_outputs), meta(num_outputs, num_inputs)
-    return compiled(kernel, lambda: projection_triton.launch_project(out, x, weight, meta(num_outputs), 0.5, True))
+    return compiled(
+        kernel_of(tiles_for(x, weight)),
+        lambda: projection_triton.launch_project(out, x, weight, meta(num_outputs), 0.5, True),
+    )
+
+
+def project_parts(num_rows, num_outputs, num_inputs):
+    x, weight = meta(num_rows, num_inputs), meta(num_outputs, num_inputs)
+    tiles = split_tiles(x, weight)
+    parts = meta(tiles.num_splits, num_rows, num_outputs, dtype=torch.float32)
+    return compiled(kernel_of(tiles), lambda: projection_triton.launch_tiles(tiles, parts, x, weight, None))
 
 
 def project_gated(num_rows):
-    kernel = projection_triton.row_kernel if num_rows == 1 else projection_triton.rows_kernel
-    call = (meta(num_rows, 1152), meta(13824, 1152), None, "gelu_tanh")
-    return compiled(kernel, lambda: projection_triton.launch_project_gated(*call))
+    x, weight = meta(num_rows, 1152), meta(13824, 1152)
+    return compiled(
+        kernel_of(tiles_for(x, weight)),
+        lambda: projection_triton.launch_project_gated(x, weight, None, "gelu_tanh"),
+    )
 
 
 def project_normed():
     norms = (meta(1152), meta(1152), 1e-6, True, False)
-    call = (meta(1, 1536), meta(1, 1152), meta(1, 1152), *norms, meta(1536, 1152), None, None)
+    call = (meta(1, 1536), meta(1, 1152), None, None, 1.0, meta(1, 1152), *norms, meta(1536, 1152), None, None)
     return compiled(projection_triton.row_kernel, lambda: projection_triton.launch_project_normed(*call))
 
 
@@ -224,19 +270,28 @@ def least_keys(dtype):
 
 
 KERNELS = {
+    "keys of a share, greedy": lambda: choose_keys(False),
+    "keys of a share, drawn": lambda: choose_keys(True),
+    "embedding of a share": embed_share,
     "project 1 row": lambda: project(1, 1536, 1152),
     "project 1 row, many inputs": lambda: project(1, 2560, 10240),
     "project 8 rows": lambda: project(8, 1536, 1152),
     "project 16 rows": lambda: project(16, 20480, 2560),
     "project 1 row gated": lambda: project_gated(1),
     "project 16 rows gated": lambda: project_gated(16),
+    "project 128 rows gated": lambda: project_gated(128),
+    "project 8 rows in parts": lambda: project_parts(8, 1152, 1024),
+    "project 32 rows in parts": lambda: project_parts(32, 1152, 6912),
+    "project 128 rows in parts": lambda: project_parts(128, 1152, 6912),
     "project 1 row of a normed sum": project_normed,
     "decode 256 full": lambda: decode(4, 1, 256, 16, None),
     "decode 256 window page 1": lambda: decode(8, 4, 256, 1, 1024),
     "decode 128 full": lambda: decode(16, 8, 128, 16, None),
     "decode 64 full": lambda: decode(32, 8, 64, 16, None),
+    "decode 256 beside prompts": lambda: decode_rows(8, 4, 256),
     "extend 256": lambda: extend(4, 1, (256, 256), 8192, None, None),
-    "extend 256 window small": lambda: extend(4, 1, (256, 256), 512, 512, 50.0),
+    "extend 256 window small": lambda: extend(4, 1, (256, 256), 1024, 512, 50.0),
+    "extend 256 window narrow": lambda: extend(4, 1, (256, 256), 128, 512, None),
     "extend 192/128 window": lambda: extend(64, 8, (192, 128), 8192, 128, None),
     "extend 64": lambda: extend(32, 8, (64, 64), 8192, None, None),
     "in order: decode 256 window": lambda: decode_in_order(4, 1, 256, 512),

@@ -9,11 +9,14 @@ from hypothesis import strategies as st
 
 from playhead.attention.base import decode_arguments
 from playhead.kernels.attention import decode
-from playhead.kernels.triton.decode import DecodeTiles, decode_tiles, launch_decode
+from playhead.kernels.splits import KeysPerSplit
+from playhead.kernels.triton.decode import Cut, DecodeTiles, decode_tiles, launch_decode
 from tests.unit.attention.scenes import Scene, SceneSpec, make_scene
 from tests.unit.attention.strategies import scene_specs
 
 SMALL = DecodeTiles(block_j=16, num_warps=4, num_stages=2)
+FINEST = KeysPerSplit(whole=1, least=1, few=128, most=1)
+"""As many splits as there are, each as short as a block."""
 
 
 def reference(scene: Scene) -> torch.Tensor:
@@ -27,11 +30,12 @@ def kernel(
     num_splits: int,
     scratch: tuple[torch.Tensor, ...] | None = None,
     group_size: int | None = None,
+    keys: KeysPerSplit = FINEST,
 ) -> torch.Tensor:
     out, layer, plan = scene.new_out(), scene.layer, scene.plan
     scratch = scratch or new_scratch(scene, num_splits)
     more = (*decode_arguments(plan, layer), *scratch, num_splits)
-    launch_decode(scene.q, out, *more, tiles=SMALL, group_size=group_size)
+    launch_decode(scene.q, out, *more, cut=Cut(tiles=SMALL, group_size=group_size, keys=keys))
     assert not scratch[2].any(), "arrivals are left zeroed for the next launch"
     return out[: scene.num_live]
 
@@ -79,6 +83,30 @@ def test_splits_without_keys_change_nothing():
     """A graph's splits are fixed and its lengths are not: a short request leaves most of them empty."""
     scene = make_scene(SceneSpec(seq_lens=(3, 33), group_size=2), seed=6)
     torch.testing.assert_close(kernel(scene, 8), reference(scene), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        KeysPerSplit(whole=48, least=1, few=128, most=1),  # the shortest are one split each
+        KeysPerSplit(whole=1, least=32, few=128, most=1),
+        KeysPerSplit(whole=1, least=1, few=2, most=32),  # two splits while these are short, four then
+        KeysPerSplit(whole=200, least=1, few=1, most=1),
+    ],
+)
+def test_how_keys_are_shared_among_splits_changes_nothing(keys):
+    spec = SceneSpec(seq_lens=(1, 33, 48, 49, 110), num_null=1, group_size=2, has_sinks=True)
+    scene = make_scene(spec, seed=9)
+    torch.testing.assert_close(kernel(scene, 4, keys=keys), reference(scene), atol=1e-5, rtol=1e-5)
+
+
+def test_a_request_that_is_one_split_leaves_no_part():
+    scene = make_scene(SceneSpec(seq_lens=(40,)), seed=7)
+    scratch = new_scratch(scene, 3)
+    kernel(scene, 3, scratch, keys=KeysPerSplit(whole=64, least=1, few=8, most=32))
+    assert scratch[0].isnan().all()
+    kernel(scene, 3, scratch, keys=FINEST)
+    assert not scratch[0].isnan().any()
 
 
 def test_scratch_of_an_earlier_launch_is_not_read():

@@ -9,8 +9,16 @@ import pytest
 
 import playhead.kernels.triton as kernels
 
-WEIGHTS = {"weight", "x_weight", "norm", "x_norm", "q_weight", "k_weight"}
+WEIGHTS = {"weight", "x_weight", "norm", "x_norm", "q_weight", "k_weight", "angles"}
 """Parameters that no kernel of a step writes: what may be loaded before the wait."""
+
+SETTLED = {"page_table", "rows", "seq_lens", "query_starts", "query_lens"}
+"""Not written by rope, which attention's kernels follow, nor by these kernels themselves."""
+
+BEHIND_ROPE = {"decode_kernel", "extend_kernel"}
+
+NUMBERS = {"N", "K", "x_stride", "table_stride"}
+NUMBERS |= {"num_requests", "num_splits", "whole_keys", "least_keys", "few_splits", "most_keys"}
 
 
 def dependent_kernels(text):
@@ -38,10 +46,27 @@ def problems(kernel):
     found = [f"{kernel.name} may end before it waits"] if any(isinstance(n, ast.Return) for n in walk(before)) else []
     if any(calls_in(node, "tl.store") or calls_in(node, "_store") for node in before):
         found.append(f"{kernel.name} stores before it waits")
-    parameters = {arg.arg for arg in kernel.args.args if arg.annotation is None}
-    addresses = [call.args[0] for node in before for call in calls_in(node, "tl.load") + calls_in(node, "load_factor")]
-    touched = names_in(addresses) & parameters - {"N", "K", "x_stride"}
-    return found + [f"{kernel.name} loads {name} before it waits" for name in sorted(touched - WEIGHTS)]
+    allowed = WEIGHTS | NUMBERS | (SETTLED if kernel.name in BEHIND_ROPE else set())
+    return found + [f"{kernel.name} loads {name} before it waits" for name in sorted(touched(kernel, before) - allowed)]
+
+
+def touched(kernel, lines):
+    """Parameters that these lines hand to a function which may load them, by whatever name."""
+    sources = {arg.arg: {arg.arg} for arg in kernel.args.args if arg.annotation is None}
+    found = set()
+    for line in walk(lines):
+        if isinstance(line, ast.Assign | ast.AugAssign):
+            targets = line.targets if isinstance(line, ast.Assign) else [line.target]
+            behind = set().union(*(sources.get(name, set()) for name in names_in([line.value])))
+            for name in names_in(targets):
+                sources[name] = sources.get(name, set()) | behind
+        if isinstance(line, ast.Call) and may_load(ast.unparse(line.func)):
+            found |= set().union(*(sources.get(name, set()) for name in names_in([*line.args, *line.keywords])))
+    return found
+
+
+def may_load(function):
+    return function == "tl.load" or not function.startswith(("tl.", "let_downstream_start"))
 
 
 def walk(nodes):
@@ -57,7 +82,8 @@ def test_a_kernel_touches_nothing_but_weights_before_it_waits(path):
 
 
 OF_A_STEP = {
-    *("newest_ids_kernel", "translate_kernel", "embed_kernel", "row_kernel", "rows_kernel", "qk_rope_write_kernel"),
+    *("newest_ids_kernel", "translate_kernel", "embed_kernel", "row_kernel", "held_kernel", "streamed_kernel"),
+    *("qk_rope_write_kernel", "decode_kernel", "extend_kernel"),
     *("add_norm_kernel", "rms_norm_kernel", "gated_activation_kernel", "choose_kernel", "advance_kernel"),
 }
 """Kernels of a plain decode step. One of them launched otherwise costs the whole gap in front of it and behind it."""
@@ -68,8 +94,15 @@ def test_the_kernels_of_a_step_start_before_their_upstream_has_ended():
     assert found >= OF_A_STEP
 
 
+def test_rope_lets_attention_start_when_everything_before_rope_has_ended():
+    """Attention reads lengths, rows and page tables before it waits: some of them, kernels before rope have written."""
+    rope = dependent_kernels((Path(kernels.__file__).parent / "rope.py").read_text())["qk_rope_write_kernel"]
+    lines = [ast.unparse(line) for line in rope.body]
+    assert lines.index("after_upstream(DEPENDENT)") < lines.index("let_downstream_start(DEPENDENT)")
+
+
 WRONG = """
-def kernel(x, weight, out, DEPENDENT: tl.constexpr):
+def kernel(x, weight, k_cache, out, DEPENDENT: tl.constexpr):
     {before}
     after_upstream(DEPENDENT)
     tl.store(out, tl.load(x))
@@ -80,6 +113,9 @@ def kernel(x, weight, out, DEPENDENT: tl.constexpr):
     ("before", "said"),
     [
         ("row = tl.load(x + 3)", "loads x"),
+        ("row = x + 3\n    value = tl.load(row)", "loads x"),
+        ("value = load_rows(x + 3)", "loads x"),
+        ("value = load_rows(k_cache)", "loads k_cache"),
         ("tl.store(out, tl.load(weight))", "stores"),
         ("if tl.program_id(0) > 3:\n        return", "may end"),
         ("pass", None),

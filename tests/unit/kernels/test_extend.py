@@ -9,11 +9,15 @@ from hypothesis import strategies as st
 from playhead.attention.base import extend_arguments
 from playhead.kernels.attention import extend
 from playhead.kernels.triton import extend as extend_triton
-from playhead.kernels.triton.extend import ExtendTiles, extend_tiles, launch_extend, num_programs
+from playhead.kernels.triton.decode import Cut, launch_decode
+from playhead.kernels.triton.extend import ExtendTiles, extend_tiles, launch_extend, launch_tiles, num_programs
 from tests.unit.attention.scenes import Scene, SceneSpec, make_scene
 from tests.unit.attention.strategies import scene_specs
+from tests.unit.kernels.test_decode import FINEST
+from tests.unit.kernels.test_decode import SMALL as SMALL_DECODE
 
 SMALL = ExtendTiles(block_m=16, block_j=16, num_warps=4, num_stages=2)
+FINE_CUT = Cut(tiles=SMALL_DECODE, keys=FINEST)
 
 
 def run(scene: Scene, function, **options) -> torch.Tensor:
@@ -28,7 +32,7 @@ def run(scene: Scene, function, **options) -> torch.Tensor:
 def test_kernel_agrees_with_reference(spec, seed):
     scene = make_scene(spec, seed)
     torch.testing.assert_close(
-        run(scene, launch_extend, tiles=SMALL), run(scene, extend.reference), atol=1e-5, rtol=1e-5
+        run(scene, launch_tiles, tiles=SMALL), run(scene, extend.reference), atol=1e-5, rtol=1e-5
     )
 
 
@@ -36,7 +40,7 @@ def test_a_window_inside_a_tile_masks_both_ends():
     """Fewer keys in the window than tokens in the tile: no block is seen whole by all of its queries."""
     scene = make_scene(SceneSpec(seq_lens=(50,), query_lens=(30,), window=3, has_own_pool=True), seed=8)
     torch.testing.assert_close(
-        run(scene, launch_extend, tiles=SMALL), run(scene, extend.reference), atol=1e-5, rtol=1e-5
+        run(scene, launch_tiles, tiles=SMALL), run(scene, extend.reference), atol=1e-5, rtol=1e-5
     )
 
 
@@ -47,7 +51,7 @@ def test_many_requests_find_their_tiles():
     scene = make_scene(spec, seed=9)
     tiles = ExtendTiles(block_m=64, block_j=16, num_warps=4, num_stages=2)
     torch.testing.assert_close(
-        run(scene, launch_extend, tiles=tiles), run(scene, extend.reference), atol=1e-5, rtol=1e-5
+        run(scene, launch_tiles, tiles=tiles), run(scene, extend.reference), atol=1e-5, rtol=1e-5
     )
 
 
@@ -58,7 +62,7 @@ def test_programs_take_turns_where_there_are_more_tiles_than_programs(monkeypatc
     spec = SceneSpec(seq_lens=(*(1 + b % 3 for b in range(40)), 20), query_lens=(*(1,) * 40, 20), num_null=20)
     scene = make_scene(spec, seed=10)
     torch.testing.assert_close(
-        run(scene, launch_extend, tiles=SMALL), run(scene, extend.reference), atol=1e-5, rtol=1e-5
+        run(scene, launch_tiles, tiles=SMALL), run(scene, extend.reference), atol=1e-5, rtol=1e-5
     )
 
 
@@ -69,8 +73,59 @@ def test_room_for_many_requests_costs_few_programs():
     assert num_programs(8, 3, num_kv_heads=8) == 11
 
 
-def test_small_steps_take_half_tiles():
-    assert extend_tiles(256, itemsize=2, num_rows=512 * 4).block_m == 64
+@settings(max_examples=15)
+@given(spec=scene_specs(extend=True), num_splits=st.integers(1, 3), seed=st.integers(0, 2**31))
+def test_requests_with_one_query_are_split_as_in_decode(spec, num_splits, seed):
+    scene = make_scene(spec, seed)
+    found = run(scene, with_splits(scene, num_splits))
+    torch.testing.assert_close(found, run(scene, extend.reference), atol=1e-5, rtol=1e-5)
+
+
+def test_tiles_pass_over_requests_with_one_query():
+    """Their keys would go through one program, however many they are."""
+    scene = make_scene(SceneSpec(seq_lens=(40, 20, 9), query_lens=(1, 7, 1), num_null=1), seed=3)
+    found = run(scene, launch_tiles, tiles=SMALL, least_queries=2)
+    assert found[[0, 8]].isnan().all()
+    assert not found[1:8].isnan().any()
+
+
+def test_a_request_beside_a_prompt_has_the_bits_that_it_has_in_a_decode_step():
+    """The same number of splits, and the same keys in each."""
+    mixed = make_scene(SceneSpec(seq_lens=(40, 20), query_lens=(1, 7), group_size=2), seed=3)
+    found = run(mixed, with_splits(mixed, 3))[:1]
+    plan, layer = mixed.plan, mixed.layer
+    call = (plan.page_table_RP, plan.rows_B[:1], plan.seq_lens_B[:1], None, layer.scale, None, None)
+    alone = torch.full_like(found, float("nan"))
+    scratch = decode_scratch(mixed, 3)
+    launch_decode(mixed.q[:1], alone, layer.k_cache_NSKD, layer.v_cache_NSKE, *call, *scratch, 3, cut=FINE_CUT)
+    assert torch.equal(found, alone)
+
+
+def decode_scratch(scene: Scene, num_splits: int) -> tuple[torch.Tensor, ...]:
+    num_heads, num_requests = scene.layer.num_heads, scene.plan.rows_B.shape[0]
+    num_parts = num_requests * num_heads * num_splits
+    return (
+        torch.full((num_parts * scene.layer.v_head_dim,), float("nan")),
+        torch.full((num_parts * 2,), float("nan")),
+        torch.zeros(num_requests * num_heads * (num_splits + 1), dtype=torch.int32),
+    )
+
+
+def with_splits(scene: Scene, num_splits: int):
+    """The launch that has scratch for requests with one query. Rows of padding must be left alone by both kernels."""
+    scratch = decode_scratch(scene, num_splits)
+
+    def launch(*call):
+        launch_extend(*call, *scratch, num_splits, tiles=SMALL, cut=FINE_CUT)
+        assert not scratch[2].any(), "arrivals are left zeroed for the next launch"
+
+    return launch
+
+
+def test_small_steps_take_half_tiles_and_smaller_ones_narrow_tiles():
+    assert extend_tiles(256, itemsize=2, num_rows=512 * 4).block_m == 16
+    assert extend_tiles(256, itemsize=2, num_rows=1024 * 4).block_m == 64
+    assert extend_tiles(128, itemsize=2, num_rows=128 * 4).block_m == 64
     assert extend_tiles(256, itemsize=2, num_rows=8192 * 4).block_m == 128
     assert extend_tiles(192, itemsize=2, num_rows=8192 * 4) == extend_tiles(256, itemsize=2, num_rows=8192 * 4)
     assert extend_tiles(80, itemsize=4, num_rows=64).block_j == 16

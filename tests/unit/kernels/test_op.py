@@ -45,7 +45,8 @@ def decode_call():
 
 def extend_call():
     scene = make_scene(SceneSpec(seq_lens=(3,), query_lens=(2,)), seed=0)
-    return scene.q, torch.zeros(2, 1, 8), *extend_arguments(scene.plan, scene.layer)
+    scratch = (torch.zeros(8), torch.zeros(2), torch.zeros(2, dtype=torch.int32))
+    return scene.q, torch.zeros(2, 1, 8), *extend_arguments(scene.plan, scene.layer), *scratch, 1
 
 
 def choose_call():
@@ -94,12 +95,13 @@ def project_call():
 
 
 def project_normed_call():
-    rows = (torch.randn(2, 3), torch.randn(2, 8), torch.randn(2, 8))
-    return *rows, torch.randn(8), None, 1e-6, True, False, torch.randn(6, 8), torch.randn(6), "silu"
+    first = (torch.randn(2, 5), torch.randn(8, 5), torch.randn(8), 0.5)
+    norms = (torch.randn(8), None, 1e-6, True, False)
+    return torch.randn(2, 3), *first, torch.randn(2, 8), *norms, torch.randn(6, 8), torch.randn(6), "silu"
 
 
 def attend_in_order_call():
-    return *extend_call(), torch.zeros(8), torch.zeros(2), torch.zeros(1, dtype=torch.int32), False
+    return *extend_call()[:-1], False
 
 
 CALLS = {

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from playhead.kernels.norm import add_rms_norm
 from playhead.kernels.projection import project, project_gated, project_normed
+from playhead.kernels.triton.norm import launch_add
 from playhead.kernels.triton.projection import launch_tiles
-from playhead.kernels.triton.projection_tiles import RowsTiles, RowTiles, tiles_for
+from playhead.kernels.triton.projection_tiles import HeldTiles, RowTiles, StreamedTiles, split_tiles, tiles_for
 
 ROW = RowTiles(block_n=4, block_k=128, num_warps=4, starts_next=True)
-ROWS = RowsTiles(block_r=8, block_n=16, block_k=16, parts=2, num_stages=2)
+HELD = HeldTiles(block_r=8, block_n=16, block_k=32, rest=16, parts=2)
+STREAMED = StreamedTiles(block_r=4, block_n=16, block_k=32, num_stages=2)
+CASES = [(1, ROW), (3, HELD), (5, STREAMED)]
+BY_NAME = pytest.mark.parametrize(("num_rows", "tiles"), CASES, ids=["row", "held", "streamed"])
 
 
 def call(num_rows, num_inputs=80, num_outputs=22, seed=0):
@@ -21,31 +28,39 @@ def call(num_rows, num_inputs=80, num_outputs=22, seed=0):
     return x, weight, torch.randn(num_outputs, generator=rng)
 
 
-def tiles_of(num_rows):
-    return ROW if num_rows == 1 else ROWS
-
-
-@pytest.mark.parametrize("num_rows", [1, 3])
+@BY_NAME
 @pytest.mark.parametrize(("has_bias", "scale", "adds"), [(False, 1.0, False), (True, 0.5, False), (True, 0.25, True)])
-def test_project_agrees_with_reference(num_rows, has_bias, scale, adds):
+def test_project_agrees_with_reference(num_rows, tiles, has_bias, scale, adds):
     x, weight, bias = call(num_rows)
     rest = (x, weight, bias if has_bias else None, scale, adds)
     found = torch.ones(num_rows, 22) if adds else torch.full((num_rows, 22), float("nan"))
     wanted = found.clone()
-    launch_tiles(tiles_of(num_rows), found, *rest[:3], scale=scale, adds=adds)
+    launch_tiles(tiles, found, *rest[:3], scale=scale, adds=adds)
     project.reference(wanted, *rest)
     torch.testing.assert_close(found, wanted)
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-@pytest.mark.parametrize("has_bias", [False, True])
-def test_project_gated_agrees_with_reference(num_rows, activation, has_bias):
+@BY_NAME
+@pytest.mark.parametrize(("activation", "has_bias"), [("silu", False), ("gelu_tanh", True)])
+def test_project_gated_agrees_with_reference(num_rows, tiles, activation, has_bias):
     x, weight, bias = call(num_rows)
     rest = (x, weight, bias if has_bias else None)
     found = torch.full((num_rows, 11), float("nan"))
-    launch_tiles(tiles_of(num_rows), found, *rest, activation=activation)
+    launch_tiles(tiles, found, *rest, activation=activation)
     torch.testing.assert_close(found, project_gated.reference(*rest, activation))
+
+
+@pytest.mark.parametrize(
+    "tiles",
+    [replace(HELD, block_k=16, rest=0, num_splits=3), replace(STREAMED, num_splits=2), replace(STREAMED, num_splits=5)],
+    ids=["held", "streamed", "more splits than blocks"],
+)
+def test_parts_of_a_product_add_up_to_it(tiles):
+    x, weight, _ = call(3)
+    parts, wanted = torch.full((tiles.num_splits, 3, 22), float("nan")), torch.empty(3, 22)
+    launch_tiles(tiles, parts, x, weight, None)
+    project.reference(wanted, x, weight, None, 1.0, False)
+    torch.testing.assert_close(parts.sum(0), wanted)
 
 
 @pytest.mark.parametrize("kind", [(False, False), (True, False), (False, True)], ids=["rms", "rms1p", "layernorm"])
@@ -59,10 +74,24 @@ def test_a_product_of_a_normed_sum_agrees_with_reference(kind, norm_x, activatio
     total = torch.full((1, 80), float("nan"))
     rest = (norm, x_norm if norm_x else None, 1e-6, *kind)
     launch_tiles(ROW, found, x, weight, bias, activation=activation, total_TI=total, norm=(residual, *rest))
-    wanted_total = project_normed.reference(wanted, x, residual, *rest, weight, bias, activation)
+    wanted_total = project_normed.reference(wanted, x, None, None, 1.0, residual, *rest, weight, bias, activation)
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(total, wanted_total)
     assert torch.equal(residual, before)
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 7])
+@pytest.mark.parametrize("norm_x", [False, True])
+def test_the_norm_behind_a_product_adds_up_its_parts(num_parts, norm_x):
+    rng = torch.Generator().manual_seed(num_parts)
+    parts, residual, norms = (torch.randn(shape, generator=rng) for shape in ((num_parts, 3, 80), (3, 80), (2, 80)))
+    rest = (norms[0], norms[1] if norm_x else None, 1e-6, True, False)
+    wanted_total = residual.clone()
+    wanted = add_rms_norm.reference(parts.sum(0), wanted_total, *rest)
+    total, found = (torch.full((3, 80), float("nan")) for _ in range(2))
+    launch_add(total, found, parts, residual, *rest)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(total, wanted_total)
 
 
 def test_what_the_cpu_runs_agrees_with_reference():
@@ -81,8 +110,8 @@ def meta(*shape, dtype=torch.bfloat16):
 @pytest.mark.parametrize(
     ("num_rows", "num_outputs", "num_inputs", "dtype"),
     [
-        (17, 1536, 1152, torch.bfloat16),
-        (16, 2560, 10_240, torch.bfloat16),
+        (129, 1536, 1152, torch.bfloat16),
+        (8, 2560, 10_240, torch.bfloat16),
         (1, 262_144, 1152, torch.bfloat16),
         (1, 1536, 1153, torch.bfloat16),
         (1, 1536, 32_768, torch.bfloat16),
@@ -94,3 +123,20 @@ def test_other_products_are_left_to_the_blas_library(num_rows, num_outputs, num_
     x, weight = meta(num_rows, num_inputs, dtype=dtype), meta(num_outputs, num_inputs, dtype=dtype)
     assert tiles_for(x, weight) is None
     assert tiles_for(meta(1, 1152), meta(1536, 1152)) is not None
+
+
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(1152, 1024), (1152, 6912), (2560, 10_240), (1024, 3072)])
+@pytest.mark.parametrize("num_rows", [2, 8, 9, 32, 33, 128])
+def test_programs_that_share_inputs_cover_them_all(num_rows, num_outputs, num_inputs):
+    tiles = split_tiles(meta(num_rows, num_inputs), meta(num_outputs, num_inputs))
+    if isinstance(tiles, HeldTiles):
+        assert tiles.num_splits * tiles.parts * tiles.block_k >= num_inputs
+    else:
+        assert 1 < tiles.num_splits * tiles.block_k <= num_inputs  # each has a block at least
+
+
+@pytest.mark.parametrize("num_inputs", [16, 512, 1024, 1152, 1536, 2048, 2560, 3072, 4080])
+def test_a_program_that_holds_its_weights_holds_all_of_them(num_inputs):
+    tiles = tiles_for(meta(8, num_inputs), meta(1536, num_inputs))
+    assert tiles.parts * (tiles.block_k + tiles.rest) >= num_inputs
+    assert tiles.num_splits == 1

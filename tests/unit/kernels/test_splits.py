@@ -14,10 +14,12 @@ from playhead.kernels.splits import (
     SLOTS,
     SMALL_WAVE,
     DecodeShape,
+    keys_per_split,
     merge_width,
     num_arrivals,
     num_parts,
     num_splits,
+    num_splits_beside_prompts,
     splits_per_group,
     wave_fill,
 )
@@ -31,7 +33,32 @@ def test_the_docstrings_numbers():
     assert num_splits(GEMMA_1B, 1) == 128
     assert merge_width(GEMMA_1B.part_elements) == splits_per_group(128, GEMMA_1B.part_elements) == 16
     assert splits_per_group(22, GEMMA_1B.part_elements) == 11
+    assert num_splits_beside_prompts(GEMMA_1B, 256) == 11
+    assert num_splits_beside_prompts(GEMMA_1B, 128) == 22
+    assert num_splits_beside_prompts(GEMMA_1B, 128, 128) == 8
     assert round(wave_fill(768), 2) == 0.97
+
+
+def shares(num_keys, num_splits, keys, block_keys=32):
+    """Keys of each split, as the kernel's `_share_of` cuts them."""
+    per_split = max(-(-num_keys // num_splits), min(-(-num_keys // keys.few), keys.most), keys.least)
+    per_split = num_keys if num_keys <= keys.whole else per_split
+    per_split = -(-per_split // block_keys) * block_keys
+    return [min(per_split, num_keys - first) for first in range(0, num_keys, per_split)]
+
+
+def test_the_splits_of_requests_of_gemma():
+    one, eight = (keys_per_split(num_requests, 32, GEMMA_1B.part_elements) for num_requests in (1, 8))
+    assert [len(shares(num_keys, 128, one)) for num_keys in (64, 200, 1000, 8000)] == [1, 7, 16, 125]
+    assert len(shares(1000, 33, eight)) == 8
+
+
+@pytest.mark.parametrize("programs_per_split", [1, 8, 32, 128, 256, 1024])
+def test_a_context_as_long_as_the_table_takes_all_splits(programs_per_split):
+    """How keys are shared is about short contexts: long ones are cut as `num_splits` means it."""
+    for part_elements in (256, 1024):
+        keys = keys_per_split(programs_per_split, 32, part_elements)
+        assert len(shares(131072, 32, keys)) == 32
 
 
 def test_a_window_is_not_split_finer_than_it_is_worth():
@@ -71,9 +98,9 @@ def test_merging_takes_few_steps_twice(part_elements):
 
 
 def test_parts_are_one_per_head_and_split():
-    assert num_parts(GEMMA_1B, 32) == 32 * 4 * 22
+    assert num_parts(GEMMA_1B, 32, 22) == 32 * 4 * 22
 
 
 def test_counters_are_one_per_group_and_one_for_the_groups():
-    assert num_arrivals(GEMMA_1B, 32) == 32 * 4 * (2 + 1)
-    assert num_arrivals(GEMMA_1B, 1) == 4 * (8 + 1)
+    assert num_arrivals(GEMMA_1B, 32, 22) == 32 * 4 * (2 + 1)
+    assert num_arrivals(GEMMA_1B, 1, 128) == 4 * (8 + 1)

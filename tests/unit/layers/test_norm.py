@@ -62,7 +62,7 @@ def test_a_stream_adds_its_output_and_then_norms(rows, output_kind, next_kind):
     output_norm, next_norm = (None if kind is None else norm(kind, weight) for kind in (output_kind, next_kind))
     total = rows + (output if output_norm is None else output_norm(output))
     wanted = total if next_norm is None else next_norm(total)
-    stream = Stream(residual_TM=rows.clone(), output_TM=output, output_norm=output_norm)
+    stream = Stream(residual_TM=rows.clone(), output=lambda: output, output_norm=output_norm)
     residual, h = stream.normed(next_norm)
     torch.testing.assert_close(residual, total)
     torch.testing.assert_close(h, wanted)

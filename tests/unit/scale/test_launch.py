@@ -39,6 +39,7 @@ def test_an_actor_lets_in_the_caller_that_knows_the_secret_and_nobody_else():
             waiting.join()
             with found[0] as connection:
                 assert connection.recv(64) == b"first order"
+                assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 8000
             assert caller.recv(1) == b""
         with pytest.raises(OSError, match=r"refused|reset"):
             socket.create_connection(("127.0.0.1", port))
@@ -49,16 +50,19 @@ def test_each_replica_has_a_gpu_of_its_own_and_a_lost_ones_is_used_again(tmp_pat
         (tmp_path / name).touch()
     monkeypatch.setattr(launch, "DEVICES", tmp_path)
     launcher = LocalLauncher(EngineConfig(device="cuda"))
+    assert LocalLauncher(EngineConfig(device="cuda", tensor_parallel_size=2))._first_free_gpu() == 0
+    with pytest.raises(ConfigError, match="each needs 4 of 2 GPUs"):
+        LocalLauncher(EngineConfig(device="cuda", tensor_parallel_size=4))._first_free_gpu()
     children = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(2)]
     try:
         for gpu, process in enumerate(children):
-            assert launcher._free_gpu() == gpu
+            assert launcher._first_free_gpu() == gpu
             launcher._of_gpu[gpu] = EngineChild(process=process, connection=socket.socket())
-        with pytest.raises(ConfigError, match="all 2 of this machine"):
-            launcher._free_gpu()
+        with pytest.raises(ConfigError, match="each needs 1 of 2 GPUs"):
+            launcher._first_free_gpu()
         children[0].kill()
         children[0].wait()
-        assert launcher._free_gpu() == 0
+        assert launcher._first_free_gpu() == 0
     finally:
         for process in children:
             process.kill()

@@ -48,8 +48,7 @@ def after_decode(kv: HybridKVCache, chunks: list[Chunk], kind: SamplingKind = GR
     return DecodeSlots(
         kind=kind,
         num_fills=7,
-        seqs=[one.seq for one in chunks],
-        seq_lens=np.array([one.end for one in chunks], dtype=np.int32),
+        plan=StepPlan.of(chunks),
         num_places=kv.num_places_of(rows),
     )
 

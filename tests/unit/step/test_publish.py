@@ -9,6 +9,8 @@ import torch
 from playhead.kv.pool import DeviceWrite
 from playhead.kv.tables import RowTables
 from playhead.step.publish import DevicePageTable, Publisher
+from playhead.step.worker import Worker
+from playhead.testing.tiny_worker import TINY_GEMMA3, tiny_worker
 
 
 @pytest.mark.parametrize("max_entries", [1, 3, 8, 100])
@@ -45,3 +47,32 @@ def test_only_what_changed_in_the_page_table_travels():
     publisher.send(device.take_writes())
     assert device.table_RP[second].tolist() == [0, 0, 0, 0]
     assert device.take_writes() == []
+
+
+def plain_worker() -> Worker:
+    """A model without windows: no change of a mapping takes the page table along."""
+    num_layers = TINY_GEMMA3["num_hidden_layers"]
+    return tiny_worker(model={**TINY_GEMMA3, "layer_types": ["full_attention"] * num_layers}, page_size=4)
+
+
+def test_new_pages_are_on_the_device_before_the_step_that_reads_them():
+    worker = plain_worker()
+    seq = worker.kv.admit("a", [1] * 9)
+    worker.kv.extend(seq, 9)
+    worker.publish()
+    np.testing.assert_array_equal(worker.page_table.table_RP.numpy(), worker.kv.rows.tables[0])
+
+
+def test_a_row_that_was_given_back_is_cleared_with_the_next_pages():
+    """No step reads it meanwhile: its next request writes it first."""
+    worker = plain_worker()
+    gone, other = (worker.kv.admit(name, [1] * 5) for name in ("gone", "other"))
+    for seq in (gone, other):
+        worker.kv.extend(seq, 5)
+    worker.publish()
+    worker.kv.abort(gone)
+    worker.publish()
+    assert worker.page_table.table_RP[gone.row].any()
+    worker.kv.extend(other, 5)
+    worker.publish()
+    np.testing.assert_array_equal(worker.page_table.table_RP.numpy(), worker.kv.rows.tables[0])

@@ -21,9 +21,10 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from playhead.kernels.splits import MERGE_ELEMENTS, splits_per_group
+from playhead.kernels.splits import MERGE_ELEMENTS, KeysPerSplit, keys_per_split, splits_per_group
 from playhead.kernels.triton.arrivals import count_in
-from playhead.kernels.triton.scores import LOG2_E, NO_SCORE, attend_block, key_locs, load_rows
+from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
+from playhead.kernels.triton.scores import LOG2_E, NO_SCORE, attend_block, key_pages, load_rows, row_places
 
 MIN_DOT_ROWS = 16  # what a tensor core instruction takes at least
 MIN_DOT_DEPTH = 16
@@ -77,24 +78,24 @@ def _store_part(parts, tops_sums, part_M, live_M, top_M, sum_M, acc_ME, E: tl.co
 
 
 @triton.jit
-def _attend_split(
-    q_MD, k_cache, v_cache, table_row, first, last, top_M, scale, softcap,
-    k_page, k_slot, v_page, v_slot,
-    D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+def _attend_blocks(
+    q_MD, k_cache, v_cache, table_row, page_J, first, last, top_M, scale, softcap, k_page, k_slot, v_page, v_slot,
+    D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr, SAME_STRIDES: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
-    """Keys [first, last) into a fresh running softmax whose rows start at `top_M`."""
+    """Keys [first, last), the first block of which is on these pages, into a fresh softmax that starts at `top_M`."""
     sum_M = tl.where(top_M > NO_SCORE, 1.0, 0.0)
     acc_ME = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
-    key_J = first + tl.arange(0, BLOCK_J)
-    loc_J = key_locs(table_row, key_J, key_J < last, PAGE_SIZE)
-    for _ in tl.range(first, last, BLOCK_J):
+    index_J = tl.arange(0, BLOCK_J)
+    for block in tl.range(first, last, BLOCK_J):
+        key_J = block + index_J
         live_J = key_J < last
-        k_JD = load_rows(k_cache, loc_J, live_J, k_page, k_slot, PAGE_SIZE, D, BLOCK_D)
-        v_JE = load_rows(v_cache, loc_J, live_J, v_page, v_slot, PAGE_SIZE, E, BLOCK_E)
+        k_place_J = row_places(page_J, key_J, k_page, k_slot, PAGE_SIZE)
+        v_place_J = k_place_J if SAME_STRIDES else row_places(page_J, key_J, v_page, v_slot, PAGE_SIZE)
+        k_JD = load_rows(k_cache, k_place_J, live_J, D, BLOCK_D)
+        v_JE = load_rows(v_cache, v_place_J, live_J, E, BLOCK_E)
         # One block ahead: looked up in the iteration that uses them, the tables would cost the pipeline its depth.
-        key_J += BLOCK_J
-        loc_J = key_locs(table_row, key_J, key_J < last, PAGE_SIZE)
+        page_J = key_pages(table_row, key_J + BLOCK_J, key_J + BLOCK_J < last, PAGE_SIZE)
         top_M, sum_M, acc_ME = attend_block(
             q_MD, k_JD, v_JE, live_J[None, :], top_M, sum_M, acc_ME, scale, softcap, HAS_SOFTCAP, True
         )
@@ -141,60 +142,105 @@ def _merge_and_store(
             _store_rows(out_row, head_H * out_head, live_H, merged_HE, E, BLOCK_E)
 
 
-@triton.jit(do_not_specialize=["num_splits", "group_size"])  # they differ by batch size; one binary must serve all
-def decode_kernel(
-    q, out, k_cache, v_cache, page_table, rows, seq_lens, sinks, parts, tops_sums, arrivals, scale, softcap,
-    num_splits, group_size, q_request, q_head, out_request, out_head,
-    k_page, k_slot, k_head, v_page, v_slot, v_head, table_stride,
+@triton.jit
+def _share_of(
+    seq_len, split, num_splits, whole_keys, least_keys, few_splits, most_keys,
+    WINDOW: tl.constexpr, BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    """Which keys a split takes, [first, last), and how many splits take any: `KeysPerSplit` of `splits.py`.
+
+    Window 512, 600 keys, 4 splits: keys 88 to 599, 128 for each.
+    """
+    start = tl.maximum(seq_len - WINDOW, 0) if WINDOW > 0 else 0
+    num_keys = seq_len - start
+    per_split = tl.maximum(tl.cdiv(num_keys, num_splits), tl.minimum(tl.cdiv(num_keys, few_splits), most_keys))
+    per_split = tl.where(num_keys <= whole_keys, num_keys, tl.maximum(per_split, least_keys))
+    # Whole blocks per split: a split that ends inside a block would read the rest of it for nothing.
+    per_split = tl.cdiv(per_split, BLOCK_J) * BLOCK_J
+    first = start + split * per_split
+    return first, tl.minimum(first + per_split, seq_len), tl.cdiv(num_keys, per_split)
+
+
+@triton.jit
+def _attend_share(
+    q_row, out_row, k_cache, v_cache, table_row, page_J, sinks, parts, tops_sums, arrivals, scale, softcap,
+    first, last, heads, request, split, num_live, num_splits, group_size,
+    q_head, out_head, k_page, k_slot, v_page, v_slot,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr, NUM_M_BLOCKS: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+    SAME_STRIDES: tl.constexpr, NUM_M_BLOCKS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_X: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):  # fmt: skip
-    heads = tl.program_id(0)  # a block of BLOCK_M query heads of one kv head
-    split = tl.program_id(1)
-    request = tl.program_id(2)
-    kv_head = heads // NUM_M_BLOCKS
-    # Three loads that wait for nothing, at once. "volatile" keeps them here: a compiler would move each to its first
-    # use, behind the tables, and their latencies would add up.
-    seq_len = tl.load(seq_lens + request, volatile=True)
-    row = tl.load(rows + request, volatile=True).to(tl.int64)
+    """Keys [first, last) of one request. The result is the output, where no other split has any; else it is merged."""
     in_group_M = (heads % NUM_M_BLOCKS) * BLOCK_M + tl.arange(0, BLOCK_M)
     live_M = in_group_M < G
-    head_M = kv_head * G + in_group_M
+    head_M = heads // NUM_M_BLOCKS * G + in_group_M
     dim_D = tl.arange(0, BLOCK_D)
-    q_place_M = request.to(tl.int64) * q_request + head_M * q_head
     q_mask = live_M[:, None] & (dim_D < D)[None, :]
-    q_MD = tl.load(q + q_place_M[:, None] + dim_D[None, :], mask=q_mask, other=0.0, volatile=True)
-    start = tl.maximum(seq_len - WINDOW, 0) if WINDOW > 0 else 0
-    # Whole blocks per split: a split that ends inside a block would read the rest of it for nothing.
-    keys_per_split = tl.cdiv(tl.cdiv(seq_len - start, num_splits), BLOCK_J) * BLOCK_J
-    first = start + split * keys_per_split
-    if first >= seq_len:
-        return
-    table_row = page_table + row * table_stride
-    last = tl.minimum(first + keys_per_split, seq_len)
+    # "volatile" keeps the load here: a compiler would move it behind the tables, and their latencies would add up.
+    q_MD = tl.load(q_row + (head_M * q_head)[:, None] + dim_D[None, :], mask=q_mask, other=0.0, volatile=True)
     top_M = tl.full([BLOCK_M], NO_SCORE, tl.float32)
     if HAS_SINKS:
         # A sink is a key without a value; the first split brings it in, so that it counts once.
         sink_M = tl.load(sinks + head_M, mask=live_M & (split == 0), other=0.0).to(tl.float32) * LOG2_E
         top_M = tl.where(live_M & (split == 0), sink_M, top_M)
-    top_M, sum_M, acc_ME = _attend_split(
-        q_MD, k_cache + kv_head.to(tl.int64) * k_head, v_cache + kv_head.to(tl.int64) * v_head,
-        table_row, first, last, top_M, scale, softcap, k_page, k_slot, v_page, v_slot,
-        D, E, PAGE_SIZE, HAS_SOFTCAP, BLOCK_M, BLOCK_D, BLOCK_E, BLOCK_J,
+    top_M, sum_M, acc_ME = _attend_blocks(
+        q_MD, k_cache, v_cache, table_row, page_J, first, last, top_M, scale, softcap, k_page, k_slot, v_page, v_slot,
+        D, E, PAGE_SIZE, SAME_STRIDES, HAS_SOFTCAP, BLOCK_M, BLOCK_D, BLOCK_E, BLOCK_J,
     )  # fmt: skip
-    out_row = out + request.to(tl.int64) * out_request
-    if num_splits == 1:
+    if num_live == 1:
         _store_rows(out_row, head_M * out_head, live_M, acc_ME / tl.where(live_M, sum_M, 1.0)[:, None], E, BLOCK_E)
-        return
-    part_M = (request * H + head_M) * num_splits + split
-    _store_part(parts, tops_sums, part_M, live_M, top_M, sum_M, acc_ME, E, BLOCK_E)
-    _merge_and_store(
-        out_row, out_head, parts, tops_sums, arrivals, split, tl.cdiv(seq_len - start, keys_per_split),
-        num_splits, group_size, heads, request, H, G, E, NUM_M_BLOCKS, BLOCK_M, BLOCK_X, BLOCK_H, BLOCK_E,
-    )  # fmt: skip
+    else:
+        part_M = (request * H + head_M) * num_splits + split
+        _store_part(parts, tops_sums, part_M, live_M, top_M, sum_M, acc_ME, E, BLOCK_E)
+        _merge_and_store(
+            out_row, out_head, parts, tops_sums, arrivals, split, num_live,
+            num_splits, group_size, heads, request, H, G, E, NUM_M_BLOCKS, BLOCK_M, BLOCK_X, BLOCK_H, BLOCK_E,
+        )  # fmt: skip
+
+
+# They differ by batch size, and one binary must serve all.
+@triton.jit(
+    do_not_specialize=["num_splits", "group_size", "whole_keys", "least_keys", "few_splits", "most_keys"],
+)
+def decode_kernel(
+    q, out, k_cache, v_cache, page_table, rows, seq_lens, query_starts, query_lens, sinks, parts, tops_sums, arrivals,
+    scale, softcap, num_splits, group_size, whole_keys, least_keys, few_splits, most_keys,
+    q_token, q_head, out_token, out_head, k_page, k_slot, k_head, v_page, v_slot, v_head, table_stride,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    SAME_STRIDES: tl.constexpr, WINDOW: tl.constexpr, NUM_M_BLOCKS: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_QUERIES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_X: tl.constexpr,
+    BLOCK_H: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """A decode step, whose query b is request b's; or the requests that have one query, of a step with queries."""
+    let_downstream_start(DEPENDENT)
+    heads = tl.program_id(0)  # a block of BLOCK_M query heads of one kv head
+    request = tl.program_id(1)
+    split = tl.program_id(2)  # the slowest: splits without keys come last, and keep no others waiting
+    kv_head = (heads // NUM_M_BLOCKS).to(tl.int64)
+    seq_len = tl.load(seq_lens + request, volatile=True)  # both at once, as the query below
+    row = tl.load(rows + request, volatile=True).to(tl.int64)
+    first, last, num_live = _share_of(
+        seq_len, split, num_splits, whole_keys, least_keys, few_splits, most_keys, WINDOW, BLOCK_J
+    )
+    token = request.to(tl.int64)
+    if HAS_QUERIES:
+        token = tl.load(query_starts + request).to(tl.int64)
+        num_live = tl.where(tl.load(query_lens + request) == 1, num_live, 0)
+    table_row = page_table + row * table_stride
+    key_J = first + tl.arange(0, BLOCK_J)
+    page_J = key_pages(table_row, key_J, key_J < last, PAGE_SIZE)
+    after_upstream(DEPENDENT)
+    if split < num_live:
+        _attend_share(
+            q + token * q_token, out + token * out_token,
+            k_cache + kv_head * k_head, v_cache + kv_head * v_head, table_row, page_J,
+            sinks, parts, tops_sums, arrivals, scale, softcap, first, last, heads, request, split, num_live,
+            num_splits, group_size, q_head, out_head, k_page, k_slot, v_page, v_slot,
+            H, G, D, E, PAGE_SIZE, SAME_STRIDES, NUM_M_BLOCKS, HAS_SOFTCAP, HAS_SINKS,
+            BLOCK_M, BLOCK_D, BLOCK_E, BLOCK_J, BLOCK_X, BLOCK_H,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,26 +259,45 @@ def decode_tiles(k_head_dim: int, v_head_dim: int) -> DecodeTiles:
     return DecodeTiles(block_j=block_j, num_warps=4, num_stages=3)
 
 
-def launch_decode(*call: Any, tiles: DecodeTiles | None = None, group_size: int | None = None) -> None:
-    *tensors, sinks_H, scale, window, softcap, parts, part_tops_sums, arrivals, num_splits = call
-    q_BHD, out_BHE, k_cache_NSKD, v_cache_NSKE, page_table_RP, _, _ = tensors
-    num_requests, num_heads, head_dim = q_BHD.shape
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """How a launch is cut other than the tables say, for tests and measurements."""
+
+    tiles: DecodeTiles | None = None
+    group_size: int | None = None
+    keys: KeysPerSplit | None = None
+
+
+AS_MEASURED = Cut()
+
+
+def launch_decode(*call: Any, cut: Cut = AS_MEASURED) -> None:
+    launch_decode_rows(*call, None, None, cut=cut)
+
+
+def launch_decode_rows(*call: Any, cut: Cut = AS_MEASURED) -> None:
+    """`launch_decode` for the requests of a step over tokens that have one query: where queries are comes last."""
+    *tensors, sinks_H, scale, window, softcap, parts, part_tops_sums, arrivals, num_splits, starts_B, lens_B = call
+    q_THD, out_THE, k_cache_NSKD, v_cache_NSKE, page_table_RP, rows_B, _ = tensors
+    num_heads, head_dim = q_THD.shape[1:]
     num_kv_heads, v_head_dim = v_cache_NSKE.shape[2:]
-    group = num_heads // num_kv_heads
-    tiles = tiles or decode_tiles(head_dim, v_head_dim)
+    num_requests, group = rows_B.shape[0], num_heads // num_kv_heads
+    tiles = cut.tiles or decode_tiles(head_dim, v_head_dim)
     block_m = min(max(triton.next_power_of_2(group), MIN_DOT_ROWS), MAX_ROWS)
     num_m_blocks = triton.cdiv(group, block_m)
     block_h = min(triton.next_power_of_2(group), block_m)
     block_e = max(triton.next_power_of_2(v_head_dim), MIN_DOT_DEPTH)
-    decode_kernel[(num_kv_heads * num_m_blocks, num_splits, num_requests)](
-        *tensors, sinks_H, parts, part_tops_sums, arrivals, scale, 0.0 if softcap is None else softcap,
-        num_splits, group_size or splits_per_group(num_splits, group * v_head_dim),
-        *q_BHD.stride()[:2], *out_BHE.stride()[:2],
-        *k_cache_NSKD.stride()[:3], *v_cache_NSKE.stride()[:3], page_table_RP.stride(0),
+    k_strides, v_strides = k_cache_NSKD.stride()[:3], v_cache_NSKE.stride()[:3]
+    keys = cut.keys or keys_per_split(num_requests * num_kv_heads, tiles.block_j, group * v_head_dim)
+    decode_kernel[num_kv_heads * num_m_blocks, num_requests, num_splits](
+        *tensors, starts_B, lens_B, sinks_H, parts, part_tops_sums, arrivals,
+        scale, 0.0 if softcap is None else softcap,
+        num_splits, cut.group_size or splits_per_group(num_splits, group * v_head_dim), *keys,
+        *q_THD.stride()[:2], *out_THE.stride()[:2], *k_strides, *v_strides, page_table_RP.stride(0),
         H=num_heads, G=group, D=head_dim, E=v_head_dim, PAGE_SIZE=k_cache_NSKD.shape[1],
-        WINDOW=window or 0, NUM_M_BLOCKS=num_m_blocks,
-        HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks_H is not None,
+        SAME_STRIDES=k_strides == v_strides, WINDOW=window or 0, NUM_M_BLOCKS=num_m_blocks,
+        HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks_H is not None, HAS_QUERIES=lens_B is not None,
         BLOCK_M=block_m, BLOCK_D=max(triton.next_power_of_2(head_dim), MIN_DOT_DEPTH), BLOCK_E=block_e,
         BLOCK_J=tiles.block_j, BLOCK_X=max(MERGE_ELEMENTS // (block_h * block_e), 1), BLOCK_H=block_h,
-        num_warps=tiles.num_warps, num_stages=tiles.num_stages, maxnreg=MAX_REGISTERS,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages, maxnreg=MAX_REGISTERS, **dependent(q_THD),
     )  # fmt: skip

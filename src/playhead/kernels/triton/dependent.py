@@ -6,6 +6,9 @@ anything that an earlier kernel may have written, and before the first store; wh
 Every program calls it: a program that ends without it could let the kernel end before the kernel in front of it, and
 the kernel behind would read too early. `let_downstream_start` may stand anywhere: the next kernel waits for the end of
 this one, wherever this one lets it start.
+
+One kernel does more: rope calls `let_downstream_start` behind its own wait. So when attention's kernels start,
+everything before rope has ended, and they load what rope does not write before they wait: lengths, rows, page tables.
 """
 
 from __future__ import annotations

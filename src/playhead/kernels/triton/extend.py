@@ -20,7 +20,9 @@ import triton
 import triton.language as tl
 
 from playhead.kernels.splits import NUM_SMS
-from playhead.kernels.triton.scores import LOG2_E, NO_SCORE, attend_block, key_locs, load_rows
+from playhead.kernels.triton.decode import AS_MEASURED, Cut, launch_decode_rows
+from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
+from playhead.kernels.triton.scores import LOG2_E, NO_SCORE, attend_block, key_pages, load_rows, row_places
 
 MIN_DOT_DEPTH = 16
 SPARE_TILES = 32  # programs for the ragged ends of this many requests; a few prompts have as many
@@ -50,7 +52,7 @@ def _request_of(tile, query_starts, num_requests, TOKENS: tl.constexpr):
 def _attend_keys(
     q_MD, position_M, k_cache, v_cache, table_row, first, last, least, end, top_M, sum_M, acc_ME,
     scale, softcap, k_page, k_slot, v_page, v_slot,
-    D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr, SAME_STRIDES: tl.constexpr, WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr, MASKED: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
@@ -58,19 +60,21 @@ def _attend_keys(
 
     Without MASKED every key of every block is seen by every query. With it, keys outside [least, end) are not read.
     """
-    key_J = first + tl.arange(0, BLOCK_J)
-    loc_J = key_locs(table_row, key_J, (key_J >= least) & (key_J < end), PAGE_SIZE)
-    for _ in tl.range(first, last, BLOCK_J):
+    index_J = tl.arange(0, BLOCK_J)
+    page_J = key_pages(table_row, first + index_J, (first + index_J >= least) & (first + index_J < end), PAGE_SIZE)
+    for block in tl.range(first, last, BLOCK_J):
+        key_J = block + index_J
         seen_MJ = key_J[None, :] <= position_M[:, None]
-        live_J = (key_J >= least) & (key_J < end)
         if WINDOW > 0:
             seen_MJ &= key_J[None, :] > position_M[:, None] - WINDOW
-        k_JD = load_rows(k_cache, loc_J, live_J, k_page, k_slot, PAGE_SIZE, D, BLOCK_D)
-        v_JE = load_rows(v_cache, loc_J, live_J, v_page, v_slot, PAGE_SIZE, E, BLOCK_E)
-        # One block ahead: looked up in the iteration that uses them, the tables would cost the pipeline its depth.
-        key_J += BLOCK_J
         live_J = (key_J >= least) & (key_J < end)
-        loc_J = key_locs(table_row, key_J, live_J, PAGE_SIZE)
+        k_place_J = row_places(page_J, key_J, k_page, k_slot, PAGE_SIZE)
+        v_place_J = k_place_J if SAME_STRIDES else row_places(page_J, key_J, v_page, v_slot, PAGE_SIZE)
+        k_JD = load_rows(k_cache, k_place_J, live_J, D, BLOCK_D)
+        v_JE = load_rows(v_cache, v_place_J, live_J, E, BLOCK_E)
+        # One block ahead: looked up in the iteration that uses them, the tables would cost the pipeline its depth.
+        next_J = key_J + BLOCK_J
+        page_J = key_pages(table_row, next_J, (next_J >= least) & (next_J < end), PAGE_SIZE)
         top_M, sum_M, acc_ME = attend_block(
             q_MD, k_JD, v_JE, seen_MJ, top_M, sum_M, acc_ME, scale, softcap, HAS_SOFTCAP, MASKED
         )
@@ -81,7 +85,7 @@ def _attend_keys(
 def _attend_tile(
     q_MD, position_M, first_position, last_position, k_cache, v_cache, table_row, top_M, sum_M, acc_ME,
     scale, softcap, k_page, k_slot, v_page, v_slot,
-    D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr, SAME_STRIDES: tl.constexpr, WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
@@ -100,17 +104,17 @@ def _attend_tile(
         top_M, sum_M, acc_ME = _attend_keys(
             q_MD, position_M, k_cache, v_cache, table_row, far_end, inner_first, least, end,
             top_M, sum_M, acc_ME, scale, softcap, k_page, k_slot, v_page, v_slot,
-            D, E, PAGE_SIZE, WINDOW, HAS_SOFTCAP, True, BLOCK_D, BLOCK_E, BLOCK_J,
+            D, E, PAGE_SIZE, SAME_STRIDES, WINDOW, HAS_SOFTCAP, True, BLOCK_D, BLOCK_E, BLOCK_J,
         )  # fmt: skip
     top_M, sum_M, acc_ME = _attend_keys(
         q_MD, position_M, k_cache, v_cache, table_row, inner_first, inner_last, least, end,
         top_M, sum_M, acc_ME, scale, softcap, k_page, k_slot, v_page, v_slot,
-        D, E, PAGE_SIZE, WINDOW, HAS_SOFTCAP, False, BLOCK_D, BLOCK_E, BLOCK_J,
+        D, E, PAGE_SIZE, SAME_STRIDES, WINDOW, HAS_SOFTCAP, False, BLOCK_D, BLOCK_E, BLOCK_J,
     )  # fmt: skip
     return _attend_keys(
         q_MD, position_M, k_cache, v_cache, table_row, inner_last, end, least, end,
         top_M, sum_M, acc_ME, scale, softcap, k_page, k_slot, v_page, v_slot,
-        D, E, PAGE_SIZE, WINDOW, HAS_SOFTCAP, True, BLOCK_D, BLOCK_E, BLOCK_J,
+        D, E, PAGE_SIZE, SAME_STRIDES, WINDOW, HAS_SOFTCAP, True, BLOCK_D, BLOCK_E, BLOCK_J,
     )  # fmt: skip
 
 
@@ -132,18 +136,22 @@ def _num_tiles(query_starts, query_lens, num_requests, TOKENS: tl.constexpr):
 def extend_kernel(
     q, out, k_cache, v_cache, page_table, rows, seq_lens, query_starts, query_lens, sinks, scale, softcap,
     num_requests, q_token, q_head, out_token, out_head, k_page, k_slot, k_head, v_page, v_slot, v_head, table_stride,
-    G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr,
-    TOKENS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+    G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    SAME_STRIDES: tl.constexpr, WINDOW: tl.constexpr, TOKENS: tl.constexpr, LEAST_QUERIES: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    let_downstream_start(DEPENDENT)
     kv_head = tl.program_id(1)
     # Late tiles see the most keys: started first, they are not what everybody waits for at the end.
     tile = _num_tiles(query_starts, query_lens, num_requests, TOKENS) - 1 - tl.program_id(0)
+    after_upstream(DEPENDENT)
     while tile >= 0:
         request, first_tile = _request_of(tile, query_starts, num_requests, TOKENS)
         num_queries = tl.load(query_lens + request)
         first_token = (tile - first_tile) * TOKENS
-        if first_token < num_queries:
+        if (first_token < num_queries) & (num_queries >= LEAST_QUERIES):
             num_tokens = tl.minimum(num_queries - first_token, TOKENS)
             first_position = tl.load(seq_lens + request) - num_queries + first_token
             token_M = tl.arange(0, BLOCK_M) // G
@@ -163,7 +171,7 @@ def extend_kernel(
                 q_MD, first_position + token_M, first_position, first_position + num_tokens - 1,
                 k_cache + kv_head.to(tl.int64) * k_head, v_cache + kv_head.to(tl.int64) * v_head, table_row,
                 top_M, sum_M, tl.zeros([BLOCK_M, BLOCK_E], tl.float32), scale, softcap, k_page, k_slot, v_page, v_slot,
-                D, E, PAGE_SIZE, WINDOW, HAS_SOFTCAP, BLOCK_D, BLOCK_E, BLOCK_J,
+                D, E, PAGE_SIZE, SAME_STRIDES, WINDOW, HAS_SOFTCAP, BLOCK_D, BLOCK_E, BLOCK_J,
             )  # fmt: skip
             out_ME = acc_ME / tl.where(live_M, sum_M, 1.0)[:, None]
             out_place = out + (row_M * out_token + head_M * out_head)[:, None] + dim_E[None, :]
@@ -194,13 +202,23 @@ TILES: Mapping[int, tuple[ExtendTiles, ExtendTiles]] = MappingProxyType(
 )
 
 
+# For steps that narrow tiles spread over the multiprocessors: the fewest rows that a matrix instruction takes. At other
+# head dims the same time, or more.
+NARROW_TILES: Mapping[int, ExtendTiles] = MappingProxyType({256: ExtendTiles(16, 32, 4, 3)})
+
+
 def extend_tiles(width: int, itemsize: int, num_rows: int) -> ExtendTiles:
     """The tiles for heads of `width` and `num_rows` = tokens * query heads in the step.
 
-    512 tokens of 4 heads are 16 whole tiles of 128 rows, which would leave 116 SMs idle: half tiles.
+    1,024 tokens of 4 heads are 32 whole tiles of 128 rows, which would leave 100 SMs idle: half tiles. 512 tokens of
+    them are 128 narrow tiles.
     """
-    whole, half = TILES[min(max(triton.next_power_of_2(width), 64), 512)]
+    width = min(max(triton.next_power_of_2(width), 64), 512)
+    whole, half = TILES[width]
     tiles = whole if num_rows >= whole.block_m * NUM_SMS else half
+    narrow = NARROW_TILES.get(width)
+    if narrow is not None and num_rows <= narrow.block_m * NUM_SMS:
+        tiles = narrow
     # float32 is twice as wide and goes through the same shared memory.
     return tiles if itemsize <= 2 else tiles._replace(block_j=16)
 
@@ -215,12 +233,23 @@ def num_programs(num_full_tiles: int, num_requests: int, num_kv_heads: int) -> i
     return min(num_full_tiles + num_requests, most_at_once)
 
 
-def launch_extend(*call: Any, tiles: ExtendTiles | None = None) -> None:
+def launch_extend(*call: Any, tiles: ExtendTiles | None = None, cut: Cut = AS_MEASURED) -> None:
+    *attention, starts_B, lens_B, parts, part_tops_sums, arrivals, num_splits = call
+    if arrivals is None:
+        launch_tiles(*attention, starts_B, lens_B, tiles=tiles)
+        return
+    launch_tiles(*attention, starts_B, lens_B, tiles=tiles, least_queries=2)
+    launch_decode_rows(*attention, parts, part_tops_sums, arrivals, num_splits, starts_B, lens_B, cut=cut)
+
+
+def launch_tiles(*call: Any, tiles: ExtendTiles | None = None, least_queries: int = 1) -> None:
+    """The requests that have at least so many queries."""
     *tensors, sinks_H, scale, window, softcap, query_starts_B, query_lens_B = call
     q_THD, out_THE, k_cache_NSKD, v_cache_NSKE, page_table_RP, rows_B, _ = tensors
     num_tokens, num_heads, head_dim = q_THD.shape
     num_kv_heads, v_head_dim = v_cache_NSKE.shape[2:]
     num_requests, group = rows_B.shape[0], num_heads // num_kv_heads
+    k_strides, v_strides = k_cache_NSKD.stride()[:3], v_cache_NSKE.stride()[:3]
     block_d = max(triton.next_power_of_2(head_dim), MIN_DOT_DEPTH)
     block_e = max(triton.next_power_of_2(v_head_dim), MIN_DOT_DEPTH)
     tiles = tiles or extend_tiles(max(block_d, block_e), q_THD.element_size(), num_tokens * num_heads)
@@ -229,10 +258,11 @@ def launch_extend(*call: Any, tiles: ExtendTiles | None = None) -> None:
     extend_kernel[(num_programs(num_tokens // tokens_per_tile, num_requests, num_kv_heads), num_kv_heads)](
         *tensors, query_starts_B, query_lens_B, sinks_H, scale, 0.0 if softcap is None else softcap, num_requests,
         *q_THD.stride()[:2], *out_THE.stride()[:2],
-        *k_cache_NSKD.stride()[:3], *v_cache_NSKE.stride()[:3], page_table_RP.stride(0),
-        G=group, D=head_dim, E=v_head_dim, PAGE_SIZE=k_cache_NSKD.shape[1], WINDOW=window or 0,
+        *k_strides, *v_strides, page_table_RP.stride(0),
+        G=group, D=head_dim, E=v_head_dim,
+        PAGE_SIZE=k_cache_NSKD.shape[1], SAME_STRIDES=k_strides == v_strides, WINDOW=window or 0,
         TOKENS=tokens_per_tile, HAS_SOFTCAP=softcap is not None,
-        HAS_SINKS=sinks_H is not None,
+        HAS_SINKS=sinks_H is not None, LEAST_QUERIES=least_queries,
         BLOCK_M=block_m, BLOCK_D=block_d, BLOCK_E=block_e, BLOCK_J=tiles.block_j,
-        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages, **dependent(q_THD),
     )  # fmt: skip

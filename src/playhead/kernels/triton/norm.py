@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """Triton kernels of `norm.py`: one program per row, the row in registers.
 
-Shapes: T tokens, D width.
+Shapes: T tokens, D width, S parts of a row, which are its summands.
 """
 
 from __future__ import annotations
@@ -34,6 +34,15 @@ def scaled_row(x_D, factor_D, live_D, eps, WIDTH, CENTRED: tl.constexpr):
 
 
 @triton.jit
+def sum_of_parts(x, x_part, col_D, live_D, PARTS: tl.constexpr):
+    """A row that was stored as its summands, in float32. They are added in ascending order."""
+    x_D = tl.load(x + col_D, mask=live_D, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        x_D += tl.load(x + part * x_part + col_D, mask=live_D, other=0.0).to(tl.float32)
+    return x_D
+
+
+@triton.jit
 def rms_norm_kernel(
     x, weight, out, x_stride, eps,
     WIDTH: tl.constexpr, UNIT_OFFSET: tl.constexpr, CENTRED: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
@@ -51,11 +60,11 @@ def rms_norm_kernel(
 
 @triton.jit
 def add_norm_kernel(
-    x, residual, total, weight, x_weight, out, x_stride, residual_stride, total_stride, eps,
-    WIDTH: tl.constexpr, UNIT_OFFSET: tl.constexpr, CENTRED: tl.constexpr,
+    x, residual, total, weight, x_weight, out, x_part, x_stride, residual_stride, total_stride, eps,
+    PARTS: tl.constexpr, WIDTH: tl.constexpr, UNIT_OFFSET: tl.constexpr, CENTRED: tl.constexpr,
     NORM_X: tl.constexpr, NORM_SUM: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """The sum goes to `total`, which may be the residual itself."""
+    """x is given as PARTS summands. The sum goes to `total`, which may be the residual itself."""
     let_downstream_start(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     col_D = tl.arange(0, BLOCK)
@@ -65,7 +74,7 @@ def add_norm_kernel(
     if NORM_SUM:
         factor_D = load_factor(weight, col_D, live_D, UNIT_OFFSET)
     after_upstream(DEPENDENT)
-    x_D = tl.load(x + row * x_stride + col_D, mask=live_D, other=0.0).to(tl.float32)
+    x_D = sum_of_parts(x + row * x_stride, x_part, col_D, live_D, PARTS)
     residual_D = tl.load(residual + row * residual_stride + col_D, mask=live_D, other=0.0).to(tl.float32)
     if NORM_X:
         x_D = scaled_row(x_D, x_factor_D, live_D, eps, WIDTH, CENTRED)
@@ -96,12 +105,17 @@ def launch_norm_add(x_TD: Tensor, residual_TD: Tensor, x_weight_D: Tensor, *numb
 
 
 def launch_add(total_TD: Tensor, out_TD: Tensor | None, *call: Any) -> None:
-    """`add_rms_norm` of the call, its sum in `total_TD` and, normed, in `out_TD` if that is given."""
+    """`add_rms_norm` of the call, its sum in `total_TD` and, normed, in `out_TD` if that is given.
+
+    x may be given as its summands, `x_STD`.
+    """
     x_TD, residual_TD, weight_D, x_weight_D, eps, unit_offset, centred = call
-    add_norm_kernel[(x_TD.shape[0],)](
-        x_TD, residual_TD, total_TD, weight_D, x_weight_D, out_TD,
-        x_TD.stride(0), residual_TD.stride(0), total_TD.stride(0), eps, UNIT_OFFSET=unit_offset, CENTRED=centred,
-        NORM_X=x_weight_D is not None, NORM_SUM=out_TD is not None, **whole_rows(x_TD), **dependent(x_TD),
+    num_parts, part_stride = (x_TD.shape[0], x_TD.stride(0)) if x_TD.dim() == 3 else (1, 0)
+    strides = (x_TD.stride(-2), residual_TD.stride(0), total_TD.stride(0))
+    add_norm_kernel[(residual_TD.shape[0],)](
+        x_TD, residual_TD, total_TD, weight_D, x_weight_D, out_TD, part_stride, *strides, eps, PARTS=num_parts,
+        UNIT_OFFSET=unit_offset, CENTRED=centred, NORM_X=x_weight_D is not None, NORM_SUM=out_TD is not None,
+        **whole_rows(residual_TD), **dependent(x_TD),
     )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ import triton.language as tl
 from playhead.kernels.splits import NUM_SMS
 from playhead.kernels.triton.arrivals import count_in
 from playhead.kernels.triton.extend import MIN_DOT_DEPTH, _num_tiles, _request_of, num_programs
-from playhead.kernels.triton.scores import LOG2_E, NO_SCORE, capped, key_locs, load_rows
+from playhead.kernels.triton.scores import LOG2_E, NO_SCORE, capped, key_pages, load_rows, row_places
 
 SEGMENT = 256  # keys: a request of 1,024 has work for four programs
 MIN_DOT_ROWS = 16  # what a tensor core instruction takes at least
@@ -50,17 +50,19 @@ def _attend_segment(
     acc_ME = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     one_JX = tl.full([BLOCK_J, SUM_COLUMNS], 1.0, v_cache.dtype.element_ty)
     key_J = first + tl.arange(0, BLOCK_J)
-    loc_J = key_locs(table_row, key_J, (key_J >= least) & (key_J < last), PAGE_SIZE)
+    page_J = key_pages(table_row, key_J, (key_J >= least) & (key_J < last), PAGE_SIZE)
     for _ in tl.range(first, last, BLOCK_J):
         seen_MJ = (key_J < last)[None, :] & (key_J[None, :] <= position_M[:, None])
         live_J = (key_J >= least) & (key_J < last)
         if WINDOW > 0:
             seen_MJ &= key_J[None, :] > position_M[:, None] - WINDOW
-        k_JD = load_rows(k_cache, loc_J, live_J, k_page, k_slot, PAGE_SIZE, D, BLOCK_D)
-        v_JE = load_rows(v_cache, loc_J, live_J, v_page, v_slot, PAGE_SIZE, E, BLOCK_E)
+        k_place_J = row_places(page_J, key_J, k_page, k_slot, PAGE_SIZE)
+        v_place_J = row_places(page_J, key_J, v_page, v_slot, PAGE_SIZE)
+        k_JD = load_rows(k_cache, k_place_J, live_J, D, BLOCK_D)
+        v_JE = load_rows(v_cache, v_place_J, live_J, E, BLOCK_E)
         # One block ahead: looked up in the iteration that uses them, the tables would cost the pipeline its depth.
         key_J += BLOCK_J
-        loc_J = key_locs(table_row, key_J, (key_J >= least) & (key_J < last), PAGE_SIZE)
+        page_J = key_pages(table_row, key_J, (key_J >= least) & (key_J < last), PAGE_SIZE)
         score_MJ = tl.dot(q_MD, tl.trans(k_JD), input_precision="ieee")
         score_MJ = capped(score_MJ * scale, softcap) * LOG2_E if HAS_SOFTCAP else score_MJ * (scale * LOG2_E)
         score_MJ = tl.where(seen_MJ, score_MJ, float("-inf"))

@@ -1,4 +1,4 @@
-"""Which products take the kernels of `projection.py`, and how their programs are cut: rules from measurements.
+"""Which products take the kernels of `projection_kernels.py`, and how their programs are cut: rules from measurements.
 
 `python -m bench.projections` measures every rule's choice against its neighbours and the BLAS library.
 """
@@ -9,10 +9,15 @@ from dataclasses import dataclass
 
 import torch
 
-MOST_ROWS = 16  # of a step that reads weights for so little arithmetic that the memory sets its pace
+from playhead.kernels.splits import NUM_SMS
+
+MOST_ROWS = 128  # of a step that reads weights for so little arithmetic that the memory sets its pace
 MOST_OUTPUTS = 65_536  # the BLAS library is at the memory's pace for a head
 MOST_INPUTS = 16_384  # a program of `row_kernel` holds all inputs of two outputs in registers
 LARGE_BYTES = 13 << 20
+MANY_OUTPUTS = 6144  # of a map whose programs fill a device although none takes a share of its inputs
+FEW_ROWS = 8  # whose products with 16 outputs are one matrix instruction
+LONG_ROW = 4096  # inputs: more are streamed, as no program can hold them
 DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -30,34 +35,84 @@ class RowTiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowsTiles:
-    """A program of `rows_kernel`: `block_r` rows, `block_n` rows of the matrix, `parts` blocks of `block_k` inputs at a
-    time, `num_stages` of them in flight.
+class HeldTiles:
+    """A program of `held_kernel`: `block_r` rows, `block_n` rows of the matrix; each of `parts` warps has `block_k` of
+    their inputs and `rest` more. `num_splits` programs share the inputs of the same outputs.
     """
 
     block_r: int
     block_n: int
     block_k: int
-    parts: int
+    rest: int = 0
+    parts: int = 4
+    num_splits: int = 1
+    starts_next: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamedTiles:
+    """A program of `streamed_kernel`: `block_r` rows, `block_n` rows of the matrix, `block_k` inputs at a time,
+    `num_stages` of them in flight. `num_splits` programs share the inputs of the same outputs.
+    """
+
+    block_r: int
+    block_n: int
+    block_k: int
     num_stages: int
+    num_warps: int = 4
+    num_splits: int = 1
     starts_next: bool = False
 
-    @property
-    def num_warps(self) -> int:
-        return self.parts
+
+Tiles = RowTiles | HeldTiles | StreamedTiles
 
 
-def tiles_for(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> RowTiles | RowsTiles | None:
+def tiles_for(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> Tiles | None:
     """How the product is cut; None where the BLAS library is as fast, or the only one that can."""
+    (num_outputs, num_inputs), num_rows = weight_OI.shape, x_TI.shape[0]
+    if not _is_ours(x_TI, weight_OI):
+        return None
+    if num_outputs >= MANY_OUTPUTS:
+        return wide_tiles(num_rows, num_outputs, num_inputs)
+    if num_rows == 1:
+        return row_tiles(num_outputs, num_inputs)
+    return narrow_tiles(num_rows, num_outputs, num_inputs) if num_inputs < LONG_ROW else None
+
+
+def split_tiles(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> HeldTiles | StreamedTiles | None:
+    """The same where the reader adds up the parts of a product, so that programs can share the inputs; None where that
+    is no faster.
+    """
+    (num_outputs, num_inputs), num_rows = weight_OI.shape, x_TI.shape[0]
+    if not _is_ours(x_TI, weight_OI) or num_rows == 1 or num_outputs >= MANY_OUTPUTS:
+        return None
+    block_r, is_long = rows_of_tile(num_rows), num_inputs >= LONG_ROW
+    num_tiles = -(-num_outputs // 64)
+    if num_rows <= FEW_ROWS and (num_tiles < 32 or not is_long):
+        return HeldTiles(block_r=block_r, block_n=16, block_k=256, num_splits=-(-num_inputs // 1024))
+    if num_rows > 64 and not is_long:
+        block_r = 64
+    # About one program for each multiprocessor. Short rows of inputs leave less to share: at least one block.
+    num_splits = max(NUM_SMS // (num_tiles * -(-num_rows // block_r)), 1)
+    if not is_long and num_rows <= 64:
+        num_splits = 8 if num_rows <= 32 else 4
+    num_splits = min(num_splits, -(-num_inputs // 128))
+    return StreamedTiles(
+        block_r=block_r, block_n=64, block_k=128, num_stages=4, num_splits=num_splits, starts_next=not is_long
+    )
+
+
+def _is_ours(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> bool:
+    """Whether the kernels can do the product, and it is of a size that they are for."""
     (num_outputs, num_inputs), num_rows = weight_OI.shape, x_TI.shape[0]
     fits = num_rows <= MOST_ROWS and num_outputs <= MOST_OUTPUTS and num_inputs <= MOST_INPUTS
     # Loads of 16 bytes need rows that start at multiples of 16 bytes.
     is_aligned = num_inputs % 16 == 0 and weight_OI.is_contiguous() and x_TI.stride(1) == 1
-    if not fits or not is_aligned or x_TI.dtype not in DTYPES or x_TI.dtype is not weight_OI.dtype:
-        return None
-    if num_rows > 8 and num_outputs > 2048 and num_inputs > 8192:  # 19.9 us against 18.1 (Gemma-3-4B's down)
-        return None
-    return row_tiles(num_outputs, num_inputs) if num_rows == 1 else rows_tiles(num_rows, num_outputs)
+    return fits and is_aligned and x_TI.dtype in DTYPES and x_TI.dtype is weight_OI.dtype
+
+
+def rows_of_tile(num_rows: int) -> int:
+    return max(1 << (num_rows - 1).bit_length(), FEW_ROWS)
 
 
 def row_tiles(num_outputs: int, num_inputs: int) -> RowTiles:
@@ -70,13 +125,32 @@ def row_tiles(num_outputs: int, num_inputs: int) -> RowTiles:
     return RowTiles(block_n=block_n, block_k=block_k, num_warps=num_warps, starts_next=starts_next)
 
 
-def rows_tiles(num_rows: int, num_outputs: int) -> RowsTiles:
-    """Of few outputs a program takes 16, and its warps share the inputs: that makes enough programs, and enough loads
-    in flight. Many outputs make enough programs of one warp.
-    """
-    block_r = 8 if num_rows <= 8 else 16
-    if num_outputs <= 2048:
-        return RowsTiles(block_r=block_r, block_n=16, block_k=128, parts=4, num_stages=6)
-    if num_outputs <= 4096:
-        return RowsTiles(block_r=block_r, block_n=32, block_k=128, parts=2, num_stages=6)
-    return RowsTiles(block_r=block_r, block_n=16, block_k=128, parts=1, num_stages=6)
+def wide_tiles(num_rows: int, num_outputs: int, num_inputs: int) -> Tiles:
+    """Of a map with many outputs: each program has all inputs."""
+    if num_rows == 1:
+        tiles = row_tiles(num_outputs, num_inputs)
+        if 4 * num_inputs > 3 * tiles.block_k:  # else too many of its threads have nothing to do
+            return tiles
+    block_r = rows_of_tile(num_rows)
+    if num_rows <= 64:
+        return StreamedTiles(block_r=block_r, block_n=64, block_k=128, num_stages=3)
+    return StreamedTiles(block_r=block_r, block_n=128, block_k=64, num_stages=6, num_warps=8)
+
+
+def narrow_tiles(num_rows: int, num_outputs: int, num_inputs: int) -> HeldTiles | StreamedTiles | None:
+    """Of a map with few outputs and inputs, whose sums must be whole."""
+    if num_rows <= FEW_ROWS:
+        return held_tiles(num_inputs)
+    if num_outputs > 2048 and num_rows > 32:  # 7.8 us against 7.1 (Llama-3.2-1B's qkv, 128 rows)
+        return None
+    block_r = min(rows_of_tile(num_rows), 32)
+    return StreamedTiles(block_r=block_r, block_n=64, block_k=128, num_stages=5, starts_next=True)
+
+
+def held_tiles(num_inputs: int) -> HeldTiles:
+    """All inputs of 16 outputs: 1,152 are four times 256 and four times 32."""
+    parts = 4 if num_inputs < 2048 else 8
+    block_k = min(256, max(1 << (num_inputs // parts).bit_length() - 1, 16))
+    left = max(num_inputs - parts * block_k, 0)
+    rest = max(1 << (-(-left // parts) - 1).bit_length(), 16) if left else 0
+    return HeldTiles(block_r=FEW_ROWS, block_n=16, block_k=block_k, rest=rest, parts=parts)

@@ -84,7 +84,7 @@ def _turn_heads(
 
 @triton.jit
 def qk_rope_write_kernel(
-    q, k, v, q_weight, k_weight, table, positions, k_cache, v_cache, locs, eps,
+    q, k, v, q_weight, k_weight, angles, positions, k_cache, v_cache, locs, eps,
     q_token, q_head, k_token, k_head, v_token, v_head, k_page, k_slot, k_cache_head, v_page, v_slot, v_cache_head,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr, STEP: tl.constexpr,
     PAGE_SIZE: tl.constexpr, NUM_Q_BLOCKS: tl.constexpr,
@@ -92,11 +92,12 @@ def qk_rope_write_kernel(
     BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_F: tl.constexpr,
     BLOCK_REST: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    let_downstream_start(DEPENDENT)
-    after_upstream(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
-    angles = table
+    after_upstream(DEPENDENT)
+    # Not before: attention reads tables before it waits, and kernels in front of this one have written them. Also, its
+    # programs would start while the projection has most multiprocessors, pile up on those that are free, and stay.
+    let_downstream_start(DEPENDENT)
     if F > 0:
         angles += tl.load(positions + token).to(tl.int64) * (2 * F)
     if part < NUM_Q_BLOCKS:

@@ -27,26 +27,34 @@ def capped(x, cap):
 
 
 @triton.jit
-def key_locs(table_row, key_J, live_J, PAGE_SIZE: tl.constexpr):
-    """Locations, in the layer's group, of keys by their position. Where not live, the sink."""
-    page_J = tl.load(table_row + key_J // PAGE_SIZE, mask=live_J, other=0)
-    return page_J * PAGE_SIZE + key_J % PAGE_SIZE
+def key_pages(table_row, key_J, live_J, PAGE_SIZE: tl.constexpr):
+    """Pages, of the layer's group, of keys by their position. Where not live, the sink's."""
+    # Unsigned: a signed division by a power of two is no shift.
+    return tl.load(table_row + key_J.to(tl.uint32) // PAGE_SIZE, mask=live_J, other=0)
 
 
 @triton.jit
-def load_rows(
-    cache, loc_J, live_J, page_stride, slot_stride,
-    PAGE_SIZE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+def row_places(page_J, key_J, page_stride, slot_stride, PAGE_SIZE: tl.constexpr):
+    """Where the rows of keys begin in a cache."""
+    # 64 bits: pages of a layer lie apart by the pages of all others, and that times the page number is over 2^31.
+    return page_J.to(tl.int64) * page_stride + (key_J.to(tl.uint32) % PAGE_SIZE).to(tl.int32) * slot_stride
+
+
+@triton.jit
+def load_rows(cache, place_J, live_J, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """Cache rows [J, BLOCK]. Rows that are not live, and columns past the width, are zero and are not read.
 
     Zero matters: such a row gets weight 0, and 0 times the NaN it may hold would be NaN.
     """
     dim = tl.arange(0, BLOCK)
-    # 64 bits: pages of a layer lie apart by the pages of all others, and that times the page number is over 2^31.
-    place_J = (loc_J // PAGE_SIZE).to(tl.int64) * page_stride + (loc_J % PAGE_SIZE) * slot_stride
     mask = live_J[:, None] if WIDTH == BLOCK else live_J[:, None] & (dim < WIDTH)[None, :]
     return tl.load(cache + place_J[:, None] + dim[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def scaled_scores(score, scale, softcap, HAS_SOFTCAP: tl.constexpr):
+    """Products of queries and keys as scores in base 2."""
+    return capped(score * scale, softcap) * LOG2_E if HAS_SOFTCAP else score * (scale * LOG2_E)
 
 
 @triton.jit
@@ -58,7 +66,7 @@ def attend_block(
     `input_precision` only concerns float32, which tests use; bf16 goes to the tensor cores either way.
     """
     score_MJ = tl.dot(q_MD, tl.trans(k_JD), input_precision="ieee")
-    score_MJ = capped(score_MJ * scale, softcap) * LOG2_E if HAS_SOFTCAP else score_MJ * (scale * LOG2_E)
+    score_MJ = scaled_scores(score_MJ, scale, softcap, HAS_SOFTCAP)
     if MASKED:
         score_MJ = tl.where(seen_MJ, score_MJ, float("-inf"))
     new_top_M = tl.maximum(top_M, tl.max(score_MJ, 1))

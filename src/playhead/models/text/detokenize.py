@@ -25,14 +25,24 @@ MAX_OPEN_TOKENS = 16
 
 
 class TokenBytes:
-    """The bytes of one token at a time."""
+    """The bytes of one token at a time. They are kept: finding them is most of the work of making text."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self.rules = decoder_rules(part_state(backend.decoder))
+        self._inside: dict[int, bytes] = {}
 
     def of(self, token_id: int, *, is_first: bool = False) -> bytes | None:
         """The token's bytes where it stands inside a text or, with `is_first`, at its start; None for an unknown id."""
+        known = None if is_first else self._inside.get(token_id)
+        if known is not None:
+            return known
+        found = self._found(token_id, is_first=is_first)
+        if found is not None and not is_first:  # ids that there are not are without number
+            self._inside[token_id] = found
+        return found
+
+    def _found(self, token_id: int, *, is_first: bool) -> bytes | None:
         token, rules = self._backend.id_to_token(token_id), self.rules
         if token is None:
             return None
