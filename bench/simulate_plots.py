@@ -22,7 +22,8 @@ def draw_sweep(runs: Sequence[dict[str, Any]]) -> Any:
         axes[0].plot(rates, [run["first_token_ms"]["p50"] for run in mine], **style)
         axes[1].plot(rates, [run["first_token_ms"]["p95"] for run in mine], **style)
         axes[2].plot(rates, [100 * run["hit_rate"] for run in mine], **style)
-    axes[2].plot(rates, [100 * run["best_hit_rate"] for run in mine], "--", color=GREEN, label="all that is shared")
+    best = [100 * run["best_hit_rate"] for run in mine]
+    (shared,) = axes[2].plot(rates, best, "--", color=GREEN, label="all that is shared")
     for axis, title in zip(
         axes, ("first token, p50, ms", "first token, p95, ms", "prompt tokens cached, %"), strict=True
     ):
@@ -30,6 +31,7 @@ def draw_sweep(runs: Sequence[dict[str, Any]]) -> Any:
         axis.set_ylim(0)
     axes[2].set_ylim(0, 100)
     axes[0].legend()
+    axes[2].legend(handles=[shared])
     figure.suptitle(f"{runs[0]['replicas']:,} simulated replicas, {runs[0]['requests']:,} requests a point")
     return figure
 
