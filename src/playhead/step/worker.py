@@ -29,6 +29,7 @@ from playhead.kv.plan import KVLimits
 from playhead.sampling_params import SamplingKind
 from playhead.schedule.request import Chunk
 from playhead.schedule.rows import DecodeSlots, DeviceRows
+from playhead.schedule.step_plan import StepPlan
 from playhead.step.cuda_readback import CudaStopwatches
 from playhead.step.forward import Forward, KVPool, ModelStep, StepOutput
 from playhead.step.inputs import StepInput, StepRequests, batch_of
@@ -241,19 +242,16 @@ class Worker:
         self, requests: StepRequests, kind: SamplingKind, batch: Batch | None
     ) -> tuple[Decision, StepOutput, None]:
         """A step over requests; without a batch, the one that the slots hold already."""
-        # An error below leaves the slots as nobody knows.
-        last, self.rows.decode_slots = self.rows.decode_slots, None
+        self.rows.decode_slots = None  # an error below leaves the slots as nobody knows
         runner = self.decoder_for(kind)
         result = runner.run_or_go_on(batch, len(requests.chunks))
-        self.rows.decode_slots = self.slots_after(requests, kind, runner, last if batch is None else None)
+        self.rows.decode_slots = self.slots_after(requests.chunks, kind, runner)
         return result.decision, result.output, None
 
-    def slots_after(
-        self, requests: StepRequests, kind: SamplingKind, runner: GraphRunner, last: DecodeSlots | None
-    ) -> DecodeSlots:
-        """What the slots of a decode runner hold after this step; `last` what they held, if the step went on."""
-        num_places = self.kv.num_places_of(requests.rows) if last is None else last.num_places
-        return DecodeSlots(kind=kind, num_fills=runner.registry.num_fills, plan=requests.chunks, num_places=num_places)
+    def slots_after(self, plan: StepPlan, kind: SamplingKind, runner: GraphRunner) -> DecodeSlots:
+        """What the slots of a decode runner hold after this step."""
+        num_places = None if plan.goes_on else self.kv.num_places_of(plan.rows)
+        return DecodeSlots(kind=kind, num_fills=runner.registry.num_fills, plan=plan, num_places=num_places)
 
     def _run_prefill(
         self, requests: StepRequests, kind: SamplingKind, batch: Batch | None
