@@ -34,7 +34,7 @@ from playhead.step.cuda_readback import CudaStopwatches
 from playhead.step.forward import Forward, KVPool, ModelStep, StepOutput
 from playhead.step.inputs import StepInput, StepRequests, batch_of
 from playhead.step.masks import MaskedSteps, Tail
-from playhead.step.orders import Leader, led_step
+from playhead.step.orders import Leader, step_order
 from playhead.step.prompt_report import PromptReport
 from playhead.step.publish import DevicePageTable, Publisher
 from playhead.step.sampling import ReadTokens, SampledTokens, SamplerRows
@@ -218,7 +218,9 @@ class Worker:
         try:
             stopwatch = self._start_stopwatch()
             tail = None if masked is None else Tail(steps=masked, kind=kind, stopwatch=stopwatch)
-            with led_step(self.leader, requests, kind, batch, is_masked=masked is not None):
+            leader, is_masked = self.leader, masked is not None
+            led = leader and leader.leading(step_order(requests, kind, batch, is_masked=is_masked))
+            with led or nullcontext():
                 if tail is not None:
                     decision, logits_NV, prompt = tail.launch_body(self, requests, batch)
                 else:
