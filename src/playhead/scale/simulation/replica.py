@@ -131,6 +131,8 @@ class SimReplica:
             num_steps = min(num_steps or shortest, shortest)
         elif not num_steps:
             return NEVER
+        if num_steps * self._growth_bytes > self._free_bytes:
+            num_steps = 1  # somebody may have to go, and the others' steps are shorter then
         spec = self._spec
         first = spec.fixed_s[len(self._decoding)] + spec.kv_s * self._live_bytes
         return self.now_s + (num_steps * first + spec.kv_s * growth * (num_steps * (num_steps + 1) // 2))
