@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -144,6 +145,17 @@ def test_no_request_ends_before_the_replica_says(seed, kv_share):
         assert all(end >= due_s * (1 - CLOSE) for end in ends[before:])
     assert len(ends) == 40
     assert num_looks < replica.num_steps or kv_share < 1
+
+
+def test_a_window_that_fills_brings_the_end_nearer():
+    """Until it is full each step is longer than the last; a rule that went on so would say too late a moment."""
+    ended: list[SimRequest] = []
+    replica = SimReplica(spec_of(toy_plan()), ended.append)
+    replica.submit(SimRequest(index=0, arrival_s=0.0, prompt_tokens=5, output_tokens=60))
+    replica.advance(1e-9)
+    due_s = replica.next_end_s()
+    replica.advance(math.inf)
+    assert 0.9 * ended[0].end_s < due_s <= ended[0].end_s * (1 + CLOSE)
 
 
 def test_a_preempted_request_comes_back_before_those_that_came_after_it():

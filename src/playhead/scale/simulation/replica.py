@@ -115,8 +115,8 @@ class SimReplica:
     def next_end_s(self) -> float:
         """No request ends before this moment; where nobody waits and no window fills, one ends at it. NEVER if idle.
 
-        Whatever else the steps until then do only makes them longer. A replica has been looked at by then, or gets
-        there by itself.
+        Whatever else the steps until then do makes them longer: prompts, and a request that gives its memory up and
+        is computed anew.
         """
         num_steps = self._rows[0][0] - self.num_steps if self._rows else 0
         growth = self._growth_bytes
@@ -131,8 +131,6 @@ class SimReplica:
             num_steps = min(num_steps or shortest, shortest)
         elif not num_steps:
             return NEVER
-        if num_steps * self._growth_bytes > self._free_bytes:
-            num_steps = 1  # somebody may have to go, and the others' steps are shorter then
         spec = self._spec
         first = spec.fixed_s[len(self._decoding)] + spec.kv_s * self._live_bytes
         return self.now_s + (num_steps * first + spec.kv_s * growth * (num_steps * (num_steps + 1) // 2))
