@@ -23,13 +23,14 @@ class DecodeSlots:
     """What the slots of decode hold after its last step: these sequences, one token longer than the step ran with.
 
     A sequence's next place was known if it had a page when that step was launched: `num_places` counts the tokens of
-    each row that had one, or fewer. Void when the slots were filled since: `num_fills` is the registry's at that time.
+    each row that had one. It is missing where a batch just went on: such a batch asks no more than whether it still
+    does. Void when the slots were filled since: `num_fills` is the registry's at that time.
     """
 
     kind: SamplingKind
     num_fills: int
     plan: StepPlan
-    num_places: Int32Array
+    num_places: Int32Array | None
 
     def hold(self, plan: StepPlan, kind: SamplingKind, *, num_fills: int) -> bool:
         """Whether they hold this very step: the last step's sequences, each one further, at known places."""
@@ -37,7 +38,9 @@ class DecodeSlots:
             return False
         if plan.follows(self.plan):
             return True
-        if self.plan.seqs != plan.seqs:  # the sequences themselves: their rows are used again
+        if (
+            self.num_places is None or self.plan.seqs != plan.seqs
+        ):  # the sequences themselves: their rows are used again
             return False
         is_unread, ends = plan.goes_on or bool((plan.first_tokens < 0).all()), plan.ends
         return is_unread and bool((ends == self.plan.ends + 1).all() and (ends <= self.num_places).all())

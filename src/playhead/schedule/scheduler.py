@@ -197,7 +197,7 @@ class Scheduler:
         if last.num_sure > 0 and self.num_ended == last.num_ended_before:
             planned = last.next_decode()
         else:
-            gone = sorted({*np.flatnonzero(last.num_left <= 0).tolist(), *self._ended(last)})
+            gone = sorted({*last.at_their_end(), *self._ended(last)})
             planned = (self._without(last, gone) if gone else last).next_decode()
             num_sure = self._num_sure(planned) if planned else None
             if num_sure is None:
@@ -258,15 +258,18 @@ class Scheduler:
 
         None if this step lacks a place, or if `_reserve` would make places for the tokens after it.
         """
-        num_places, num_left = self._kv.places_left(planned.rows, planned.ends), planned.num_left
-        fewest_places = int(num_places.min())
-        if fewest_places < 1:
-            has_more = num_left > 0
-            num_reserved = VACANCY * RESERVED_TOKENS * int(np.count_nonzero(has_more))
-            lacks_places = bool((num_places < has_more).any())
-            if fewest_places < 0 or (lacks_places and self._kv.has_vacancy(num_reserved)):
-                return None
-        return min(int(num_left.min()), fewest_places - 1)
+        if planned.first_slack is None:  # a batch that goes on gets no page
+            num_places = self._kv.places_left(planned.rows, planned.ends)
+            planned.first_slack = np.minimum(planned.num_left, num_places - 1) + planned.num_on
+        num_sure = int(planned.first_slack.min()) - planned.num_on
+        return None if num_sure < 0 and self._wants_pages(planned) else num_sure
+
+    def _wants_pages(self, planned: StepPlan) -> bool:
+        num_places, has_more = self._kv.places_left(planned.rows, planned.ends), planned.num_left > 0
+        if (num_places >= has_more).all():
+            return False
+        num_reserved = VACANCY * RESERVED_TOKENS * int(np.count_nonzero(has_more))
+        return bool((num_places < 0).any()) or self._kv.has_vacancy(num_reserved)
 
     def force(self, chunk: Chunk, tokens: Sequence[int]) -> bool:
         """The token that the chunk's step samples is known, and so are those after it. False if one is all there is.
@@ -295,33 +298,29 @@ class Scheduler:
         requests, and a request's first token and what may be its last.
         """
         outputs, left, first = planned.outputs, list[int](), 0
-        needs_a_look = self._needing_a_look(planned, tokens)
-        if needs_a_look is not None:
-            outputs, tokens = without(outputs, needs_a_look), without(tokens, needs_a_look)
-            samples = planned.samples
-            left = [row for row in reversed(needs_a_look) if samples[row]]
-            first = next((row for row, looked_at in enumerate(needs_a_look) if row != looked_at), len(needs_a_look))
+        looked_at = self._looked_at(planned, tokens)
+        if looked_at:
+            outputs, tokens = without(outputs, looked_at), without(tokens, looked_at)
+            left = [row for row in reversed(looked_at) if planned.is_decode or planned.samples[row]]
+            first = next((row for row, other in enumerate(looked_at) if row != other), len(looked_at))
         if not outputs or not lacks_token(outputs[0], planned.first_generated[first] + planned.num_on):
             return 0, left
         # One call, which no interrupt comes between: either all of them have their tokens, or none has.
         list(map(list.append, outputs, tokens))
         return len(outputs), left
 
-    def _needing_a_look(self, planned: StepPlan, tokens: list[int]) -> list[int] | None:
-        """The rows whose tokens somebody looks at, in order; None if there are none."""
-        has_ended = self.num_ended != planned.num_ended_before
-        has_ending = not planned.ending_ids.isdisjoint(tokens)
-        if planned.goes_on and planned.num_sure > 0 and not (has_ended or has_ending) and planned.is_plain.all():
-            return None
-        needs_a_look = ~planned.is_plain | (planned.num_left == 0)
+    def _looked_at(self, planned: StepPlan, tokens: list[int]) -> list[int]:
+        """The rows whose tokens somebody looks at, in order."""
+        more: set[int] = set()
         if not planned.goes_on:
-            needs_a_look |= planned.num_generated == 0
-        if has_ended:
-            needs_a_look[self._ended(planned)] = True
-        if has_ending:
-            needs_a_look |= [token in planned.ending_ids for token in tokens]
-        rows: list[int] = np.flatnonzero(needs_a_look).tolist()
-        return rows
+            more.update(np.flatnonzero(planned.num_generated == 0).tolist())
+        if planned.num_sure <= 0:
+            more.update(planned.at_their_end())
+        if self.num_ended != planned.num_ended_before:
+            more.update(self._ended(planned))
+        if planned.ending_ids and not planned.ending_ids.isdisjoint(tokens):
+            more.update(row for row, token in enumerate(tokens) if token in planned.ending_ids)
+        return sorted(more.union(planned.watched)) if more else planned.watched
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """End a request, waiting or running. Its memory goes back; its prefix stays for other requests.

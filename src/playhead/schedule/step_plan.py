@@ -34,8 +34,8 @@ class StepPlan(Sequence[Chunk]):
     first_tokens: Int32Array
     """Each chunk's first token. Below zero it is -row: the newest of that row, which the device has."""
     samples: npt.NDArray[np.bool_]
-    is_plain: npt.NDArray[np.bool_]
-    """Whether nobody looks at the token that a request gets. A request that gets none counts as looked at."""
+    watched: list[int]
+    """Where the requests are whose tokens somebody looks at, or that get none."""
     outputs: list[list[int]]
     formed: list[int]
     """Where the requests are whose next token a grammar limits."""
@@ -52,6 +52,8 @@ class StepPlan(Sequence[Chunk]):
     """So many decode steps after this one end no request by its length and need no page (`Scheduler`)."""
     kind: SamplingKind | None = None
     """How its tokens are chosen, once somebody has asked."""
+    first_slack: npt.NDArray[np.int64] | None = None
+    """Steps that each sequence could take from the plan of `first_ends` on, by its length and its pages."""
     stride: Stride | None = None
     """What its sequences grow by, once they have gone on together."""
     _chunks: Sequence[Chunk] = field(default=(), repr=False)
@@ -70,7 +72,7 @@ class StepPlan(Sequence[Chunk]):
             first_left=np.array([num_left(chunk) for chunk in chunks], dtype=np.int64),
             first_tokens=np.array([chunk.tokens[0] for chunk in chunks], dtype=np.int32),
             samples=np.array([chunk.samples for chunk in chunks], dtype=np.bool_),
-            is_plain=np.array([chunk.samples and chunk.request.is_plain for chunk in chunks], dtype=np.bool_),
+            watched=[at for at, one in enumerate(chunks) if not (one.samples and one.request.is_plain)],
             outputs=[chunk.request.output for chunk in chunks],
             formed=[at for at, one in enumerate(chunks) if one.samples and one.request.matcher is not None],
             ending_ids=frozenset().union(*{chunk.request.ending_ids for chunk in chunks}),
@@ -114,7 +116,7 @@ class StepPlan(Sequence[Chunk]):
         return copied
 
     def without(self, places: list[int]) -> StepPlan:
-        """Without the requests at these places, which are in order."""
+        """A decode plan without the requests at these places, which are in order."""
         rest, is_kept = self._copied(), np.ones(len(self), np.bool_)
         is_kept[places] = False
         rest.requests, rest.seqs = without(self.requests, places), without(self.seqs, places)
@@ -124,11 +126,20 @@ class StepPlan(Sequence[Chunk]):
         )
         rest.rows, rest.first_ends = self.rows[is_kept], self.first_ends[is_kept]
         rest.first_generated, rest.first_left = self.first_generated[is_kept], self.first_left[is_kept]
-        rest.first_tokens, rest.samples = self.first_tokens[is_kept], self.samples[is_kept]
-        rest.is_plain, rest.kind, rest.num_tokens = self.is_plain[is_kept], None, len(rest.requests)
+        rest.first_tokens = -rest.rows if self.goes_on else self.first_tokens[is_kept]
+        rest.first_slack = None if self.first_slack is None else self.first_slack[is_kept]
+        rest.num_tokens, rest.kind = len(rest.requests), None
+        rest.samples = self.samples[: rest.num_tokens]  # a decode step samples for all
         if self.formed:
             rest.formed = [at for at, request in enumerate(rest.requests) if request.matcher is not None]
+        if self.watched:
+            rest.watched = [at for at, request in enumerate(rest.requests) if not request.is_plain]
         return rest
+
+    def at_their_end(self) -> list[int]:
+        """The places of the requests for which no later step may sample."""
+        found: list[int] = np.flatnonzero(self.first_left <= self.num_on).tolist()
+        return found
 
     def ended(self) -> list[int]:
         """The places of the requests that have ended."""

@@ -52,6 +52,14 @@ class StepRequests:
         self.chunks, self.kv, self.sampler = StepPlan.of(chunks), kv, sampler
         self.rows = self.chunks.rows
         self._tokens: TokenLayout | None = None
+        self._numbers: dict[str, npt.NDArray[Any]] | None = None
+
+    @property
+    def numbers(self) -> dict[str, npt.NDArray[Any]]:
+        """What each request's sampling parameters are, by name."""
+        if self._numbers is None:
+            self._numbers = self.sampler.numbers_of(self.rows)
+        return self._numbers
 
     @property
     def ends(self) -> Int32Array:
@@ -114,7 +122,7 @@ def num_generated(step: StepRequests) -> npt.NDArray[np.int64]:
 
 
 def sampler_numbers(name: str) -> Callable[[StepRequests], npt.NDArray[Any]]:
-    return lambda step: step.sampler.numbers[name][step.rows]
+    return lambda step: step.numbers[name]
 
 
 def usual_inputs(seq_len_fill_value: int = SHORTEST_LENGTH) -> tuple[StepInput, ...]:

@@ -102,11 +102,10 @@ class Tail:
         steps, kind, forward, prompt = self.steps, self.kind, worker.forward, None
         num_requests = len(requests.chunks)
         if requests.is_decode:
-            # An error below leaves the slots as nobody knows.
-            last, steps.decode_slots = steps.decode_slots, None
+            steps.decode_slots = None  # an error below leaves the slots as nobody knows
             runner = steps.decoder_for(kind)
             result = runner.run_or_go_on(batch, num_requests)
-            steps.decode_slots = worker.slots_after(requests, kind, runner, last if batch is None else None)
+            steps.decode_slots = worker.slots_after(requests.chunks, kind, runner)
             self.sample = lambda: runner.finish().output
         else:
             result, inputs, prompt = worker.run_tokens(requests, batch)

@@ -49,6 +49,14 @@ def dtype_of(number: float) -> torch.dtype:
     return torch.float32 if isinstance(number, float) else torch.int64
 
 
+def names_by_dtype() -> dict[torch.dtype, list[str]]:
+    """The parameters of `NUMBERS`, by how they are kept."""
+    found: dict[torch.dtype, list[str]] = {}
+    for name, one in NUMBERS.items():
+        found.setdefault(dtype_of(one.off), []).append(name)
+    return found
+
+
 class SampledTokens(NamedTuple):
     """One token per row; for `SamplingKind.EVERYTHING` also reports: the chosen token, then the best ones, best first.
 
@@ -123,9 +131,13 @@ class SamplerRows:
 
     def __init__(self, *, max_running: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size, self._device, self._num_rows = vocab_size, device, 1 + max_running
+        # One array for all parameters of a dtype: a step gathers them at once.
+        self._columns = [
+            (names, np.array([[NUMBERS[name].off] * self._num_rows for name in names], dtype=str(dtype).split(".")[1]))
+            for dtype, names in names_by_dtype().items()
+        ]
         self.numbers: dict[str, npt.NDArray[Any]] = {
-            name: np.full(self._num_rows, one.off, dtype=str(dtype_of(one.off)).removeprefix("torch."))
-            for name, one in NUMBERS.items()
+            name: numbers_R for names, columns in self._columns for name, numbers_R in zip(names, columns, strict=True)
         }
         self._kinds = np.zeros(self._num_rows, dtype=np.int8)
         self._parts_RX, self._arrivals_R = choose_scratch(max_running, vocab_size, device)
@@ -159,6 +171,11 @@ class SamplerRows:
             except torch.OutOfMemoryError:
                 found = "no device memory for the tables of bias, penalties and logprobs"
                 raise RequestError("sampling", found, "a request without them", "Lower kv_memory_bytes.") from None
+
+    def numbers_of(self, rows: npt.NDArray[np.int32]) -> dict[str, npt.NDArray[Any]]:
+        """Each parameter's numbers of these rows."""
+        gathered = [(names, columns.take(rows, axis=1)) for names, columns in self._columns]
+        return {name: numbers_N for names, columns in gathered for name, numbers_N in zip(names, columns, strict=True)}
 
     def kind(self, rows: npt.NDArray[np.int32]) -> SamplingKind:
         """The least kind of sampling that serves these rows."""

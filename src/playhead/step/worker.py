@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -29,11 +29,12 @@ from playhead.kv.plan import KVLimits
 from playhead.sampling_params import SamplingKind
 from playhead.schedule.request import Chunk
 from playhead.schedule.rows import DecodeSlots, DeviceRows
+from playhead.schedule.step_plan import StepPlan
 from playhead.step.cuda_readback import CudaStopwatches
 from playhead.step.forward import Forward, KVPool, ModelStep, StepOutput
 from playhead.step.inputs import StepInput, StepRequests, batch_of
 from playhead.step.masks import MaskedSteps, Tail
-from playhead.step.orders import Leader, StepOrder
+from playhead.step.orders import Leader, led_step
 from playhead.step.prompt_report import PromptReport
 from playhead.step.publish import DevicePageTable, Publisher
 from playhead.step.sampling import ReadTokens, SampledTokens, SamplerRows
@@ -213,7 +214,7 @@ class Worker:
         try:
             stopwatch = self._start_stopwatch()
             tail = None if masked is None else Tail(steps=masked, kind=kind, stopwatch=stopwatch)
-            with self._led(requests, kind, batch, is_masked=masked is not None):
+            with led_step(self.leader, requests, kind, batch, is_masked=masked is not None):
                 if tail is not None:
                     decision, logits_NV, prompt = tail.launch_body(self, requests, batch)
                 else:
@@ -235,42 +236,20 @@ class Worker:
             raise
         return launched
 
-    def _led(
-        self, requests: StepRequests, kind: SamplingKind, batch: Batch | None, *, is_masked: bool
-    ) -> AbstractContextManager[None]:
-        """A step that the other ranks run too, if there are any."""
-        if self.leader is None:
-            return nullcontext()
-        is_decode = requests.is_decode
-        return self.leader.leading(
-            StepOrder(
-                kind=kind,
-                is_decode=is_decode,
-                is_masked=is_masked,
-                num_requests=len(requests.chunks),
-                num_tokens=len(requests.chunks) if is_decode else len(requests.tokens.rows),
-                batch=batch,
-                report=None if is_decode else PromptReport.wanted(requests),
-            )
-        )
-
     def _run_decode(
         self, requests: StepRequests, kind: SamplingKind, batch: Batch | None
     ) -> tuple[Decision, StepOutput, None]:
         """A step over requests; without a batch, the one that the slots hold already."""
-        # An error below leaves the slots as nobody knows.
-        last, self.rows.decode_slots = self.rows.decode_slots, None
+        self.rows.decode_slots = None  # an error below leaves the slots as nobody knows
         runner = self.decoder_for(kind)
         result = runner.run_or_go_on(batch, len(requests.chunks))
-        self.rows.decode_slots = self.slots_after(requests, kind, runner, last if batch is None else None)
+        self.rows.decode_slots = self.slots_after(requests.chunks, kind, runner)
         return result.decision, result.output, None
 
-    def slots_after(
-        self, requests: StepRequests, kind: SamplingKind, runner: GraphRunner, last: DecodeSlots | None
-    ) -> DecodeSlots:
-        """What the slots of a decode runner hold after this step; `last` what they held, if the step went on."""
-        num_places = self.kv.num_places_of(requests.rows) if last is None else last.num_places
-        return DecodeSlots(kind=kind, num_fills=runner.registry.num_fills, plan=requests.chunks, num_places=num_places)
+    def slots_after(self, plan: StepPlan, kind: SamplingKind, runner: GraphRunner) -> DecodeSlots:
+        """What the slots of a decode runner hold after this step."""
+        num_places = None if plan.goes_on else self.kv.num_places_of(plan.rows)
+        return DecodeSlots(kind=kind, num_fills=runner.registry.num_fills, plan=plan, num_places=num_places)
 
     def _run_prefill(
         self, requests: StepRequests, kind: SamplingKind, batch: Batch | None
@@ -304,8 +283,9 @@ class Worker:
 
     def collect(self, launched: InFlight) -> Collected:
         """Wait for a step's tokens. What was given up while it ran can be reused. A second time gives the same."""
-        prompt = None if launched.prompt_readback is None else launched.prompt_readback.wait()
-        sampled = launched.readback.wait()
+        with nullcontext() if self.leader is None else self.leader.waiting():
+            prompt = None if launched.prompt_readback is None else launched.prompt_readback.wait()
+            sampled = launched.readback.wait()
         self._in_flight.pop(launched.step, None)
         self.settle()
         return Collected(sampled=sampled, prompt=prompt, device_us=launched.readback.device_us())

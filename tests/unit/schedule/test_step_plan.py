@@ -100,7 +100,7 @@ def test_a_plan_that_follows_has_the_arrays_of_its_chunks():
     assert following.goes_on
     assert len(following) == 2  # the first request has all its tokens
     anew = StepPlan.of([*following])
-    for name in ("rows", "ends", "num_generated", "num_left", "first_tokens", "samples", "is_plain"):
+    for name in ("rows", "ends", "num_generated", "num_left", "first_tokens", "samples", "watched"):
         np.testing.assert_array_equal(getattr(following, name), getattr(anew, name))
     assert (following.requests, following.seqs, following.formed) == (anew.requests, anew.seqs, anew.formed)
     assert (following.num_tokens, following.is_decode) == (anew.num_tokens, anew.is_decode)
