@@ -217,7 +217,7 @@ async def under_load(
 
 
 async def kills(where: Stage, wanted: dict[int, Answer], count: int) -> Tally:
-    """SIGKILL to one replica after the other, as soon as the last one is replaced."""
+    """SIGKILL to the busiest replica, again as soon as the last one is replaced and its sequences have gone on."""
     tally, rng, replaced_s = Tally(name=f"{count} x kill -9"), random.Random(1), list[float]()
 
     async def kill() -> None:
@@ -225,10 +225,13 @@ async def kills(where: Stage, wanted: dict[int, Answer], count: int) -> Tally:
             await where.serving(2)
             await asyncio.sleep(rng.uniform(0.2, 0.8))
             victim = max(where.backend.fleet.engines.values(), key=lambda engine: len(engine.samples))
+            had = {sample: len(sample.tokens) for sample in victim.samples.values()}
             os.kill(victim.pid, signal.SIGKILL)
             while victim.name in where.backend.fleet.engines:
                 await asyncio.sleep(0.005)
             replaced_s.append(await where.serving(2))
+            while any(len(one.tokens) == num and not one.stream.is_over for one, num in had.items()):
+                await asyncio.sleep(0.02)
 
     before = where.backend.num_moved
     await under_load(where, wanted, tally, kill)

@@ -107,6 +107,7 @@ def main() -> None:
     found = read(line for path in args.results for line in path.read_text().splitlines())
     print(report(found))
     if args.plots is not None:
+        args.plots.mkdir(parents=True, exist_ok=True)
         pyplot = styled_pyplot("agg")
         for cell in DRAWN:
             figure = draw(pyplot, cell, found)

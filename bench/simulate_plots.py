@@ -12,25 +12,27 @@ COLORS = {"prefix": BLUE, "round-robin": ORANGE, "least-loaded": PURPLE}
 
 
 def draw_sweep(runs: Sequence[dict[str, Any]]) -> Any:
-    """First tokens, cached prompts and busy replicas by rate, one line for each router."""
+    """First tokens and cached prompts by rate, one line for each router."""
     pyplot = styled_pyplot("agg")
     figure, axes = pyplot.subplots(1, 3, figsize=(10.2, 3.6))
     for router in dict.fromkeys(run["router"] for run in runs):
         mine = [run for run in runs if run["router"] == router]
         rates = [run["rate_per_replica"] for run in mine]
         style = {"color": COLORS[router], "marker": "o", "markersize": 3, "label": router}
-        axes[0].plot(rates, [run["first_token_ms"]["p95"] for run in mine], **style)
-        axes[1].plot(rates, [100 * run["hit_rate"] for run in mine], **style)
-        axes[2].plot(rates, [100 * run["busy_share"] for run in mine], **style)
-    axes[1].plot(rates, [100 * run["best_hit_rate"] for run in mine], "--", color=GREEN, label="all that is shared")
-    axes[0].set(yscale="log", title="first token, p95, ms")
-    axes[1].set(title="prompt tokens cached, %", ylim=(0, 100))
-    axes[2].set(title="replicas busy, %", ylim=(0, 105))
-    for axis in axes:
-        axis.set_xlabel("requests/s for each replica")
-    axes[1].legend()
-    count = f"{runs[0]['replicas']:,} simulated replicas, {runs[0]['requests']:,} requests a point"
-    figure.suptitle(count)
+        axes[0].plot(rates, [run["first_token_ms"]["p50"] for run in mine], **style)
+        axes[1].plot(rates, [run["first_token_ms"]["p95"] for run in mine], **style)
+        axes[2].plot(rates, [100 * run["hit_rate"] for run in mine], **style)
+    best = [100 * run["best_hit_rate"] for run in mine]
+    (shared,) = axes[2].plot(rates, best, "--", color=GREEN, label="all that is shared")
+    for axis, title in zip(
+        axes, ("first token, p50, ms", "first token, p95, ms", "prompt tokens cached, %"), strict=True
+    ):
+        axis.set(title=title, xlabel="requests/s for each replica")
+        axis.set_ylim(0)
+    axes[2].set_ylim(0, 100)
+    axes[0].legend()
+    axes[2].legend(handles=[shared])
+    figure.suptitle(f"{runs[0]['replicas']:,} simulated replicas, {runs[0]['requests']:,} requests a point")
     return figure
 
 

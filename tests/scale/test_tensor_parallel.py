@@ -13,7 +13,10 @@ import random
 import pytest
 
 from playhead import LLM, SamplingParams
+from playhead.parallel import leader
 from playhead.step.audit import audit_worker
+from tests.e2e.test_rank_loss import SIZES as LOSS_SIZES
+from tests.e2e.test_rank_loss import lose
 from tests.scale.tiny_families import FAMILIES, write_family
 
 pytestmark = [
@@ -106,3 +109,15 @@ def test_the_audit_is_clean_on_every_rank_and_leaves_nothing_behind(models, name
         assert len(worker.leader.audits) == num_ranks - 1
         assert [text for others in worker.leader.audits for _, is_ok, text in others if not is_ok] == []
         assert tokens_of(llm, vocab_size) == before
+
+
+def test_a_rank_that_does_not_come_ends_the_engine_with_a_typed_error(monkeypatch):
+    """It beats: only the collective shows that it is missing."""
+    monkeypatch.setattr(leader, "MODULE", "playhead.testing.slow_rank")
+    says = lose(LLM("embedded", tensor_parallel_size=2, **LOSS_SIZES), lambda process: None)
+    assert says.startswith("rank 1 of 2 did not come to a collective within")
+
+
+def test_a_rank_that_is_killed_ends_the_engine_with_a_typed_error():
+    says = lose(LLM("embedded", tensor_parallel_size=2, **LOSS_SIZES), lambda process: process.kill())
+    assert says.startswith("rank 1 of 2 was killed by SIGKILL")

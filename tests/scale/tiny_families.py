@@ -10,7 +10,7 @@ from tests.unit.models.tiny import random_tensors, write_checkpoint
 
 SIZES = {
     "vocab_size": 200,
-    "hidden_size": 64,
+    "hidden_size": 128,
     "intermediate_size": 112,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,

@@ -17,6 +17,7 @@ from playhead.engine.front import RequestOptions
 from playhead.errors import ConfigError, EngineStopped
 from playhead.llm import LLM
 from playhead.sampling_params import RequestOutputKind, SamplingParams
+from playhead.scale import fleet
 from playhead.scale.autoscale import Autoscaler, ScaleLimits
 from playhead.scale.fleet import FleetConfig
 from playhead.scale.launch import LocalLauncher
@@ -65,8 +66,8 @@ def loop():
 @pytest.fixture(scope="module")
 def backend(loop, clock):
     begin = wire.Begin("embedded", wire.config_fields(CONFIG), None)
-    fleet = FleetConfig(num_replicas=2, max_retries=2, drain_s=30, stuck_s=15)
-    made = ReplicatedBackend(LocalLauncher(CONFIG), begin, ServeLimits(), fleet, clock)
+    settings = FleetConfig(num_replicas=2, max_retries=2, drain_s=30, stuck_s=15)
+    made = ReplicatedBackend(LocalLauncher(CONFIG), begin, ServeLimits(), settings, clock)
     loop.run(made.start())
     yield made
     loop.run(made.close())
@@ -268,6 +269,56 @@ def test_tenants_share_no_prefix_and_no_knowledge_of_one(backend, loop):
     assert (first, second) == (0, 0)
     assert third >= 48
     assert backend.router.num_chosen - reasons == {Reason.UNKNOWN: 2, Reason.PREFIX: 1}
+
+
+class FewProcesses:
+    """A launcher that has so many processes and no more."""
+
+    def __init__(self, count):
+        self._launcher, self.num_left = LocalLauncher(CONFIG), count
+
+    async def launch(self):
+        if not self.num_left:
+            raise EngineStopped("launcher: nothing left")
+        self.num_left -= 1
+        return await self._launcher.launch()
+
+    async def close(self):
+        await self._launcher.close()
+
+
+def with_few_processes(count, num_replicas):
+    begin = wire.Begin("embedded", wire.config_fields(CONFIG), None)
+    return ReplicatedBackend(FewProcesses(count), begin, ServeLimits(), FleetConfig(num_replicas=num_replicas))
+
+
+def test_a_replica_that_cannot_be_started_ends_the_start_in_words(loop):
+    async def start():
+        backend = with_few_processes(0, 2)
+        with pytest.raises(EngineStopped, match="nothing left"):
+            await backend.start()
+        assert backend.state is BackendState.DEAD
+
+    loop.run(start())
+
+
+def test_requests_end_with_a_typed_error_when_no_replica_can_be_started_any_more(loop, monkeypatch):
+    monkeypatch.setattr(fleet, "HOPELESS_AFTER", 1)
+
+    async def run():
+        backend = with_few_processes(1, 1)
+        await backend.start()
+        stream = submitted(backend, "r", [5, 6, 7], ENDLESS)
+        await first_of(stream)
+        kill(busiest(backend))
+        with pytest.raises(EngineStopped, match="'r'"):  # the backend's own timer sees to it
+            await outputs_of(stream)
+        assert backend.state is BackendState.DEAD
+        with pytest.raises(EngineStopped):
+            submitted(backend, "late", [5], GREEDY)
+        await backend.close()
+
+    loop.run(run())
 
 
 def test_the_number_of_replicas_can_be_wrong_in_words():

@@ -77,6 +77,8 @@ class GatheredLinear(PlainLinear):
 
     def _all_inputs(self, x_TI: torch.Tensor) -> torch.Tensor:
         num_ranks, num_copies = self._shard.num_ranks, self._num_copies
+        if num_copies == num_ranks:  # every rank has all of them: one KV head, say
+            return x_TI
         return all_columns(x_TI, self._num_inputs, self._input_share, num_ranks=num_ranks, num_copies=num_copies)
 
     def _all_outputs(self, mine_TO: torch.Tensor) -> torch.Tensor:

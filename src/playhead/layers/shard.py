@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from playhead.layers.spec import AttentionSpec
 from playhead.types import TPMode
 
-LANES = 16
-"""A share begins at a multiple of this. A CPU multiplies so many columns at once and rounds a remainder otherwise, so a
-column has the same bits in a rank's matrix as in the whole one."""
+LANES = 32
+"""A share begins at a multiple of this. Matmuls and activations of a CPU take so many columns at once, and round a
+remainder otherwise. So a column has the same bits on its rank as it has on one rank alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

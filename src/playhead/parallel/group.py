@@ -12,7 +12,7 @@ from torch import distributed
 
 from playhead.errors import MisuseError
 
-PATIENCE_S = 3.5
+PATIENCE_S = 3.0
 """How long a rank waits for another one in a collective."""
 LOOPBACK = "lo"
 

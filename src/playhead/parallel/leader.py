@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,11 +92,17 @@ class Ranks:
         self.num_ranks = num_ranks
         self.failure: PlayheadError | None = None
         self._is_closed = False
+        self._waits_since_s: float | None = None
         self._lock = threading.Lock()
         self._directory = tempfile.mkdtemp(prefix="playhead-ranks-")  # its owner alone may enter
         self.others = [start_rank(rank) for rank in range(1, num_ranks)]
         self._thread = threading.Thread(target=self._watch, name="playhead ranks", daemon=True)
         self._thread.start()
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the thread beside the steps listens."""
+        return self._thread.is_alive()
 
     def begin(self, orders: dict[str, Any]) -> None:
         """Let every rank load its part. `orders` are the same for all but the rank's number and device."""
@@ -146,6 +152,20 @@ class Ranks:
             if isinstance(error, Exception):
                 raise lost from error
             raise
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """While this process waits for its GPU: a rank that does not come to a kernel of NCCL shows nowhere else."""
+        self._waits_since_s = time.monotonic()
+        try:
+            yield
+        except Exception as error:
+            if self.failure is not None:
+                raise self.failure from error
+            raise
+        finally:
+            self._waits_since_s = None
+        self.check()
 
     def tell(self, frame: bytes) -> None:
         """Say the same to all."""
@@ -247,6 +267,11 @@ class Ranks:
         return True
 
     def _look_for_silence(self) -> None:
+        since_s = self._waits_since_s
+        if since_s is not None and time.monotonic() - since_s > group.PATIENCE_S and not self._is_closed:
+            last = min(self.others, key=lambda other: other.num_orders)
+            found = f"did not end a step within {group.PATIENCE_S:g} s"
+            self._fail(RankLost(last.rank, found, self.num_ranks))
         for other in self.others:
             limit_s = SILENCE_S if other.is_ready else LOADING_SILENCE_S
             if time.monotonic() - other.heard_s > limit_s and not self._is_closed:
@@ -297,6 +322,9 @@ class RankLeader:
         with self.ranks.surviving():
             self.ranks.tell(frame)
             yield
+
+    def waiting(self) -> AbstractContextManager[None]:
+        return self.ranks.waiting()
 
     def close(self) -> None:
         self.ranks.close()

@@ -36,7 +36,7 @@ class Launcher(Protocol):
 
 
 class LocalLauncher:
-    """Children of this process. On a machine with GPUs each has one of its own; a lost one's GPU is used again."""
+    """Children of this process. On a machine with GPUs each has its own, one per rank; a lost one's are used again."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
@@ -46,7 +46,7 @@ class LocalLauncher:
     async def launch(self) -> Launched:
         config, gpu = self._config, None
         if self._has_gpus:
-            gpu = self._free_gpu()
+            gpu = self._first_free_gpu()
             config = replace(config, device=f"cuda:{gpu}")
         child = await asyncio.to_thread(start_child, config)
         if gpu is not None:
@@ -56,10 +56,12 @@ class LocalLauncher:
     async def close(self) -> None:
         pass  # the children end with their sockets
 
-    def _free_gpu(self) -> int:
+    def _first_free_gpu(self) -> int:
+        """The first of as many GPUs in a row as a replica has ranks."""
         there = sum(1 for path in DEVICES.iterdir() if GPU_FILE.fullmatch(path.name)) or 1
-        for gpu in range(there):
+        num_ranks = self._config.tensor_parallel_size
+        for gpu in range(0, there - num_ranks + 1, num_ranks):
             child = self._of_gpu.get(gpu)
             if child is None or child.process.poll() is not None:
                 return gpu
-        raise ConfigError(f"replicas: each needs a GPU, and all {there} of this machine have one. Ask for fewer.")
+        raise ConfigError(f"replicas: each needs {num_ranks} of {there} GPUs, and not enough are free. Ask for fewer.")

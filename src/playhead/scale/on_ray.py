@@ -77,7 +77,7 @@ class RayLauncher:
         with self._lock:
             self._connect()
         # The number of engines is ours to bound. Ray counts GPUs, and spreads engines over nodes.
-        num_gpus = 1 if wants_gpu(self._config) else 0
+        num_gpus = self._config.tensor_parallel_size if wants_gpu(self._config) else 0
         options = {"num_cpus": 0, "num_gpus": num_gpus, "scheduling_strategy": "SPREAD", "max_restarts": 0}
         actor = ray.remote(**options)(PlacedEngine).remote()
         try:

@@ -329,7 +329,8 @@ class CapturesLeft:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.are_left = engine.worker.device.type == "cuda"
+        # Ranks capture together, when a step wants it: one that captured alone would wait for the others.
+        self.are_left = engine.worker.device.type == "cuda" and engine.worker.leader is None
         self._failed: set[tuple[int, int]] = set()
 
     def do_one(self) -> None:

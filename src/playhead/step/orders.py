@@ -17,6 +17,7 @@ import torch
 
 from playhead.kv.pool import DeviceWrite
 from playhead.sampling_params import SamplingKind
+from playhead.step.inputs import StepRequests
 from playhead.step.prompt_report import PromptReport
 
 if TYPE_CHECKING:
@@ -71,6 +72,9 @@ class StepOrder:
 class Leader(Protocol):
     """What the first rank's worker has of the others. Whatever raises inside a context ends all ranks."""
 
+    def waiting(self) -> AbstractContextManager[None]:
+        """While this rank waits for the results of a step, in which all ranks meet."""
+
     def tell_writes(self, writes: Sequence[DeviceWrite]) -> None: ...
 
     def leading(self, order: StepOrder) -> AbstractContextManager[None]: ...
@@ -82,6 +86,20 @@ class Leader(Protocol):
     def leading_audit(self) -> AbstractContextManager[None]: ...
 
     def close(self) -> None: ...
+
+
+def step_order(requests: StepRequests, kind: SamplingKind, batch: Batch | None, *, is_masked: bool) -> StepOrder:
+    """A step as the other ranks are told of it."""
+    is_decode, num_requests = requests.is_decode, len(requests.chunks)
+    return StepOrder(
+        kind=kind,
+        is_decode=is_decode,
+        is_masked=is_masked,
+        num_requests=num_requests,
+        num_tokens=num_requests if is_decode else len(requests.tokens.rows),
+        batch=batch,
+        report=None if is_decode else PromptReport.wanted(requests),
+    )
 
 
 class Follower:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -34,7 +34,7 @@ from playhead.step.cuda_readback import CudaStopwatches
 from playhead.step.forward import Forward, KVPool, ModelStep, StepOutput
 from playhead.step.inputs import StepInput, StepRequests, batch_of
 from playhead.step.masks import MaskedSteps, Tail
-from playhead.step.orders import Leader, StepOrder
+from playhead.step.orders import Leader, step_order
 from playhead.step.prompt_report import PromptReport
 from playhead.step.publish import DevicePageTable, Publisher
 from playhead.step.sampling import ReadTokens, SampledTokens, SamplerRows
@@ -218,7 +218,9 @@ class Worker:
         try:
             stopwatch = self._start_stopwatch()
             tail = None if masked is None else Tail(steps=masked, kind=kind, stopwatch=stopwatch)
-            with self._led(requests, kind, batch, is_masked=masked is not None):
+            leader, is_masked = self.leader, masked is not None
+            led = leader and leader.leading(step_order(requests, kind, batch, is_masked=is_masked))
+            with led or nullcontext():
                 if tail is not None:
                     decision, logits_NV, prompt = tail.launch_body(self, requests, batch)
                 else:
@@ -239,25 +241,6 @@ class Worker:
             self.give_up([step])
             raise
         return launched
-
-    def _led(
-        self, requests: StepRequests, kind: SamplingKind, batch: Batch | None, *, is_masked: bool
-    ) -> AbstractContextManager[None]:
-        """A step that the other ranks run too, if there are any."""
-        if self.leader is None:
-            return nullcontext()
-        is_decode = requests.is_decode
-        return self.leader.leading(
-            StepOrder(
-                kind=kind,
-                is_decode=is_decode,
-                is_masked=is_masked,
-                num_requests=len(requests.chunks),
-                num_tokens=len(requests.chunks) if is_decode else len(requests.tokens.rows),
-                batch=batch,
-                report=None if is_decode else PromptReport.wanted(requests),
-            )
-        )
 
     def _run_decode(
         self, requests: StepRequests, kind: SamplingKind, batch: Batch | None
@@ -306,8 +289,9 @@ class Worker:
 
     def collect(self, launched: InFlight) -> Collected:
         """Wait for a step's tokens. What was given up while it ran can be reused. A second time gives the same."""
-        prompt = None if launched.prompt_readback is None else launched.prompt_readback.wait()
-        sampled = launched.readback.wait()
+        with nullcontext() if self.leader is None else self.leader.waiting():
+            prompt = None if launched.prompt_readback is None else launched.prompt_readback.wait()
+            sampled = launched.readback.wait()
         self._in_flight.pop(launched.step, None)
         self.settle()
         return Collected(sampled=sampled, prompt=prompt, device_us=launched.readback.device_us())

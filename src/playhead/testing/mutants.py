@@ -33,6 +33,7 @@ from playhead.testing.model_mutants import MODEL_MUTANTS
 from playhead.testing.mutant import Answer, MutantError, Oracles, Outcome, Package, hunt, last_line
 from playhead.testing.order_checkers import ORDER_CHECKERS
 from playhead.testing.order_mutants import ORDER_MUTANTS
+from playhead.testing.parallel_mutants import PARALLEL_CHECKERS, PARALLEL_MUTANTS
 from playhead.testing.protocol_mutants import PROTOCOL_CHECKERS, PROTOCOL_MUTANTS
 from playhead.testing.resume_mutants import RESUME_CHECKERS, RESUME_MUTANTS
 from playhead.testing.scale_mutants import SCALE_CHECKERS, SCALE_MUTANTS
@@ -62,6 +63,7 @@ PACKAGES: tuple[Package, ...] = (
     Package(name="models", mutants=MODEL_MUTANTS, checkers=MODEL_CHECKERS),
     Package(name="files", mutants=GGUF_MUTANTS, checkers=GGUF_CHECKERS),
     Package(name="step", mutants=STEP_MUTANTS, checkers=STEP_CHECKERS),
+    Package(name="parallel", mutants=PARALLEL_MUTANTS, checkers=PARALLEL_CHECKERS),
     Package(name="order", mutants=ORDER_MUTANTS, checkers=ORDER_CHECKERS),
     Package(name="engine", mutants=ENGINE_MUTANTS, checkers=ENGINE_CHECKERS),
     Package(name="resume", mutants=RESUME_MUTANTS, checkers=RESUME_CHECKERS),

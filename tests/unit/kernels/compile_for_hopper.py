@@ -56,6 +56,9 @@ from playhead.kernels.triton import (
 from playhead.kernels.triton import (
     translate as translate_triton,
 )
+from playhead.kernels.triton import (
+    vocabulary as vocabulary_triton,
+)
 from playhead.kernels.triton.projection_tiles import HeldTiles, RowTiles, StreamedTiles, split_tiles, tiles_for
 
 POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64"}
@@ -210,6 +213,17 @@ def choose(dtype, draws, least=None):
     )
 
 
+def choose_keys(draws):
+    per_row = (meta(8, dtype=torch.float32), *(meta(8, dtype=torch.int64) for _ in range(3)))
+    call = (meta(8, 131072), *per_row, 131072, 1e-5, draws)
+    return compiled(vocabulary_triton.choose_keys_kernel, lambda: vocabulary_triton.launch_choose_keys(*call))
+
+
+def embed_share():
+    call = (indices(8), meta(131072, 1152), 33.75, 131072)
+    return compiled(vocabulary_triton.embed_share_kernel, lambda: vocabulary_triton.launch_embed_share(*call))
+
+
 def kernel_of(tiles):
     return {
         RowTiles: projection_triton.row_kernel,
@@ -256,6 +270,9 @@ def least_keys(dtype):
 
 
 KERNELS = {
+    "keys of a share, greedy": lambda: choose_keys(False),
+    "keys of a share, drawn": lambda: choose_keys(True),
+    "embedding of a share": embed_share,
     "project 1 row": lambda: project(1, 1536, 1152),
     "project 1 row, many inputs": lambda: project(1, 2560, 10240),
     "project 8 rows": lambda: project(8, 1536, 1152),

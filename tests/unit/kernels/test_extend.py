@@ -81,6 +81,14 @@ def test_requests_with_one_query_are_split_as_in_decode(spec, num_splits, seed):
     torch.testing.assert_close(found, run(scene, extend.reference), atol=1e-5, rtol=1e-5)
 
 
+def test_tiles_pass_over_requests_with_one_query():
+    """Their keys would go through one program, however many they are."""
+    scene = make_scene(SceneSpec(seq_lens=(40, 20, 9), query_lens=(1, 7, 1), num_null=1), seed=3)
+    found = run(scene, launch_tiles, tiles=SMALL, least_queries=2)
+    assert found[[0, 8]].isnan().all()
+    assert not found[1:8].isnan().any()
+
+
 def test_a_request_beside_a_prompt_has_the_bits_that_it_has_in_a_decode_step():
     """The same number of splits, and the same keys in each."""
     mixed = make_scene(SceneSpec(seq_lens=(40, 20), query_lens=(1, 7), group_size=2), seed=3)

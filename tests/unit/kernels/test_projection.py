@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from playhead.kernels.norm import add_rms_norm
 from playhead.kernels.projection import project, project_gated, project_normed
+from playhead.kernels.triton.norm import launch_add
 from playhead.kernels.triton.projection import launch_tiles
 from playhead.kernels.triton.projection_tiles import HeldTiles, RowTiles, StreamedTiles, split_tiles, tiles_for
 
@@ -76,6 +78,20 @@ def test_a_product_of_a_normed_sum_agrees_with_reference(kind, norm_x, activatio
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(total, wanted_total)
     assert torch.equal(residual, before)
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 7])
+@pytest.mark.parametrize("norm_x", [False, True])
+def test_the_norm_behind_a_product_adds_up_its_parts(num_parts, norm_x):
+    rng = torch.Generator().manual_seed(num_parts)
+    parts, residual, norms = (torch.randn(shape, generator=rng) for shape in ((num_parts, 3, 80), (3, 80), (2, 80)))
+    rest = (norms[0], norms[1] if norm_x else None, 1e-6, True, False)
+    wanted_total = residual.clone()
+    wanted = add_rms_norm.reference(parts.sum(0), wanted_total, *rest)
+    total, found = (torch.full((3, 80), float("nan")) for _ in range(2))
+    launch_add(total, found, parts, residual, *rest)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(total, wanted_total)
 
 
 def test_what_the_cpu_runs_agrees_with_reference():

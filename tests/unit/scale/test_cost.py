@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -52,6 +53,25 @@ def test_no_coefficient_is_below_zero():
     rows = np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
     assert least_squares_from_zero(rows, np.array([3.0, 2.0, 1.0])) == pytest.approx([2.0, 0.0])
     assert least_squares_from_zero(rows, np.array([2.0, 3.0, 4.0])) == pytest.approx([1.0, 1.0])
+
+
+@pytest.mark.parametrize("seed", [0, 1, 14, 24, 50])
+def test_no_other_coefficients_from_zero_on_are_better(seed):
+    """Every set of columns is tried: the best whose own least squares has no coefficient below zero is the answer.
+
+    The last three take a column in and leave it out again.
+    """
+    rng = np.random.default_rng(seed)
+    rows, wanted = rng.random((7, 4)), rng.random(7)
+    left = []
+    for columns in product([False, True], repeat=4):
+        tried = np.zeros(4)
+        tried[list(columns)] = np.linalg.lstsq(rows[:, list(columns)], wanted, rcond=None)[0]
+        if (tried >= 0).all():
+            left.append(np.linalg.norm(rows @ tried - wanted))
+    found = least_squares_from_zero(rows, wanted)
+    assert (found >= 0).all()
+    assert np.linalg.norm(rows @ found - wanted) == pytest.approx(min(left))
 
 
 def test_of_equal_columns_one_is_used():

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench import simulate
+from bench import simulate, simulate_plots
 from playhead.errors import ConfigError
 from playhead.scale.autoscale import Autoscaler, ScaleLimits
 from playhead.scale.router import Loads, PageKey
@@ -171,3 +171,15 @@ def test_the_command_reports_every_run(capsys, monkeypatch, tmp_path):
     rows = capsys.readouterr().out.splitlines()[-2:]
     assert [row.split()[1] for row in rows] == ["prefix", "least-loaded"]
     assert len((tmp_path / "runs.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_plot_has_a_line_for_each_router():
+    pytest.importorskip("matplotlib")
+    args = simulate.options(["--replicas", "2", "--requests", "60"])
+    spec = simulate.replica_spec(args)
+    runs = [
+        simulate.play(simulate.scenario_of(args, spec, router, rate)) for router in simulate.ROUTERS for rate in (1, 2)
+    ]
+    figure = simulate_plots.draw_sweep(runs)
+    assert [line.get_label() for line in figure.axes[0].get_lines()] == list(simulate.ROUTERS)
+    assert [axis.get_title() for axis in figure.axes][2] == "prompt tokens cached, %"

@@ -50,16 +50,19 @@ def test_each_replica_has_a_gpu_of_its_own_and_a_lost_ones_is_used_again(tmp_pat
         (tmp_path / name).touch()
     monkeypatch.setattr(launch, "DEVICES", tmp_path)
     launcher = LocalLauncher(EngineConfig(device="cuda"))
+    assert LocalLauncher(EngineConfig(device="cuda", tensor_parallel_size=2))._first_free_gpu() == 0
+    with pytest.raises(ConfigError, match="each needs 4 of 2 GPUs"):
+        LocalLauncher(EngineConfig(device="cuda", tensor_parallel_size=4))._first_free_gpu()
     children = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(2)]
     try:
         for gpu, process in enumerate(children):
-            assert launcher._free_gpu() == gpu
+            assert launcher._first_free_gpu() == gpu
             launcher._of_gpu[gpu] = EngineChild(process=process, connection=socket.socket())
-        with pytest.raises(ConfigError, match="all 2 of this machine"):
-            launcher._free_gpu()
+        with pytest.raises(ConfigError, match="each needs 1 of 2 GPUs"):
+            launcher._first_free_gpu()
         children[0].kill()
         children[0].wait()
-        assert launcher._free_gpu() == 0
+        assert launcher._first_free_gpu() == 0
     finally:
         for process in children:
             process.kill()

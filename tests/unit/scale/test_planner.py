@@ -83,6 +83,14 @@ def test_what_no_number_of_replicas_can_do_is_refused():
         plan_fleet({1: SPEC}, replace(DEMAND, first_ms=1))
 
 
+def test_more_ranks_are_chosen_where_one_is_too_slow():
+    """A step of one GPU reads all weights in 2.8 ms; four read a quarter each, and tell each other."""
+    split = CostModel(shape=SHAPE.split(4), gpu=RUN.gpu, costs=SPEC.cost.costs, num_ranks=4)
+    specs = {1: SPEC, 4: replace(SPEC, cost=split)}
+    assert plan_fleet(specs, DEMAND).num_ranks == 1
+    assert plan_fleet(specs, replace(DEMAND, inter_ms=2.7)).num_ranks == 4
+
+
 def shown(*args: str) -> str:
     result = CliRunner(env={"COLUMNS": "120"}).invoke(app, ["plan", *args])
     return result.stdout + result.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -122,11 +123,13 @@ def test_memory_is_never_more_than_there_is(kv_share):
     assert replica.cache.num_pinned_bytes == 0
 
 
+@pytest.mark.parametrize("kv_share", [1.0, 0.03])
 @pytest.mark.parametrize("seed", range(4))
-def test_no_request_ends_before_the_replica_says(seed):
+def test_no_request_ends_before_the_replica_says(seed, kv_share):
     """A fleet that looks at that moment sees every end in time, and gets to all of them."""
     ends: list[float] = []
     spec = replace(spec_of(toy_plan()), has_overlap=bool(seed % 2))
+    spec = replace(spec, kv_bytes=int(spec.kv_bytes * kv_share))
     replica = SimReplica(spec, lambda one: ends.append(one.end_s))
     for one in drawn(seed, 40, gap_s=2e-3):
         replica.advance(one.arrival_s)
@@ -141,7 +144,31 @@ def test_no_request_ends_before_the_replica_says(seed):
         replica.advance(due_s)
         assert all(end >= due_s * (1 - CLOSE) for end in ends[before:])
     assert len(ends) == 40
-    assert num_looks < replica.num_steps
+    assert num_looks < replica.num_steps or kv_share < 1
+
+
+def test_a_window_that_fills_brings_the_end_nearer():
+    """Until it is full each step is longer than the last; a rule that went on so would say too late a moment."""
+    ended: list[SimRequest] = []
+    replica = SimReplica(spec_of(toy_plan()), ended.append)
+    replica.submit(SimRequest(index=0, arrival_s=0.0, prompt_tokens=5, output_tokens=60))
+    replica.advance(1e-9)
+    due_s = replica.next_end_s()
+    replica.advance(math.inf)
+    assert 0.9 * ended[0].end_s < due_s <= ended[0].end_s * (1 + CLOSE)
+
+
+def test_a_preempted_request_comes_back_before_those_that_came_after_it():
+    """The second request loses its memory to the first. The third is short and would find memory at once."""
+    spec = spec_of(toy_plan())
+    spec = replace(spec, kv_bytes=spec.live_bytes[216] + spec.live_bytes[100] + 2 * spec.page_bytes)
+    first = SimRequest(index=0, arrival_s=0.0, prompt_tokens=100, output_tokens=120)
+    second = SimRequest(index=1, arrival_s=1e-6, prompt_tokens=90, output_tokens=110)
+    third = SimRequest(index=2, arrival_s=0.03, prompt_tokens=8, output_tokens=2)
+    (one, two, three), _ = played([first, second, third], replace(spec, max_running=2))
+    assert one.num_preemptions == 0
+    assert two.num_preemptions > 0
+    assert three.first_s > one.end_s
 
 
 def test_with_overlap_a_request_that_comes_during_a_step_sits_the_next_one_out():

@@ -72,10 +72,10 @@ def tiles_for(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> Tiles | None:
     (num_outputs, num_inputs), num_rows = weight_OI.shape, x_TI.shape[0]
     if not _is_ours(x_TI, weight_OI):
         return None
-    if num_outputs >= MANY_OUTPUTS:
-        return wide_tiles(num_rows, num_outputs, num_inputs)
     if num_rows == 1:
         return row_tiles(num_outputs, num_inputs)
+    if num_outputs >= MANY_OUTPUTS:
+        return wide_tiles(num_rows)
     return narrow_tiles(num_rows, num_outputs, num_inputs) if num_inputs < LONG_ROW else None
 
 
@@ -88,7 +88,8 @@ def split_tiles(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> HeldTiles | Stre
         return None
     block_r, is_long = rows_of_tile(num_rows), num_inputs >= LONG_ROW
     num_tiles = -(-num_outputs // 64)
-    if num_rows <= FEW_ROWS and (num_tiles < 32 or not is_long):
+    # A program that holds its weights gains what it loads before it waits: nothing behind a product as long as gate-up.
+    if num_rows <= FEW_ROWS and not is_long:
         return HeldTiles(block_r=block_r, block_n=16, block_k=256, num_splits=-(-num_inputs // 1024))
     if num_rows > 64 and not is_long:
         block_r = 64
@@ -125,12 +126,8 @@ def row_tiles(num_outputs: int, num_inputs: int) -> RowTiles:
     return RowTiles(block_n=block_n, block_k=block_k, num_warps=num_warps, starts_next=starts_next)
 
 
-def wide_tiles(num_rows: int, num_outputs: int, num_inputs: int) -> Tiles:
+def wide_tiles(num_rows: int) -> StreamedTiles:
     """Of a map with many outputs: each program has all inputs."""
-    if num_rows == 1:
-        tiles = row_tiles(num_outputs, num_inputs)
-        if 4 * num_inputs > 3 * tiles.block_k:  # else too many of its threads have nothing to do
-            return tiles
     block_r = rows_of_tile(num_rows)
     if num_rows <= 64:
         return StreamedTiles(block_r=block_r, block_n=64, block_k=128, num_stages=3)

@@ -170,9 +170,14 @@ def _other_pieces(
         yield _plain(f"{norm}.weight", f"{called[norm][0]}.weight", (hidden_size,), split_axis=None)
     if attention.qk_norm is not QKNorm.NONE:
         q_size, k_size, _ = attention.qkv_sizes
-        for norm, full_size in (("attention.q_norm", q_size), ("attention.k_norm", k_size)):
+        units = shard.query_units(attention), attention.num_kv_heads
+        for norm, full_size, num_units in (
+            ("attention.q_norm", q_size, units[0]),
+            ("attention.k_norm", k_size, units[1]),
+        ):
             size, axis = (full_size, 0) if attention.qk_norm is QKNorm.FULL else (attention.k_head_dim, None)
-            yield _plain(f"{norm}.weight", f"{called[norm][0]}.weight", (size,), split_axis=axis)
+            piece = _plain(f"{norm}.weight", f"{called[norm][0]}.weight", (size,), split_axis=axis)
+            yield replace(piece, num_units=num_units)
     if attention.has_sinks:
         sinks = _plain("attention.sinks_H", "self_attn.sinks", (attention.num_heads,), split_axis=0)
         yield replace(sinks, num_units=shard.query_units(attention))

@@ -115,8 +115,8 @@ class SimReplica:
     def next_end_s(self) -> float:
         """No request ends before this moment; where nobody waits and no window fills, one ends at it. NEVER if idle.
 
-        Whatever else the steps until then do only makes them longer. A replica has been looked at by then, or gets
-        there by itself.
+        Whatever else the steps until then do makes them longer: prompts, and a request that gives its memory up and
+        is computed anew.
         """
         num_steps = self._rows[0][0] - self.num_steps if self._rows else 0
         growth = self._growth_bytes

@@ -1,0 +1,74 @@
+"""The thread beside the steps tells a rank that ended, one that is silent, and one that is waited for in vain."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from playhead.errors import RankLost
+from playhead.parallel import group, leader
+from playhead.parallel.leader import Ranks
+
+
+@pytest.fixture
+def idle_rank(monkeypatch):
+    """Ranks of which the other one lives and does nothing, heard of at least once, with short limits."""
+    monkeypatch.setattr(leader, "MODULE", "playhead.testing.idle_rank")
+    monkeypatch.setattr(leader, "SILENCE_S", 1.0)
+    monkeypatch.setattr(group, "PATIENCE_S", 0.5)
+    ranks = Ranks(2)
+    [other] = ranks.others
+    made_s = other.heard_s
+    while other.heard_s == made_s:
+        a_moment()
+    other.is_ready = True
+    yield ranks
+    ranks.close()
+    assert other.process.poll() is not None
+
+
+def a_moment(seconds=0.01):
+    threading.Event().wait(seconds)
+
+
+def wait_for_failure(ranks):
+    while ranks.failure is None:
+        a_moment()
+
+
+def test_a_rank_that_lives_is_left_alone(idle_rank):
+    a_moment(1.5)
+    idle_rank.check()
+
+
+def test_a_stopped_rank_is_noticed_by_its_silence(idle_rank):
+    os.kill(idle_rank.others[0].process.pid, signal.SIGSTOP)
+    wait_for_failure(idle_rank)
+    with pytest.raises(RankLost, match="rank 1 of 2 has been silent for 1 s"):
+        idle_rank.check()
+
+
+def test_a_wait_for_a_gpu_that_does_not_end_is_broken_off(idle_rank):
+    with pytest.raises(RankLost, match=r"rank 1 of 2 did not end a step within 0\.5 s"), idle_rank.waiting():
+        wait_for_failure(idle_rank)
+
+
+def test_a_rank_that_ended_is_told_with_its_code(monkeypatch):
+    monkeypatch.setattr(leader, "MODULE", "playhead.testing.gone_rank")
+    ranks = Ranks(2)
+    wait_for_failure(ranks)
+    ranks.close()
+    with pytest.raises(RankLost, match="rank 1 of 2 ended with code 3"):
+        ranks.check()
+
+
+def test_what_raises_in_a_common_step_ends_all_ranks(idle_rank):
+    """The others are inside the step, and nobody will come."""
+    with pytest.raises(RankLost, match="rank 0 of 2 left a step by ValueError: no"), idle_rank.surviving():
+        raise ValueError("no")
+    with pytest.raises(RankLost):
+        idle_rank.check()
+    assert idle_rank.others[0].process.wait() == -signal.SIGKILL
