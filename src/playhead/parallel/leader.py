@@ -38,6 +38,8 @@ from playhead.step.orders import StepOrder
 MODULE = "playhead.parallel.rank"
 SILENCE_S = 3.5
 """A rank that runs says something every half second."""
+QUIET_S = 2.0
+"""Of ranks in a collective that failed, one that was silent for so long is to blame."""
 LOADING_SILENCE_S = 120.0
 END_S = 5.0
 VERDICT_S = 0.5
@@ -213,7 +215,11 @@ class Ranks:
         return self.failure
 
     def _suspect(self, error: BaseException) -> tuple[int, str]:
-        """Who is to blame when nobody has ended: the rank that has met the others least often, if one has."""
+        """Who is to blame when nobody has ended: a silent rank, else the one that has met the others least often."""
+        quiet = min(self.others, key=lambda other: other.heard_s)
+        silent_s = time.monotonic() - quiet.heard_s
+        if silent_s > QUIET_S:
+            return quiet.rank, f"has been silent for {silent_s:.1f} s: it is stopped, or its machine is"
         here = group.num_meetings()
         behind = [other for other in self.others if other.num_meetings < here]
         if isinstance(error, RuntimeError) and behind:
