@@ -36,7 +36,6 @@ from playhead.engine.tokenizer_files import resolve_model_name, tokenizer_path
 from playhead.errors import PlayheadError, RankLost, RequestError, RequestFailed, StepFailed, caused
 from playhead.models.checkpoint.hub import resolve_model
 from playhead.outputs import CompletionOutput, RequestOutput
-from playhead.sampling_params import SamplingKind
 from playhead.serve import wire
 from playhead.serve.facts import facts_of, is_capturing
 
@@ -336,9 +335,7 @@ class CapturesLeft:
 
     def do_one(self) -> None:
         """Capture the largest size that is missing. After the last one, finish as `Engine.capture_graphs` does."""
-        worker = self._engine.worker
-        runners = (worker.prefill, *(worker.decoder_for(kind) for kind in (SamplingKind.GREEDY, SamplingKind.DRAWN)))
-        for i, runner in enumerate(runners):
+        for i, runner in enumerate(self._engine.worker.usual_runners):
             sizes = set(runner.dispatcher.buckets) - runner.captured.keys()
             left = [size for size in sizes if (i, size) not in self._failed]
             if left and runner.dispatcher.within_budget():

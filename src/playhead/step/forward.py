@@ -35,9 +35,9 @@ from playhead.layers.spec import AttentionSpec
 from playhead.models.decoder import Decoder
 from playhead.models.spec import ModelSpec
 from playhead.sampling_params import SamplingKind
-from playhead.step.choice import choice_of
 from playhead.step.sampling import MASKS_SLOT, SampledTokens, SamplerRows
 from playhead.step.scores import logprobs_of
+from playhead.step.shared_choice import choice_of
 
 KVPool = MHAKVPool | SWAKVPool
 Placeholder = Callable[[FillContext], Batch]

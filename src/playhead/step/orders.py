@@ -7,7 +7,7 @@ same slots and meet it in its collectives. They plan nothing, so they keep no ac
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -88,14 +88,10 @@ class Leader(Protocol):
     def close(self) -> None: ...
 
 
-def led_step(
-    leader: Leader | None, requests: StepRequests, kind: SamplingKind, batch: Batch | None, *, is_masked: bool
-) -> AbstractContextManager[None]:
-    """A step that the other ranks run too, if there are any."""
-    if leader is None:
-        return nullcontext()
+def step_order(requests: StepRequests, kind: SamplingKind, batch: Batch | None, *, is_masked: bool) -> StepOrder:
+    """A step as the other ranks are told of it."""
     is_decode, num_requests = requests.is_decode, len(requests.chunks)
-    order = StepOrder(
+    return StepOrder(
         kind=kind,
         is_decode=is_decode,
         is_masked=is_masked,
@@ -104,7 +100,6 @@ def led_step(
         batch=batch,
         report=None if is_decode else PromptReport.wanted(requests),
     )
-    return leader.leading(order)
 
 
 class Follower:

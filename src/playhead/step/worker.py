@@ -34,7 +34,7 @@ from playhead.step.cuda_readback import CudaStopwatches
 from playhead.step.forward import Forward, KVPool, ModelStep, StepOutput
 from playhead.step.inputs import StepInput, StepRequests, batch_of
 from playhead.step.masks import MaskedSteps, Tail
-from playhead.step.orders import Leader, led_step
+from playhead.step.orders import Leader, step_order
 from playhead.step.prompt_report import PromptReport
 from playhead.step.publish import DevicePageTable, Publisher
 from playhead.step.sampling import ReadTokens, SampledTokens, SamplerRows
@@ -136,6 +136,11 @@ class Worker:
         masked = () if self.masked is None else self.masked.decoders.values()
         return [self.prefill, *self.decoders.values(), *masked]
 
+    @property
+    def usual_runners(self) -> tuple[GraphRunner, ...]:
+        """Prefill, greedy and drawing decode. Those of other sampling are captured when they are first used."""
+        return self.prefill, self.decoder_for(SamplingKind.GREEDY), self.decoder_for(SamplingKind.DRAWN)
+
     def prepare_masks(self) -> MaskedSteps:
         """Room for masks, made at the first call: most engines never see a grammar."""
         if self.masked is None:
@@ -143,12 +148,11 @@ class Worker:
         return self.masked
 
     def capture_all(self, progress: Callable[[CaptureReport], None] | None = None) -> None:
-        """Capture every bucket of prefill, greedy and drawing decode now; other sampling waits for its first use."""
+        """Capture every bucket of the usual runners now."""
         gc.collect()  # what it frees now is room for the graphs
         with nullcontext() if self.leader is None else self.leader.leading_captures():
-            self.prefill.capture_all(progress)
-            for kind in (SamplingKind.GREEDY, SamplingKind.DRAWN):
-                self.decoder_for(kind).capture_all(progress)
+            for runner in self.usual_runners:
+                runner.capture_all(progress)
 
     def close(self) -> None:
         """End the other ranks, if there are any."""
@@ -214,7 +218,9 @@ class Worker:
         try:
             stopwatch = self._start_stopwatch()
             tail = None if masked is None else Tail(steps=masked, kind=kind, stopwatch=stopwatch)
-            with led_step(self.leader, requests, kind, batch, is_masked=masked is not None):
+            leader, is_masked = self.leader, masked is not None
+            led = leader and leader.leading(step_order(requests, kind, batch, is_masked=is_masked))
+            with led or nullcontext():
                 if tail is not None:
                     decision, logits_NV, prompt = tail.launch_body(self, requests, batch)
                 else:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import numpy.typing as npt
 
 from playhead.engine.engine import Engine
 from playhead.engine.launched import LaunchedStep
@@ -66,7 +65,8 @@ def slots_told_by_row() -> Patch:
     def by_row(self: DeviceRows, plan: StepPlan, kind: SamplingKind, *, num_fills: int) -> bool:
         last = self.decode_slots
         if last is not None and [seq.row for seq in last.plan.seqs] == [seq.row for seq in plan.seqs]:
-            self.decode_slots = replace(last, plan=replace(last.plan, seqs=plan.seqs))
+            told = replace(last.plan, seqs=plan.seqs)
+            self.decode_slots = replace(last, plan=told, num_places=told.ends + 1)
         return goes_on(self, plan, kind, num_fills=num_fills)
 
     return swapped(DeviceRows, "can_replay_in_place", by_row)
@@ -101,10 +101,11 @@ def ended_ones_not_found() -> Patch:
 def goes_on_past_a_length() -> Patch:
     """A request that nobody watches gets a token more than it asked for before somebody looks at its length."""
 
-    def one_more(self: StepPlan) -> npt.NDArray[np.int64]:
-        return self.first_left - self.num_on + 1
+    def one_late(self: StepPlan) -> list[int]:
+        found: list[int] = np.flatnonzero(self.first_left < self.num_on).tolist()
+        return found
 
-    return swapped(StepPlan, "num_left", property(one_more))
+    return swapped(StepPlan, "at_their_end", one_late)
 
 
 @mutant("sampler row kept", source="per-request state in a recycled row", killed_by=("overlapped schedule",))

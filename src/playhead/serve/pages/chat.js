@@ -263,7 +263,9 @@ class Taken {
 
   facts() {
     const numTokens = this.usage?.completion_tokens ?? this.numEvents;
-    const seconds = this.firstMs === null ? 0 : (this.lastMs - this.firstMs) / 1000;
+    // From the first token on. Where many tokens come in few events the first event has many of them, so all time counts.
+    const isTokenByToken = this.numEvents > numTokens / 2;
+    const seconds = this.firstMs === null ? 0 : (this.lastMs - (isTokenByToken ? this.firstMs : this.sentMs)) / 1000;
     return {
       numTokens,
       isExact: this.usage !== null,
