@@ -229,7 +229,7 @@ def simulate(loads: Sequence[Load], cost: CostModel, facts: Facts) -> list[list[
             found[-1].append(request)
             arrivals.append(Arrival(request, page_keys(ask.prompt, "", page_tokens=facts.page_size)))
         began_s += load.seconds + PAUSE_S
-    Fleet(spec, len(NAMES), PrefixAware(Router())).play(arrivals)
+    Fleet(spec, len(NAMES), PrefixAware()).play(arrivals)
     return found
 
 

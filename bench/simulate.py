@@ -18,6 +18,7 @@ import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ class Scenario:
 
 def placement_of(scenario: Scenario) -> Placement:
     if scenario.router == "prefix":
-        return PrefixAware(Router(max_pages=scenario.max_pages))
+        return PrefixAware(partial(Router, max_pages=scenario.max_pages))
     return RoundRobin() if scenario.router == "round-robin" else LeastLoaded()
 
 

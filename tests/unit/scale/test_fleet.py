@@ -42,6 +42,10 @@ class Watched:
         self.seen: list[dict[str, int]] = []
         self._names: list[str] = []
 
+    def begin(self, replicas: Sequence[str]) -> None:
+        self._names = [*replicas]
+        self.inner.begin(replicas)
+
     def choose(self, keys: Sequence[PageKey], loads: Loads) -> str:
         self.seen.append({name: loads[name] for name in self._names})
         self.chosen.append(self.inner.choose(keys, loads))

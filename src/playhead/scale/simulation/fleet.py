@@ -20,6 +20,7 @@ from playhead.scale.simulation.request import ReplicaSpec, SimRequest
 class Placement(Protocol):
     """Who says where a request goes. `changed` tells it that a replica's load did."""
 
+    def begin(self, replicas: Sequence[str]) -> None: ...
     def choose(self, keys: Sequence[PageKey], loads: Loads) -> str: ...
     def add(self, replica: str) -> None: ...
     def forget(self, replica: str) -> None: ...
@@ -27,10 +28,13 @@ class Placement(Protocol):
 
 
 class PrefixAware:
-    """The router that serves."""
+    """The router that serves. It is made with all replicas at once: it sorts its ring whenever one is added."""
 
-    def __init__(self, router: Router | None = None) -> None:
-        self.router = router or Router()
+    def __init__(self, make: Callable[[Iterable[str]], Router] = Router) -> None:
+        self._make, self.router = make, make(())
+
+    def begin(self, replicas: Sequence[str]) -> None:
+        self.router = self._make(replicas)
 
     def choose(self, keys: Sequence[PageKey], loads: Loads) -> str:
         replica = self.router.choose(keys, loads).replica
@@ -54,6 +58,9 @@ class RoundRobin:
         self._replicas: list[str] = []
         self._turn = 0
 
+    def begin(self, replicas: Sequence[str]) -> None:
+        self._replicas = [*replicas]
+
     def choose(self, keys: Sequence[PageKey], loads: Loads) -> str:
         self._turn += 1
         return self._replicas[self._turn % len(self._replicas)]
@@ -75,6 +82,10 @@ class LeastLoaded:
         self._replicas: dict[str, int] = {}
         self._heap: list[tuple[int, int, str]] = []  # outdated entries are dropped when they come up
         self._count = 0
+
+    def begin(self, replicas: Sequence[str]) -> None:
+        for replica in replicas:
+            self.add(replica)
 
     def choose(self, keys: Sequence[PageKey], loads: Loads) -> str:
         while self._replicas.get(self._heap[0][2]) != self._heap[0][0]:
@@ -145,8 +156,10 @@ class Fleet:
         self._born_s: dict[str, float] = {}
         self._draining: set[str] = set()
         self.gone: list[SimReplica] = []
-        for _ in range(num_replicas):
-            self._start(self._name())
+        names = [self._name() for _ in range(num_replicas)]
+        for name in names:
+            self._start(name)
+        placement.begin(names)
 
     # Requests.
 
@@ -230,7 +243,6 @@ class Fleet:
         self.replicas[name] = SimReplica(self._spec, self._ended.append)
         self.loads.add(name, 0)
         self._born_s.setdefault(name, self.now_s)
-        self._placement.add(name)
 
     def _stop(self, name: str) -> None:
         """A replica that has nothing left to do, and gets nothing any more, goes."""
@@ -246,7 +258,9 @@ class Fleet:
     def _look(self, scaling: Scaling) -> None:
         """Let replicas begin that have started, and ask the policy for the number there should be."""
         while self._starting and self._starting[0][0] <= self.now_s:
-            self._start(heappop(self._starting)[1])
+            name = heappop(self._starting)[1]
+            self._start(name)
+            self._placement.add(name)
         num_serving = len(self.replicas) - len(self._draining)
         num_replicas = num_serving + len(self._starting)
         self.log.looks.append((self.now_s, len(self.replicas) + len(self._starting), self.loads.total))
