@@ -38,7 +38,6 @@ def audit_here(worker: Worker) -> list[Report]:
         place_sequences(worker, sequences)
         worker.publish()
         decoders = [runner for runner in worker.runners if runner is not worker.prefill and runner.captured]
-        decoders.sort(key=lambda runner: runner.step.name)  # ranks made them in another order, and audit them in one
         return [
             *(audit(runner, decode_sample(worker, sequences, runner)) for runner in decoders),
             audit(worker.prefill, prefill_sample(worker, sequences)),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -132,9 +132,11 @@ class Worker:
 
     @property
     def runners(self) -> list[GraphRunner]:
-        """Every runner there is."""
-        masked = () if self.masked is None else self.masked.decoders.values()
-        return [self.prefill, *self.decoders.values(), *masked]
+        """Every runner there is, in an order that is the same on all ranks, whichever was made first."""
+        made: list[Mapping[SamplingKind, GraphRunner]] = [self.decoders]
+        if self.masked is not None:
+            made.append(self.masked.decoders)
+        return [self.prefill, *(decoders[kind] for decoders in made for kind in sorted(decoders))]
 
     @property
     def usual_runners(self) -> tuple[GraphRunner, ...]:
