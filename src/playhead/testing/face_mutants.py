@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 
 import playhead.engine.front
@@ -72,7 +73,7 @@ def tenants() -> list[str]:
 
 def set_while_running() -> list[str]:
     """A field that is set after a request was sent changes nothing of the request."""
-    llm, params = small_llm(), FEW.clone()
+    llm, params = small_llm(), copy(FEW)  # `clone` is what the mutant breaks
     stream = llm.stream([5, 6, 7], params)
     params.stop_token_ids = tuple(range(llm.engine.reader.vocab_size))
     num_tokens = len(list(stream)[-1].outputs[0].token_ids)
