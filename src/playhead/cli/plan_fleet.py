@@ -9,14 +9,14 @@ from rich.table import Table
 
 from playhead.cli.command import in_flags
 from playhead.cli.options import DemandOptions, PlanOptions
-from playhead.cli.plan import Memory, MemoryPlan, as_record, gpu_memory, plan_memory, planned_memory, show_memory
+from playhead.cli.plan import Memory, as_record, gpu_memory, plan_memory, planned_memory, show_memory
 from playhead.cli.screen import Screen
 from playhead.engine.config import ENGINE_SETTINGS, EngineConfig
 from playhead.engine.tokenizer_files import resolve_model_name
 from playhead.errors import ConfigError
 from playhead.layers.spec import MoeSpec
 from playhead.models.load import describe_model
-from playhead.scale.cost import CostModel, ModelShape, shape_of
+from playhead.scale.cost import CostModel, shape_of
 from playhead.scale.fit import Fit, Run, fit, run_of, shipped_runs
 from playhead.scale.planner import Demand, FleetPlan, plan_fleet
 from playhead.scale.simulation.request import ReplicaSpec
@@ -91,6 +91,7 @@ def replica_specs(
     """A replica for each number of ranks that has room for the model and for requests of this length."""
     specs: dict[int, ReplicaSpec] = {}
     notes: list[str] = []
+    spec = describe_model(resolve_model_name(model), config_only=True).spec
     shape = None
     for num_ranks in NUM_RANKS:
         try:
@@ -98,12 +99,11 @@ def replica_specs(
         except ConfigError as error:
             notes.append(f"{num_ranks} GPU{'s' if num_ranks > 1 else ''} to a replica: {error}")
             continue
-        shape = shape or model_shape(model, made)
+        shape = shape or shape_of(spec, made.kv.geometry, made.weight_bytes)
         cost = CostModel(shape=shape.split(num_ranks), gpu=run.gpu, costs=fitted.costs, num_ranks=num_ranks)
-        spec = ReplicaSpec.of_plan(
+        specs[num_ranks] = ReplicaSpec.of_plan(
             cost, made.kv, max_context_tokens=demand.prompt_tokens + demand.output_tokens, num_parts=num_ranks
         )
-        specs[num_ranks] = spec
     if not specs:
         raise ConfigError(notes[-1])
     longest = made.kv.limits.max_context_tokens
@@ -112,15 +112,9 @@ def replica_specs(
             f"--prompt and --output: found {demand.prompt_tokens} + {demand.output_tokens} tokens; wanted at most "
             f"{longest}, the longest context."
         )
-    spec_layers = describe_model(resolve_model_name(model), config_only=True).spec.layers
-    if any(isinstance(layer.mlp, MoeSpec) for layer in spec_layers):
+    if any(isinstance(layer.mlp, MoeSpec) for layer in spec.layers):
         notes.append("No step of a model with experts was measured: a step is taken to read all of them.")
     return specs, tuple(notes)
-
-
-def model_shape(model: str, made: MemoryPlan) -> ModelShape:
-    spec = describe_model(resolve_model_name(model), config_only=True).spec
-    return shape_of(spec, made.kv.geometry, made.weight_bytes)
 
 
 def fleet_table(found: FleetReport) -> Table:

@@ -16,25 +16,26 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from playhead.engine.front import CheckedPrompt, PromptReader, RequestOptions
+from playhead.engine.front import CheckedPrompt, RequestOptions
 from playhead.engine.seeds import seed_of
 from playhead.engine.snapshot import EngineSnapshot
-from playhead.errors import EngineStopped, QueueFull, RequestError
+from playhead.errors import EngineStopped
 from playhead.logs import event
 from playhead.scale.fleet import Fleet, FleetConfig
 from playhead.scale.launch import Launcher
 from playhead.scale.router import Loads, Router, page_keys
 from playhead.serve import wire
-from playhead.serve.backend import BackendScrape, BackendState, ModelFacts
-from playhead.serve.limits import CHECK_S, Clock, Lifetimes, ServeLimits
+from playhead.serve.backend import BackendScrape, BackendState
+from playhead.serve.limits import Clock, ServeLimits
 from playhead.serve.remote_engine import RemoteEngine
+from playhead.serve.remote_front import RemoteFront
 from playhead.serve.remote_reader import RemoteReader
 from playhead.serve.remote_stream import RemoteStream, Sample
 
 LOG = logging.getLogger(__name__)
 
 
-class ReplicatedBackend:
+class ReplicatedBackend(RemoteFront):
     """A `Backend` over a fleet of engines. `begin` says what each of them loads."""
 
     def __init__(
@@ -45,19 +46,16 @@ class ReplicatedBackend:
         config: FleetConfig,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._begin, self._limits, self._max_retries = begin, limits, config.max_retries
+        super().__init__(limits, clock)
+        self._begin, self._max_retries = begin, config.max_retries
         self._engine_config = wire.config_of(begin.config)
-        self._lifetimes = Lifetimes(limits, clock)
         self.fleet = Fleet(launcher, begin, limits, config, clock)
         self.router, self._loads = Router(), Loads()
-        self._model: RemoteReader | None = None
         self._ready: wire.Ready | None = None
-        self._streams: dict[str, RemoteStream] = {}
         self._engine_of: dict[int, RemoteEngine] = {}
         self._homeless: dict[int, Sample] = {}  # sequences that no engine can take now
         self._moves: Counter[int] = Counter()
         self.num_moved = 0
-        self._next_number = 1
         self._is_closed = False
         self._timer: asyncio.Task[None] | None = None
 
@@ -71,20 +69,6 @@ class ReplicatedBackend:
         if not engines:
             return BackendState.RESTARTING
         return BackendState.WEDGED if all(engine.is_stuck for engine in engines) else BackendState.READY
-
-    @property
-    def facts(self) -> ModelFacts:
-        assert self._model is not None, "facts are known once start has returned"
-        return self._model.facts
-
-    @property
-    def reader(self) -> PromptReader:
-        assert self._model is not None, "the reader is known once start has returned"
-        return self._model.reader
-
-    @property
-    def retry_after_s(self) -> int:
-        return self._lifetimes.retry_after_s
 
     @property
     def num_restarts(self) -> int:
@@ -105,37 +89,24 @@ class ReplicatedBackend:
 
     def submit(self, request_id: str, checked: CheckedPrompt, options: RequestOptions) -> RemoteStream:
         """Queue a request, or `QueueFull` or `EngineStopped`. While no engine is there, it waits for one."""
-        where = f"request {request_id!r}"
         if self.state in (BackendState.DEAD, BackendState.STARTING):
-            raise EngineStopped(where)
-        if request_id in self._streams:
-            raise RequestError(where, "an id in use", "a new id", "Wait for the other to end.")
-        self._check_room(where, checked.params.n)
-        stream = RemoteStream(request_id, checked, options, abort=self._abort)
-        stream.add_samples(self._next_number, self.reader)
+            raise EngineStopped(f"request {request_id!r}")
+        stream = self._queue(request_id, checked, options)
         for sample in stream.samples:
             # Every engine that takes the sequence up must draw with the same seed.
             if sample.request.params.seed is None:
                 seed = seed_of(self._engine_config.seed, sample.number)
                 sample.request.params = replace(sample.request.params, seed=seed)
-        self._next_number += len(stream.samples)
-        self._streams[request_id] = stream
-        self._lifetimes.add(stream)
         self._place(stream.samples)
         return stream
-
-    def check_room(self) -> None:
-        self._check_room("request", 1)
-
-    def _check_room(self, where: str, num_more: int) -> None:
-        num_running = self.facts.max_running * max(1, len(self.fleet.engines))
-        num_there, most = self.num_sequences, self._limits.max_requests(num_running)
-        if num_there and num_there + num_more > most:
-            raise QueueFull.of(where, num_there, num_more, most)
 
     @property
     def num_sequences(self) -> int:
         return len(self._engine_of) + len(self._homeless)
+
+    @property
+    def num_engines(self) -> int:
+        return max(1, len(self.fleet.engines))
 
     async def snapshot(self, *, after_step: int = 0) -> EngineSnapshot:
         """The engine that has served longest: steps and pages of several cannot be shown as one's."""
@@ -157,7 +128,6 @@ class ReplicatedBackend:
         )
 
     def check(self) -> None:
-        """End requests that are past a limit, and look after the engines. A timer does this."""
         self._lifetimes.check()
         self.fleet.check()
         if self.fleet.is_hopeless:
@@ -234,7 +204,6 @@ class ReplicatedBackend:
     # Requests.
 
     def _abort(self, samples: Sequence[Sample]) -> None:
-        """Nobody wants these sequences any more."""
         for engine in {self._engine_of[one.number] for one in samples if one.number in self._engine_of}:
             engine.abort(samples)
         self._free(samples)
@@ -247,16 +216,7 @@ class ReplicatedBackend:
                 self._loads.add(engine.name, -1)
             self._homeless.pop(sample.number, None)
             self._moves.pop(sample.number, None)
-        for stream in {sample.stream for sample in samples}:
-            is_running = any(one.number in self._engine_of or one.number in self._homeless for one in stream.samples)
-            if not is_running and self._streams.get(stream.request_id) is stream:
-                del self._streams[stream.request_id]
+        self._forget({sample.stream for sample in samples})
 
-    def _fail(self, streams: Iterable[RemoteStream]) -> None:
-        for stream in list(streams):
-            stream.give_up(EngineStopped(f"request {stream.request_id!r}"))
-
-    async def _keep_checking(self) -> None:
-        while True:
-            await asyncio.sleep(CHECK_S)
-            self.check()
+    def _is_running(self, sample: Sample) -> bool:
+        return sample.number in self._engine_of or sample.number in self._homeless

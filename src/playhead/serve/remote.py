@@ -13,15 +13,16 @@ import time
 from collections.abc import Coroutine, Sequence
 
 from playhead.engine.config import EMBEDDED, EngineConfig
-from playhead.engine.front import CheckedPrompt, PromptReader, RequestOptions
+from playhead.engine.front import CheckedPrompt, RequestOptions
 from playhead.engine.snapshot import EngineSnapshot
-from playhead.errors import EngineStopped, PlayheadError, QueueFull, RequestError
+from playhead.errors import EngineStopped, PlayheadError
 from playhead.logs import event
 from playhead.serve import wire
-from playhead.serve.backend import BackendScrape, BackendState, ModelFacts
+from playhead.serve.backend import BackendScrape, BackendState
 from playhead.serve.engine_child import EngineChild, start_child
-from playhead.serve.limits import CHECK_S, Clock, Lifetimes, ServeLimits
+from playhead.serve.limits import Clock, ServeLimits
 from playhead.serve.remote_engine import RemoteEngine
+from playhead.serve.remote_front import RemoteFront
 from playhead.serve.remote_reader import RemoteReader
 from playhead.serve.remote_stream import RemoteStream, Sample
 
@@ -29,7 +30,7 @@ LOG = logging.getLogger(__name__)
 HEALTHY_S = 600.0
 
 
-class RemoteBackend:
+class RemoteBackend(RemoteFront):
     """A `Backend` over an engine's process. `name` is what clients call the model; the model's own name if left out."""
 
     def __init__(
@@ -41,15 +42,12 @@ class RemoteBackend:
         name: str | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._config, self._limits, self._clock = config or EngineConfig(), limits or ServeLimits(), clock
+        super().__init__(limits or ServeLimits(), clock)
+        self._config = config or EngineConfig()
         self._begin = wire.Begin(model, wire.config_fields(self._config), name)
-        self._lifetimes = Lifetimes(self._limits, clock)
         self._state = BackendState.STARTING
         self._child: EngineChild | None = None
         self._engine: RemoteEngine | None = None
-        self._model: RemoteReader | None = None
-        self._streams: dict[str, RemoteStream] = {}
-        self._next_number = 1
         self._restarted_s: float | None = None
         self.num_restarts = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -58,20 +56,6 @@ class RemoteBackend:
     def state(self) -> BackendState:
         is_stuck = self._state is BackendState.READY and self._engine is not None and self._engine.is_stuck
         return BackendState.WEDGED if is_stuck else self._state
-
-    @property
-    def facts(self) -> ModelFacts:
-        assert self._model is not None, "facts are known once start has returned"
-        return self._model.facts
-
-    @property
-    def reader(self) -> PromptReader:
-        assert self._model is not None, "the reader is known once start has returned"
-        return self._model.reader
-
-    @property
-    def retry_after_s(self) -> int:
-        return self._lifetimes.retry_after_s
 
     @property
     def pid(self) -> int | None:
@@ -96,32 +80,20 @@ class RemoteBackend:
 
     def submit(self, request_id: str, checked: CheckedPrompt, options: RequestOptions) -> RemoteStream:
         """Queue a request, or `QueueFull` or `EngineStopped`."""
-        where = f"request {request_id!r}"
         if self._state is not BackendState.READY or self._engine is None:
-            raise EngineStopped(where)
-        if request_id in self._streams:
-            raise RequestError(where, "an id in use", "a new id", "Wait for the other to end.")
-        self._check_room(where, checked.params.n)
-        stream = RemoteStream(request_id, checked, options, abort=self._abort)
-        stream.add_samples(self._next_number, self.reader)
-        self._next_number += len(stream.samples)
-        self._streams[request_id] = stream
-        self._lifetimes.add(stream)
+            raise EngineStopped(f"request {request_id!r}")
+        stream = self._queue(request_id, checked, options)
         for sample in stream.samples:
             self._engine.run(sample)
         return stream
 
-    def check_room(self) -> None:
-        self._check_room("request", 1)
-
-    def _check_room(self, where: str, num_more: int) -> None:
-        num_there, most = self._num_samples, self._limits.max_requests(self.facts.max_running)
-        if num_there and num_there + num_more > most:
-            raise QueueFull.of(where, num_there, num_more, most)
+    @property
+    def num_sequences(self) -> int:
+        return 0 if self._engine is None else len(self._engine.samples)
 
     @property
-    def _num_samples(self) -> int:
-        return 0 if self._engine is None else len(self._engine.samples)
+    def num_engines(self) -> int:
+        return 1
 
     async def snapshot(self, *, after_step: int = 0) -> EngineSnapshot:
         """The engine between two steps."""
@@ -133,7 +105,6 @@ class RemoteBackend:
         return BackendScrape(snapshots={"": await self.snapshot()})
 
     def check(self) -> None:
-        """End requests that are past a limit, and look whether the engine gets on. A timer does this."""
         self._lifetimes.check()
         if self._engine is not None:
             self._engine.check()
@@ -143,7 +114,7 @@ class RemoteBackend:
         self._state = BackendState.DEAD
         for task in self._tasks:
             task.cancel()
-        self._fail_streams(list(self._streams.values()))
+        self._fail(self._streams.values())
         if self._engine is not None:
             await self._engine.end()
         if self._model is not None:
@@ -165,11 +136,11 @@ class RemoteBackend:
         now, last = self._clock(), self._restarted_s
         if last is not None and now - last < HEALTHY_S:
             self._state = BackendState.DEAD
-            self._fail_streams(list(self._streams.values()))
+            self._fail(self._streams.values())
             self._keep(engine.end())
             return
         self._restarted_s, self._state = now, BackendState.RESTARTING
-        self._fail_streams([stream for stream in self._streams.values() if stream.has_begun])
+        self._fail([stream for stream in self._streams.values() if stream.has_begun])
         self._keep(self._restart(engine))
 
     async def _restart(self, dead: RemoteEngine) -> None:
@@ -179,7 +150,7 @@ class RemoteBackend:
             await self._load()
         except PlayheadError:
             self._state = BackendState.DEAD
-            self._fail_streams(list(self._streams.values()))
+            self._fail(self._streams.values())
             return
         self._state = BackendState.READY
         self.num_restarts += 1
@@ -188,14 +159,9 @@ class RemoteBackend:
             for sample in stream.samples:
                 self._engine.run(sample)
 
-    def _fail_streams(self, streams: Sequence[RemoteStream]) -> None:
-        for stream in streams:
-            stream.give_up(EngineStopped(f"request {stream.request_id!r}"))
-
     # Requests.
 
     def _abort(self, samples: Sequence[Sample]) -> None:
-        """Nobody wants these sequences any more."""
         if self._engine is not None:
             self._engine.abort(samples)
         self._forget([sample.stream for sample in samples])
@@ -203,13 +169,8 @@ class RemoteBackend:
     def on_ended(self, engine: RemoteEngine, sample: Sample) -> None:
         self._forget([sample.stream])
 
-    def _forget(self, streams: Sequence[RemoteStream]) -> None:
-        """Free the ids of requests of which nothing runs any more."""
-        for stream in streams:
-            running = () if self._engine is None else self._engine.samples
-            is_running = any(sample.number in running for sample in stream.samples)
-            if not is_running and self._streams.get(stream.request_id) is stream:
-                del self._streams[stream.request_id]
+    def _is_running(self, sample: Sample) -> bool:
+        return self._engine is not None and sample.number in self._engine.samples
 
     # Tasks.
 
@@ -217,8 +178,3 @@ class RemoteBackend:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def _keep_checking(self) -> None:
-        while True:
-            await asyncio.sleep(CHECK_S)
-            self.check()
