@@ -12,8 +12,8 @@ from torch import distributed
 
 from playhead.errors import MisuseError
 
-PATIENCE_S = 3.0
-"""How long a rank waits for another one in a collective."""
+PATIENCE_S = 600.0
+"""How long torch lets a collective wait. The first rank notices a rank that does not come long before."""
 LOOPBACK = "lo"
 
 
@@ -54,10 +54,8 @@ def check_no_group() -> None:
 
 def num_meetings() -> int:
     """How many collectives this rank has begun. Any thread may ask."""
-    if not distributed.is_initialized():
-        return 0
-    world = distributed.distributed_c10d._get_default_group()
-    return int(world._get_sequence_number_for_group())  # type: ignore[attr-defined]
+    world = distributed.group.WORLD  # asked once: another thread may leave the group
+    return 0 if world is None else int(world._get_sequence_number_for_group())  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """The first rank's side: it starts the other ranks, tells them of every step, and watches that they live.
 
-A collective in which a rank is missing waits for ever on a GPU, and for seconds on a CPU. So a thread beside the steps
-listens to every rank. A rank that has ended, or says nothing for `SILENCE_S`, ends all: the others are killed, which
-ends the collective that this process is in, and the step raises `RankLost`. After that every use raises it.
+A collective in which a rank is missing waits for ever. So a thread beside the steps listens to every rank. A rank that
+has ended, says nothing for `SILENCE_S`, or does not come to a collective for `PATIENCE_S`, ends all: the others are
+killed, which ends the collective that this process is in, and the step raises `RankLost`, as does every later use.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,28 +38,62 @@ from playhead.step.orders import StepOrder
 MODULE = "playhead.parallel.rank"
 SILENCE_S = 3.5
 """A rank that runs says something every half second."""
+PATIENCE_S = 3.0
+"""How long this rank waits for another one in a collective, or for its GPU."""
+CAPTURE_PATIENCE_S = 120.0
+"""The same while the other one captures or audits graphs: ranks do not do that equally fast."""
 QUIET_S = 2.0
 """Of ranks in a collective that failed, one that was silent for so long is to blame."""
+TICK_S = 0.2
+"""How often the thread beside the steps looks."""
 LOADING_SILENCE_S = 120.0
 END_S = 5.0
 VERDICT_S = 0.5
 """How long to wait for the thread that watches, when a step has failed: it knows which rank is to blame."""
 
 
+class AwakeClock:
+    """The seconds in which the thread that ticks has got to run.
+
+    A machine that stalls for seconds stalls every rank. When it goes on, nobody has been silent.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last_s = clock()
+        self.now_s = 0.0
+
+    def tick(self) -> float:
+        """Call this every `TICK_S`. What it comes late by, beyond one more tick, does not count."""
+        now_s = self._clock()
+        self.now_s += min(now_s - self._last_s, 2 * TICK_S)
+        self._last_s = now_s
+        return self.now_s
+
+
 @dataclass(slots=True, kw_only=True, eq=False)  # mutable: it is heard of again and again
 class OtherRank:
-    """One of the other ranks, as the first one knows it."""
+    """One of the other ranks, as the first one knows it. Its times are of the `AwakeClock`."""
 
     rank: int
     process: subprocess.Popen[bytes]
     connection: socket.socket
     frames: wire.Frames = field(default_factory=wire.Frames)
     replies: queue.SimpleQueue[tuple[Kind, bytes]] = field(default_factory=queue.SimpleQueue)
-    heard_s: float = field(default_factory=time.monotonic)
+    heard_s: float = 0.0
+    num_beats: int = 0
     num_orders: int = 0
     num_meetings: int = 0
+    came_s: float = 0.0
+    """When it was last seen to come to a collective, or nobody waited for it."""
+    is_capturing: bool = False
     is_ready: bool = False
     error: str = ""
+
+    @property
+    def patience_s(self) -> float:
+        """How long it may be waited for."""
+        return CAPTURE_PATIENCE_S if self.is_capturing else PATIENCE_S
 
     def how_it_ended(self) -> str:
         """What is known of a process whose socket has ended."""
@@ -95,6 +129,7 @@ class Ranks:
         self.failure: PlayheadError | None = None
         self._is_closed = False
         self._waits_since_s: float | None = None
+        self._clock = AwakeClock()
         self._lock = threading.Lock()
         self._directory = tempfile.mkdtemp(prefix="playhead-ranks-")  # its owner alone may enter
         self.others = [start_rank(rank) for rank in range(1, num_ranks)]
@@ -125,7 +160,7 @@ class Ranks:
             group.join(store, rank=0, num_ranks=self.num_ranks, device=device)
         for other in self.others:
             self.wait_for(other, Kind.READY)
-            other.heard_s, other.is_ready = time.monotonic(), True
+            other.heard_s, other.is_ready = self._clock.now_s, True
 
     def wait_for(self, other: OtherRank, wanted: Kind) -> bytes:
         """What a rank answers, or the failure that ended it."""
@@ -158,7 +193,7 @@ class Ranks:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """While this process waits for its GPU: a rank that does not come to a kernel of NCCL shows nowhere else."""
-        self._waits_since_s = time.monotonic()
+        self._waits_since_s = self._clock.now_s
         try:
             yield
         except Exception as error:
@@ -215,16 +250,14 @@ class Ranks:
         return self.failure
 
     def _suspect(self, error: BaseException) -> tuple[int, str]:
-        """Who is to blame when nobody has ended: a silent rank, else the one that has met the others least often."""
+        """Who is to blame when nobody has ended: one that told of an error, else a silent one, else this rank."""
+        for other in self.others:
+            if other.error:
+                return other.rank, other.error
         quiet = min(self.others, key=lambda other: other.heard_s)
-        silent_s = time.monotonic() - quiet.heard_s
+        silent_s = self._clock.now_s - quiet.heard_s
         if silent_s > QUIET_S:
             return quiet.rank, f"has been silent for {silent_s:.1f} s: it is stopped, or its machine is"
-        here = group.num_meetings()
-        behind = [other for other in self.others if other.num_meetings < here]
-        if isinstance(error, RuntimeError) and behind:
-            last = min(behind, key=lambda other: other.num_meetings)
-            return last.rank, f"did not come to a collective within {group.PATIENCE_S:g} s"
         return 0, f"left a step by {type(error).__name__}: {error}"
 
     def _fail(self, failure: PlayheadError) -> None:
@@ -244,10 +277,14 @@ class Ranks:
             for other in self.others:
                 selector.register(other.connection, selectors.EVENT_READ, other)
             while selector.get_map() and not (self._is_closed and self.failure):
-                for key, _ in selector.select(0.2):
+                heard = selector.select(TICK_S)
+                self._clock.tick()
+                for key, _ in heard:
                     if not self._hear(key.data):
                         selector.unregister(key.fileobj)
-                self._look_for_silence()
+                if not self._is_closed:
+                    self._look_for_silence()
+                    self._look_for_waits()
 
     def _hear(self, other: OtherRank) -> bool:
         """Read what a rank has sent, without waiting: a stopped rank may send half a frame. False at the end of all."""
@@ -259,12 +296,12 @@ class Ranks:
             data = b""
         if not data:
             if not self._is_closed and self.failure is None:
-                self._fail(RankLost(other.rank, other.error or other.how_it_ended(), self.num_ranks))
+                self._lose(other, other.error or other.how_it_ended())
             return False
-        other.heard_s = time.monotonic()
+        other.heard_s = self._clock.now_s
         for kind, payload in other.frames.feed(data):
             if kind is Kind.BEAT:
-                other.num_orders, other.num_meetings = wire.BEAT.unpack(payload)
+                self._take_beat(other, *wire.BEAT.unpack(payload))
             elif kind is Kind.FAILED:
                 name, text, _ = json.loads(payload)
                 other.error = f"ended by {name}: {text}"
@@ -272,17 +309,33 @@ class Ranks:
                 other.replies.put((kind, payload))
         return True
 
+    def _take_beat(self, other: OtherRank, num_orders: int, num_meetings: int, is_capturing: bool) -> None:
+        if num_meetings > other.num_meetings:
+            other.came_s = self._clock.now_s
+        other.num_beats += 1
+        other.num_orders, other.num_meetings, other.is_capturing = num_orders, num_meetings, is_capturing
+
     def _look_for_silence(self) -> None:
-        since_s = self._waits_since_s
-        if since_s is not None and time.monotonic() - since_s > group.PATIENCE_S and not self._is_closed:
-            last = min(self.others, key=lambda other: other.num_orders)
-            found = f"did not end a step within {group.PATIENCE_S:g} s"
-            self._fail(RankLost(last.rank, found, self.num_ranks))
         for other in self.others:
             limit_s = SILENCE_S if other.is_ready else LOADING_SILENCE_S
-            if time.monotonic() - other.heard_s > limit_s and not self._is_closed:
-                found = f"has been silent for {limit_s:g} s: it is stopped, or its machine is"
-                self._fail(RankLost(other.rank, found, self.num_ranks))
+            if self._clock.now_s - other.heard_s > limit_s:
+                self._lose(other, f"has been silent for {limit_s:g} s: it is stopped, or its machine is")
+
+    def _look_for_waits(self) -> None:
+        """This process may be in a collective, or wait for its GPU, which is in one."""
+        now_s, here = self._clock.now_s, group.num_meetings()
+        for other in self.others:
+            if other.num_meetings >= here:
+                other.came_s = now_s
+            elif now_s - other.came_s > other.patience_s:
+                self._lose(other, f"did not come to a collective within {other.patience_s:g} s")
+        since_s = self._waits_since_s
+        last = min(self.others, key=lambda other: other.num_orders)
+        if since_s is not None and now_s - since_s > last.patience_s:
+            self._lose(last, f"did not end a step within {last.patience_s:g} s")
+
+    def _lose(self, other: OtherRank, what: str) -> None:
+        self._fail(RankLost(other.rank, what, self.num_ranks))
 
 
 class RankLeader:

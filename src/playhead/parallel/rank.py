@@ -45,6 +45,15 @@ class Link:
         self.connection = connection
         self._writing = threading.Lock()
         self.num_orders = 0
+        self.worker: Worker | None = None
+        self.is_auditing = False
+
+    @property
+    def is_capturing(self) -> bool:
+        """Whether this rank is at work that takes ranks unequally long. Any thread may ask."""
+        if self.is_auditing or self.worker is None:
+            return self.is_auditing
+        return any(runner.is_capturing for runner in self.worker.runners)
 
     def send(self, frame: bytes) -> None:
         with self._writing:
@@ -56,7 +65,8 @@ class Link:
         ended.register(self.connection, select.POLLRDHUP)
         while not ended.poll(1000 * BEAT_S):
             try:
-                self.send(wire.framed(Kind.BEAT, wire.BEAT.pack(self.num_orders, group.num_meetings())))
+                beat = wire.BEAT.pack(self.num_orders, group.num_meetings(), self.is_capturing)
+                self.send(wire.framed(Kind.BEAT, beat))
             except OSError:
                 break
         os._exit(0)  # a step may be stuck, and there is nothing to save
@@ -91,7 +101,7 @@ def load(link: Link, begin: dict[str, Any]) -> Worker:
 
 def follow(link: Link, worker: Worker, follower: Follower) -> None:
     """Run what comes, until the first rank says that it ends."""
-    tables = worker.tables
+    tables, link.worker = worker.tables, worker
     while (frame := wire.read_frame(link.connection)) is not None:
         kind, payload = frame
         if kind is Kind.STEP:
@@ -103,11 +113,10 @@ def follow(link: Link, worker: Worker, follower: Follower) -> None:
         elif kind is Kind.CAPTURE:
             worker.capture_all()
         elif kind is Kind.AUDIT:
-            link.send(
-                wire.framed_json(
-                    Kind.REPORT, [[report.name, report.ok, report.text()] for report in audit_here(worker)]
-                )
-            )
+            link.is_auditing = True
+            reports = [[report.name, report.ok, report.text()] for report in audit_here(worker)]
+            link.is_auditing = False
+            link.send(wire.framed_json(Kind.REPORT, reports))
         elif kind is Kind.END:
             return
         link.num_orders += 1

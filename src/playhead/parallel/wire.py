@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 HEAD = struct.Struct("<BI")
 ARRAY_HEAD = struct.Struct("<BI")
-BEAT = struct.Struct("<QQ")
+BEAT = struct.Struct("<QQ?")
 DTYPES = tuple(np.dtype(name) for name in ("int32", "int64", "float32", "bool", "int8", "uint8", "float64"))
 
 
@@ -38,7 +38,7 @@ class Kind(IntEnum):
     LOADED = 8
     READY = 9
     BEAT = 10
-    """From another rank: it lives, has followed so many orders, and has met the others so often."""
+    """From another rank: it lives; orders it has followed, how often it met the others, whether it captures."""
     REPORT = 11
     FAILED = 12
 

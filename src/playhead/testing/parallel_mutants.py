@@ -9,6 +9,7 @@ import torch
 import playhead.kernels.vocabulary
 import playhead.layers.shard
 import playhead.parallel.leader
+from playhead.graph.runner import GraphRunner
 from playhead.kernels.tokens import choose_scratch, choose_tokens, gumbel_noise
 from playhead.kernels.vocabulary import choose_keys, tokens_of
 from playhead.layers.linear import PlainLinear, PlainWeights
@@ -19,9 +20,11 @@ from playhead.models.build import family_named, spec_from_config
 from playhead.models.checkpoint.fill import load_decoder
 from playhead.models.checkpoint.pieces import Piece, pieces_of
 from playhead.models.checkpoint.sources import InMemoryTensors
-from playhead.parallel.leader import OtherRank, Ranks
-from playhead.sampling_params import GREEDY_BELOW
+from playhead.parallel.leader import SILENCE_S, AwakeClock, OtherRank, Ranks
+from playhead.sampling_params import GREEDY_BELOW, SamplingKind
+from playhead.step.worker import Worker
 from playhead.testing.mutant import Checker, Mutant, Patch, mutant, swapped
+from playhead.testing.tiny_worker import tiny_worker
 from playhead.types import TPMode
 
 CPU = torch.device("cpu")
@@ -104,6 +107,33 @@ def end_not_noticed() -> Patch:
     return swapped(Ranks, "_hear", deaf)
 
 
+@mutant(
+    "a stall of the machine is the silence of its ranks",
+    source="an engine with ranks ended whenever its machine stood still for four seconds",
+    killed_by=("a machine that stalls",),
+)
+def stalls_counted() -> Patch:
+    def tick(self: AwakeClock) -> float:
+        now_s = self._clock()
+        self.now_s += now_s - self._last_s
+        self._last_s = now_s
+        return self.now_s
+
+    return swapped(AwakeClock, "tick", tick)
+
+
+@mutant(
+    "runners are listed as they were made",
+    source="ranks made theirs in another order, and audited different ones against each other",
+    killed_by=("runners of two ranks",),
+)
+def runners_as_made() -> Patch:
+    def as_made(self: Worker) -> list[GraphRunner]:
+        return [self.prefill, *self.decoders.values()]
+
+    return swapped(Worker, "runners", property(as_made))
+
+
 def choice_of_two() -> list[str]:
     """Each rank's choice among its half of the ids, and the larger of both, against the choice among all."""
     generator = torch.Generator().manual_seed(3)
@@ -165,6 +195,26 @@ def tensors_of(config: dict[str, object]) -> InMemoryTensors:
     return InMemoryTensors({name: torch.randn(shape) for piece in pieces for name, shape in piece.sources})
 
 
+def runners_of_two_ranks() -> list[str]:
+    """Two workers whose decoders were first wanted in another order list them alike."""
+    listed = []
+    for kinds in ((SamplingKind.GREEDY, SamplingKind.DRAWN), (SamplingKind.DRAWN, SamplingKind.GREEDY)):
+        worker = tiny_worker()
+        worker.decoders.clear()
+        for kind in kinds:
+            worker.decoder_for(kind)
+        listed.append([runner.step.name for runner in worker.runners])
+    return [] if listed[0] == listed[1] else [f"{listed[0]} and {listed[1]}"]
+
+
+def machine_that_stalls() -> list[str]:
+    """Ten seconds between two ticks, of which nobody could say anything."""
+    moments = iter((0.0, 0.2, 10.2))
+    clock = AwakeClock(lambda: next(moments))
+    clock.tick()
+    return [f"{clock.now_s:g} s of silence"] if clock.tick() > SILENCE_S else []
+
+
 def rank_that_ends() -> list[str]:
     """A process in a rank's place that ends at once. That is a failure, and is known within a moment."""
     with swapped(playhead.parallel.leader, "MODULE", "playhead.testing.gone_rank"):
@@ -187,6 +237,8 @@ PARALLEL_MUTANTS: tuple[Mutant, ...] = (
     bias_of_every_rank,
     whole_tensors_read,
     end_not_noticed,
+    stalls_counted,
+    runners_as_made,
 )
 
 PARALLEL_CHECKERS: tuple[Checker, ...] = (
@@ -195,4 +247,6 @@ PARALLEL_CHECKERS: tuple[Checker, ...] = (
     Checker(name="heads of a share", run=heads_of_a_share),
     Checker(name="what ranks load", run=what_ranks_load, raises=(RuntimeError,)),
     Checker(name="a rank that ends", run=rank_that_ends),
+    Checker(name="a machine that stalls", run=machine_that_stalls),
+    Checker(name="runners of two ranks", run=runners_of_two_ranks),
 )

@@ -5,29 +5,36 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from contextlib import contextmanager
 
 import pytest
 
 from playhead.errors import RankLost
 from playhead.parallel import group, leader
-from playhead.parallel.leader import Ranks
+from playhead.parallel.leader import AwakeClock, Ranks
 
 
-@pytest.fixture
-def idle_rank(monkeypatch):
-    """Ranks of which the other one lives and does nothing, heard of at least once, with short limits."""
-    monkeypatch.setattr(leader, "MODULE", "playhead.testing.idle_rank")
+@contextmanager
+def ranks_with(monkeypatch, module):
+    """Ranks of which the other one is this program of `playhead.testing`, heard of at least once, with short limits."""
+    monkeypatch.setattr(leader, "MODULE", f"playhead.testing.{module}")
     monkeypatch.setattr(leader, "SILENCE_S", 1.0)
-    monkeypatch.setattr(group, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(leader, "PATIENCE_S", 0.5)
     ranks = Ranks(2)
     [other] = ranks.others
-    made_s = other.heard_s
-    while other.heard_s == made_s:
+    while not other.num_beats:
         a_moment()
     other.is_ready = True
     yield ranks
     ranks.close()
     assert other.process.poll() is not None
+
+
+@pytest.fixture
+def idle_rank(monkeypatch):
+    """The other one lives and does nothing."""
+    with ranks_with(monkeypatch, "idle_rank") as ranks:
+        yield ranks
 
 
 def a_moment(seconds=0.01):
@@ -54,6 +61,29 @@ def test_a_stopped_rank_is_noticed_by_its_silence(idle_rank):
 def test_a_wait_for_a_gpu_that_does_not_end_is_broken_off(idle_rank):
     with pytest.raises(RankLost, match=r"rank 1 of 2 did not end a step within 0\.5 s"), idle_rank.waiting():
         wait_for_failure(idle_rank)
+
+
+def test_a_rank_that_does_not_come_to_a_collective_is_lost(idle_rank, monkeypatch):
+    monkeypatch.setattr(group, "num_meetings", lambda: 1)
+    wait_for_failure(idle_rank)
+    with pytest.raises(RankLost, match=r"rank 1 of 2 did not come to a collective within 0\.5 s"):
+        idle_rank.check()
+
+
+def test_a_rank_that_captures_is_waited_for_longer(monkeypatch):
+    monkeypatch.setattr(leader, "CAPTURE_PATIENCE_S", 1.5)
+    with ranks_with(monkeypatch, "capturing_rank") as ranks:
+        monkeypatch.setattr(group, "num_meetings", lambda: 1)
+        wait_for_failure(ranks)
+        with pytest.raises(RankLost, match=r"rank 1 of 2 did not come to a collective within 1\.5 s"):
+            ranks.check()
+
+
+def test_a_machine_that_stalls_has_lost_no_rank():
+    """Ticks come every 0.2 s, but for one: what it is late by is not counted."""
+    ticks = iter([0.0, 0.2, 0.4, 60.0, 60.2])
+    clock = AwakeClock(lambda: next(ticks))
+    assert [round(clock.tick(), 3) for _ in range(4)] == [0.2, 0.4, 0.8, 1.0]
 
 
 def test_a_rank_that_ended_is_told_with_its_code(monkeypatch):
