@@ -202,11 +202,14 @@ def restored_memory(runner: GraphRunner) -> Iterator[None]:
             tensor.copy_(before)
 
 
-def live_state(runner: GraphRunner, output: Outputs, ctx: FillContext) -> list[torch.Tensor]:
-    """What a step must get right: live output rows and owned memory without its sink, copied."""
+def live_state(runner: GraphRunner, output: Outputs, ctx: FillContext, *, of_all: bool = True) -> list[torch.Tensor]:
+    """What a step must get right: live output rows and owned memory without its sink, copied.
+
+    Without `of_all`, memory that has no sink is left out: padded rows have room of their own there.
+    """
     state = [tensor.clone() for tensor in tensors_of(runner.live_rows(output, ctx))]
     for memory in runner.step.owned:
-        if memory.writable:
+        if memory.writable and (of_all or memory.sink_rows):
             state += [tensor[memory.sink_rows :].clone() for tensor in memory.tensors]
     return state
 
@@ -254,28 +257,39 @@ def audit_sample(runner: GraphRunner, bucket: int, raw: int, sample: Sample, rep
 
 
 def audit_replays(runner: GraphRunner, step: SampledStep, ctx: FillContext, report: Report) -> None:
-    """Replay, replay again, eager, and replay with stale tails: live rows and owned memory must be the same."""
+    """Replay, replay again, eager, and replay over other leftovers: live rows and owned memory must be the same."""
     bucket = ctx.padded(runner.step.axis)
 
-    def run(how: Callable[[LivePlan | None], Outputs], *, stale_tails: bool = False) -> list[torch.Tensor]:
+    def replay(live: LivePlan | None) -> Outputs:
+        return runner.replay(bucket, live)
+
+    def run(
+        how: Callable[[LivePlan | None], Outputs] = replay,
+        *,
+        stale_tails: bool = False,
+        padding_seed: int | None = None,
+    ) -> list[torch.Tensor]:
         with restored_memory(runner):
             runner.registry.poison()
             live = runner.prepare(step.batch, ctx)
             write_unread_tails(runner.registry, ctx, stale=stale_tails)
-            return live_state(runner, map_tensors(torch.clone, how(live)), ctx)
+            if padding_seed is not None:
+                change_what_padded_rows_hold(runner, padding_seed)
+            return live_state(runner, map_tensors(torch.clone, how(live)), ctx, of_all=padding_seed is None)
 
-    replayed = run(lambda live: runner.replay(bucket, live))
-    for check, how, stale_tails in (
-        (Check.REPLAY_TWICE, lambda live: runner.replay(bucket, live), False),
-        (Check.REPLAY_VS_EAGER, lambda live: runner.run_eager(ctx, live, prepared=True), False),
-        (Check.UNREAD_TAILS, lambda live: runner.replay(bucket, live), True),
-    ):
-        other = run(how, stale_tails=stale_tails)
+    def compare(check: Check, one: list[torch.Tensor], other: list[torch.Tensor]) -> None:
         report.checked[check] += 1
-        if not same_bits(replayed, other):
+        if not same_bits(one, other):
             where = f"raw {ctx.raw(runner.step.axis)}"
-            message = f"live rows or owned memory differ by up to {largest_difference(replayed, other)}."
+            message = f"live rows or owned memory differ by up to {largest_difference(one, other)}."
             report.findings.append(Finding(check=check, bucket=bucket, where=where, message=message))
+
+    replayed = run()
+    compare(Check.REPLAY_TWICE, replayed, run())
+    compare(Check.REPLAY_VS_EAGER, replayed, run(lambda live: runner.run_eager(ctx, live, prepared=True)))
+    compare(Check.UNREAD_TAILS, replayed, run(stale_tails=True))
+    if ctx.raw(runner.step.axis) < bucket:
+        compare(Check.PADDED_VALUES, run(padding_seed=1), run(padding_seed=2))
 
 
 def audit_padded_rows(runner: GraphRunner, step: SampledStep, ctx: FillContext, report: Report) -> None:
@@ -345,6 +359,16 @@ def flip_last_bits(runner: GraphRunner) -> None:
     for tensor in writable_tensors(runner):
         if tensor.is_floating_point():
             tensor.view(INT_OF_SIZE[tensor.element_size()]).bitwise_xor_(1)
+
+
+def change_what_padded_rows_hold(runner: GraphRunner, seed: int) -> None:
+    """Other numbers in the sink and in the bridges, where padded rows find what earlier steps left."""
+    sinks = [tensor[: m.sink_rows] for m in runner.step.owned if m.writable for tensor in m.tensors]
+    bridges = runner.capture.bridges
+    generator = torch.Generator().manual_seed(seed)
+    for tensor in (*sinks, *(() if bridges is None else bridges.buffers)):
+        if tensor.is_floating_point():
+            tensor.copy_(torch.randn(tensor.shape, generator=generator))
 
 
 def changed_rows(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -16,6 +16,7 @@ class Check(StrEnum):
     EXTENT = "captured reads stay inside what a fill writes"
     TAILS = "every fill writes its padding"
     PADDED_ROWS = "padded rows stay in the sink, step after step"
+    PADDED_VALUES = "what padded rows hold changes no other row"
     UNREAD_TAILS = "tails claimed unread change nothing"
     REPLAY_TWICE = "replaying twice gives the same"
     REPLAY_VS_EAGER = "replay equals eager, bit for bit"

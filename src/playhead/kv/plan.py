@@ -115,6 +115,11 @@ class KVPlan:
         """Whether these pages per group fit beside the sink and the chunks in flight."""
         return NUM_SINK_SLABS + sum(self._slabs(pages)) <= self.num_slabs
 
+    @property
+    def num_sink_pages(self) -> tuple[int, ...]:
+        """Of each group, the pages in the slab that no request gets. Groups share that memory."""
+        return tuple(NUM_SINK_SLABS * layout.pages_per_slab for layout in self.layout.groups)
+
     def _slabs(self, pages: list[int]) -> list[int]:
         """Slabs of each group for these pages and, in window groups, the chunks in flight."""
         chunks = self.limits.num_steps_in_flight * num_pages_for(self.limits.chunk_tokens, self.geometry.page_size)

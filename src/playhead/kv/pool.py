@@ -116,7 +116,7 @@ class MHAKVPool:
 
     def __init__(self, plan: KVPlan, *, device: torch.device) -> None:
         self.device = device
-        self.layers_mapping = plan.geometry.layers_mapping
+        self.layers_mapping, self.num_sink_pages = plan.geometry.layers_mapping, plan.num_sink_pages
         self._pool = GroupKVPool(
             arena=new_arena(plan, device),
             layout=plan.layout.groups[0],

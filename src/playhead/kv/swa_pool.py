@@ -61,7 +61,7 @@ class SWAKVPool:
                 "SWAKVPool: found a model without window layers; wanted at least one window group. Use create_kv_pool"
             )
         self.mapping = mapping
-        self.layers_mapping = plan.geometry.layers_mapping
+        self.layers_mapping, self.num_sink_pages = plan.geometry.layers_mapping, plan.num_sink_pages
         self._page_size = plan.geometry.page_size
         self.device = device
         arena = new_arena(plan, device)

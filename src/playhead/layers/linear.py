@@ -228,8 +228,10 @@ class GatedMlp(nn.Module):
         hidden_TI = self._hidden(h_TM)
         return self.down(hidden_TI) if beside_TM is None else self.down.add_to(beside_TM, hidden_TI)
 
-    def of_stream(self, stream: Stream, norm: Norm | None) -> tuple[torch.Tensor, Output]:
-        """The complete residual, and the block's output for what the norm makes of it."""
+    def of_stream(
+        self, stream: Stream, norm: Norm | None, live_T: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, Output]:
+        """The complete residual, and the block's output for what the norm makes of it. Padding is like tokens here."""
         fused = _fused_product(self.gate_up, stream, norm, activation=self.spec.activation)
         if fused is None:
             residual_TM, h_TM = stream.normed(norm)

@@ -40,20 +40,26 @@ class MoeMlp(nn.Module):
         self.down_XMI = parameter(num_experts, hidden_size, spec.size)
         self.down_bias_XM = parameter(num_experts, hidden_size)
 
-    def of_stream(self, stream: Stream, norm: Norm | None) -> tuple[torch.Tensor, Output]:
+    def of_stream(
+        self, stream: Stream, norm: Norm | None, live_T: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, Output]:
         """The complete residual, and the block's output for what the norm makes of it."""
         residual_TM, h_TM = stream.normed(norm)
-        return residual_TM, partial(self.forward, h_TM)
+        return residual_TM, partial(self.forward, h_TM, live_T)
 
-    def forward(self, h_TM: torch.Tensor) -> torch.Tensor:
+    def forward(self, h_TM: torch.Tensor, live_T: torch.Tensor | None = None) -> torch.Tensor:
+        """Rows that `live_T` says are padding give zeros."""
         num_tokens, top_k, here = h_TM.shape[0], self.spec.top_k, self._experts
         # In float32: rounded to bf16, router logits tie, and a tie sends the token to another expert.
         logits_TX = F.linear(h_TM.float(), self.router_XM.float(), self.router_bias_X.float())
         logits_TC, experts_TC = logits_TX.topk(top_k, dim=-1)
         weights_TC = torch.softmax(logits_TC, dim=-1)
+        if live_T is not None:
+            weights_TC = torch.where(live_T[:, None], weights_TC, 0.0)  # of NaN there are no weights
 
         # Pairs sorted by expert, so that each expert's tokens are neighbours; stable, so that a batch's order is kept.
-        places_P, order_P = here.places(experts_TC).flatten().sort(stable=True)
+        places_TC = here.places(experts_TC, live_T)
+        places_P, order_P = places_TC.flatten().sort(stable=True)
         experts_X = torch.arange(1, here.count + 1, device=h_TM.device)
         ends_X = torch.searchsorted(places_P, experts_X, out_int32=True)
         x_PM = h_TM[order_P // top_k]
@@ -64,4 +70,4 @@ class MoeMlp(nn.Module):
         # Back in token order by a gather: a scatter-add would sum in an order that changes from run to run.
         place_P = torch.empty_like(order_P).scatter_(0, order_P, torch.arange(num_tokens * top_k, device=h_TM.device))
         out_TCM = out_PM[place_P].view(num_tokens, top_k, -1)
-        return here.combined(out_TCM, weights_TC, experts_TC, h_TM.dtype)
+        return here.combined(out_TCM, weights_TC, places_TC, h_TM.dtype)

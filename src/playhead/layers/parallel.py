@@ -128,23 +128,14 @@ class SharedExperts(Experts):
         self._first, _ = shard.span(count, count)
         self._is_exact = shard.is_exact
 
-    def places(self, experts_TC: torch.Tensor) -> torch.Tensor:
-        return torch.where(self._are_here(experts_TC), experts_TC - self._first, self.count)
+    def places(self, experts_TC: torch.Tensor, live_T: torch.Tensor | None) -> torch.Tensor:
+        are_here_TC = (experts_TC >= self._first) & (experts_TC < self._first + self.count)
+        return super().places(torch.where(are_here_TC, experts_TC - self._first, self.count), live_T)
 
-    def rows(self, table_XI: torch.Tensor, places_P: torch.Tensor) -> torch.Tensor:
-        return table_XI[places_P.clamp(max=self.count - 1)]
-
-    def combined(
-        self, out_TCM: torch.Tensor, weights_TC: torch.Tensor, experts_TC: torch.Tensor, dtype: torch.dtype
-    ) -> torch.Tensor:
-        # A pair of another rank went through no matrix here: its row may hold anything.
-        mine_TCM = torch.where(self._are_here(experts_TC)[..., None], out_TCM, 0.0)
+    def _summed(self, out_TCM: torch.Tensor, weights_TC: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         if self._is_exact:
-            sum_over_ranks_(mine_TCM)
-            return super().combined(mine_TCM, weights_TC, experts_TC, dtype)
-        sum_TM = super().combined(mine_TCM, weights_TC, experts_TC, dtype)
+            sum_over_ranks_(out_TCM)
+            return super()._summed(out_TCM, weights_TC, dtype)
+        sum_TM = super()._summed(out_TCM, weights_TC, dtype)
         sum_over_ranks_(sum_TM)
         return sum_TM
-
-    def _are_here(self, experts_TC: torch.Tensor) -> torch.Tensor:
-        return (experts_TC >= self._first) & (experts_TC < self._first + self.count)

@@ -13,6 +13,9 @@ import torch
 class ForwardContext(Protocol):
     """How these tokens attend. Where they stand, and what is kept of them, is the context's own."""
 
+    def live_rows(self) -> torch.Tensor | None:
+        """Which rows are tokens, where others are padding; None if all are, or if no layer asks."""
+
     def room(self, layer_index: int, h_TM: torch.Tensor) -> torch.Tensor:
         """Memory for `qkv_TX` of the next `attend`, for tokens like `h_TM`: what is computed into it is not copied."""
 

@@ -56,7 +56,7 @@ class DecoderLayer(nn.Module):
         residual_TM, qkv_TX = product_of_stream(self.attention.qkv, stream, self.pre_attention_norm, room_TX)
         attended = Product(linear=self.attention.out, x_TI=ctx.attend(self.index, qkv_TX))
         stream = Stream(residual_TM=residual_TM, output=attended, output_norm=self.post_attention_norm)
-        residual_TM, fed = self.mlp.of_stream(stream, self.pre_mlp_norm)
+        residual_TM, fed = self.mlp.of_stream(stream, self.pre_mlp_norm, ctx.live_rows())
         return Stream(residual_TM=residual_TM, output=fed, output_norm=self.post_mlp_norm)
 
     def _side_by_side(self, stream: Stream, ctx: ForwardContext, room_TX: torch.Tensor) -> Stream:

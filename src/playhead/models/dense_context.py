@@ -51,6 +51,9 @@ class DenseContext:
         positions = [torch.arange(start, start + new) for start, new in zip(starts, num_new, strict=True)]
         self.positions_T = torch.cat(positions).to(decoder.embedding_VM.device)
 
+    def live_rows(self) -> None:
+        """All rows are tokens."""
+
     def room(self, layer_index: int, h_TM: torch.Tensor) -> torch.Tensor:
         return h_TM.new_empty(h_TM.shape[0], sum(self._specs[layer_index].qkv_sizes))
 

@@ -61,6 +61,10 @@ class ModelSpec:
     final_softcap: float | None = None
     stored_as: StoredAs = StoredAs.PLAIN
 
+    @property
+    def has_experts(self) -> bool:
+        return any(isinstance(layer.mlp, MoeSpec) for layer in self.layers)
+
     def share(self, shard: Shard) -> ModelSpec:
         """What one rank computes: its heads of every layer."""
         layers = (replace(layer, attention=shard.attention(layer.attention)) for layer in self.layers)

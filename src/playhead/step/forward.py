@@ -35,6 +35,7 @@ from playhead.layers.spec import AttentionSpec
 from playhead.models.decoder import Decoder
 from playhead.models.spec import ModelSpec
 from playhead.sampling_params import SamplingKind
+from playhead.step.inputs import FULL_LOCS
 from playhead.step.sampling import MASKS_SLOT, SampledTokens, SamplerRows
 from playhead.step.scores import logprobs_of
 from playhead.step.shared_choice import choice_of
@@ -124,6 +125,10 @@ class ScopedContext:
     specs: tuple[AttentionSpec, ...]
     breaks: tuple[BreakOp, ...]
     prepared: tuple[Tensors, ...]
+    live_T: torch.Tensor | None
+
+    def live_rows(self) -> torch.Tensor | None:
+        return self.live_T
 
     def room(self, layer_index: int, h_TM: torch.Tensor) -> torch.Tensor:
         spec = TensorSpec(shape=(h_TM.shape[0], sum(self.specs[layer_index].qkv_sizes)), dtype=h_TM.dtype)
@@ -154,14 +159,18 @@ class ModelStep:
     def owned(self) -> tuple[OwnedMemory, ...]:
         """All memory a forward may touch besides its slots."""
         weights = (*self.decoder.parameters(), *self.decoder.buffers())
-        kv = tuple(cache for layer in self.layers for cache in (layer.k_cache_NSKD, layer.v_cache_NSKE))
         return (
             OwnedMemory(name="weights", tensors=weights),
-            OwnedMemory(name="kv", tensors=kv, writable=True, sink_rows=1),
+            *(self._kv(group, num_sink_pages) for group, num_sink_pages in enumerate(self.pool.num_sink_pages)),
             OwnedMemory(name="window mapping", tensors=self.pool.device_mappings),
             OwnedMemory(name="window locations", tensors=self.pool.workspaces, writable=True),
             *self.backend.owned(),
         )
+
+    def _kv(self, group: int, num_sink_pages: int) -> OwnedMemory:
+        layers = [layer for layer in self.layers if layer.kv_group == group]
+        caches = tuple(cache for layer in layers for cache in (layer.k_cache_NSKD, layer.v_cache_NSKE))
+        return OwnedMemory(name=f"kv of group {group}", tensors=caches, writable=True, sink_rows=num_sink_pages)
 
     def hidden(self, inputs: Inputs, scope: Scope, phase: Phase) -> torch.Tensor:
         """Embedding and layer stack: h_TM, as `head` wants it. Begins with the translation, for all layers."""
@@ -169,7 +178,8 @@ class ModelStep:
         prepared: tuple[Tensors, ...] = ((),) * len(self.layers)
         if phase is Phase.DECODE:
             prepared = self.backend.prepare(self.layers, forward, inputs)
-        context = ScopedContext(scope=scope, specs=self._specs, breaks=self._breaks, prepared=prepared)
+        live_T = inputs[LOCS_SLOT] != FULL_LOCS.sink if self.decoder.spec.has_experts else None
+        context = ScopedContext(scope=scope, specs=self._specs, breaks=self._breaks, prepared=prepared, live_T=live_T)
         return self.decoder.layers(self.decoder.embed(inputs["input_ids"]), context)
 
     def tokens(self, inputs: Inputs, phase: Phase) -> ForwardTokens:

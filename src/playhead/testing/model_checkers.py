@@ -317,7 +317,21 @@ def traced_experts() -> list[str]:
     return found
 
 
+def padding_beside_experts() -> list[str]:
+    """Rows that are no tokens go through no matrix: they come out as zeros."""
+    moe = MoeMlp(
+        MoeSpec(num_experts=2, top_k=1, size=8, swiglu_alpha=1.0, swiglu_limit=7.0),
+        8,
+        PlainWeights(dtype=torch.float32, device=CPU),
+    )
+    for parameter in moe.parameters():
+        parameter.fill_(0.1)
+    out_TM = moe(torch.ones(3, 8), torch.tensor([True, False, True]))
+    return ["padding was computed"] if bool(out_TM[1].any()) else []
+
+
 MODEL_CHECKERS: tuple[Checker, ...] = (
+    Checker(name="padding beside experts", run=padding_beside_experts),
     Checker(name="rope rules", run=rope_rules),
     Checker(name="keys a family ignores", run=ignored_keys),
     Checker(name="senseless numbers", run=senseless_numbers),

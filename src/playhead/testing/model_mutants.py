@@ -22,6 +22,7 @@ import playhead.models.text.gguf_vocab
 from playhead.engine.config import EngineConfig
 from playhead.kv.geometry import KVGeometry
 from playhead.kv.plan import KVLimits
+from playhead.layers.experts import Experts
 from playhead.layers.linear import PlainLinear, PlainWeights
 from playhead.layers.shard import WHOLE, Shard
 from playhead.models.checkpoint.pieces import Piece
@@ -278,7 +279,20 @@ def torchs_own_grouped_matmul() -> Patch:
     return swapped(playhead.layers.moe, "grouped_matmul", grouped)
 
 
+@mutant(
+    "padding goes to experts",
+    source="found here: what padded rows held changed the last bits of the tokens beside them",
+    killed_by=("padding beside experts",),
+)
+def padding_goes_to_experts() -> Patch:
+    def places(self: Experts, experts_TC: torch.Tensor, live_T: torch.Tensor | None) -> torch.Tensor:
+        return experts_TC
+
+    return swapped(Experts, "places", places)
+
+
 MODEL_MUTANTS: tuple[Mutant, ...] = (
+    padding_goes_to_experts,
     new_rope_name_wins,
     trained_context_of_the_table_alone,
     layer_types_of_every_family,

@@ -107,6 +107,9 @@ class AttendsOnce:
         width = num_k_heads * layer.k_head_dim + layer.num_kv_heads * layer.v_head_dim
         return h_TM.new_empty((h_TM.shape[0], width))
 
+    def live_rows(self) -> None:
+        """All rows are tokens."""
+
     def attend(self, layer_index: int, qkv_TX: Tensor) -> Tensor:
         layer, num_tokens = self.layers[layer_index], qkv_TX.shape[0]
         q_THD = qkv_TX.new_empty((num_tokens, layer.num_heads, layer.k_head_dim))

@@ -139,6 +139,16 @@ def test_a_tail_that_is_not_read_is_fine():
     assert broken(runner) == set()
 
 
+def test_a_row_that_depends_on_what_is_in_the_sink_is_found():
+    kv = torch.zeros(3, 1)
+
+    def fn(inputs, scope):
+        return inputs["x"] + kv[0]
+
+    owned = (OwnedMemory(name="kv", tensors=(kv,), writable=True, sink_rows=1),)
+    assert broken(one_slot_runner(fn, owned=owned)) == {Check.PADDED_VALUES}
+
+
 def test_state_that_survives_a_replay_is_found():
     """Declared memory that changes the next result: replaying twice tells."""
     total = torch.zeros(1)

@@ -38,6 +38,20 @@ def one_token(moe, h_M):
     return total
 
 
+def test_padding_goes_to_no_expert_and_changes_no_token():
+    moe = block(4, 2)
+    live_T = torch.tensor([True, False, True, False, False])
+    h_TM = torch.randn(5, HIDDEN, generator=torch.Generator().manual_seed(1))
+    seen = []
+    for leftover in (0.0, 1e3, float("nan")):
+        h_TM[~live_T] = leftover
+        out_TM = moe(h_TM, live_T)
+        assert not out_TM[~live_T].any()
+        seen.append(out_TM[live_T])
+    assert all(torch.equal(out, seen[0]) for out in seen)
+    torch.testing.assert_close(seen[0], moe(h_TM[live_T]))
+
+
 @settings(max_examples=40)
 @given(num_tokens=st.integers(1, 9), num_experts=st.integers(1, 6), data=st.data())
 def test_every_token_gets_its_experts(num_tokens, num_experts, data):

@@ -66,6 +66,9 @@ class ScopeContext:
         spec = TensorSpec(shape=(h_TM.shape[0], sum(self.spec.qkv_sizes)), dtype=h_TM.dtype)
         return self.scope.bridge(self.attention, 0, spec, h_TM)
 
+    def live_rows(self):
+        return None
+
     def attend(self, layer_index, qkv_TX):
         return self.scope.call(self.attention, qkv_TX, site=layer_index)[0]
 

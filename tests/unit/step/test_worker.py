@@ -11,7 +11,7 @@ from playhead.kv.plan import KVLimits
 from playhead.sampling_params import SamplingKind
 from playhead.schedule.request import Chunk
 from playhead.step.audit import audit_worker
-from playhead.testing.tiny_worker import dense_logits, last_logits, tiny_worker
+from playhead.testing.tiny_worker import TINY_GPT_OSS, dense_logits, last_logits, tiny_worker
 
 MODES = [Mode.FULL, Mode.BREAKABLE, Mode.PIECEWISE, Mode.EAGER]
 
@@ -38,6 +38,13 @@ def test_requests_that_share_their_first_pages_in_one_step_do_not_disturb_each_o
 @pytest.mark.parametrize("mode", [Mode.FULL, Mode.BREAKABLE, Mode.PIECEWISE])
 def test_both_runners_are_clean_under_the_audit(mode):
     for report in audit_worker(tiny_worker(mode)):
+        assert report.ok, report.text()
+
+
+@pytest.mark.parametrize("mode", [Mode.FULL, Mode.BREAKABLE])
+def test_experts_are_clean_under_the_audit(mode):
+    """They are where rows meet, and wide enough to round by how many rows they have."""
+    for report in audit_worker(tiny_worker(mode, model={**TINY_GPT_OSS, "hidden_size": 128})):
         assert report.ok, report.text()
 
 
