@@ -25,6 +25,7 @@ from playhead.logs import event
 from playhead.scale.actor import SECRET_BYTES, EngineActor, watch
 from playhead.scale.launch import Launched
 from playhead.serve.auth import is_loopback
+from playhead.serve.contact import SILENT_S
 from playhead.serve.engine_child import wants_gpu
 
 LOG = logging.getLogger(__name__)
@@ -86,7 +87,7 @@ class RayLauncher:
             port, pid = ray.get(actor.listen.remote(host, secret), timeout=PLACED_S)
             connection = socket.create_connection((host, port), timeout=CONNECT_S)
             connection.sendall(secret)
-            watch(connection)
+            watch(connection, SILENT_S)
         except BaseException:
             ray.kill(actor)
             raise
