@@ -17,9 +17,10 @@ import os
 import socket
 import threading
 
-from playhead.serve.contact import FRONT_SILENT_S
+from playhead.serve.contact import FRONT_SILENT_S, SILENT_S
 
 ACCEPT_S = 60.0
+CONNECT_S = 10.0
 SECRET_BYTES = 32
 
 
@@ -66,6 +67,14 @@ def watch(connection: socket.socket, silent_s: float) -> None:
         (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * gone_s),
     ):
         connection.setsockopt(level, option, value)
+
+
+def reached(host: str, port: int, secret: bytes) -> socket.socket:
+    """The front's end of the connection to an actor that listens there."""
+    connection = socket.create_connection((host, port), timeout=CONNECT_S)
+    connection.sendall(secret)
+    watch(connection, SILENT_S)
+    return connection
 
 
 def admitted(listener: socket.socket, secret: bytes) -> socket.socket:

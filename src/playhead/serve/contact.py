@@ -18,14 +18,14 @@ BEAT_S = 0.5
 SILENT_S = 3.5
 """After so long a front takes an engine for lost. Seven beats: other work of a busy machine may delay some."""
 
-PREPARING_S = 15.0
+PREPARING_S = 10.0
 """The same for an engine that has said that it captures a graph or compiles a grammar. llguidance builds the tables of
 a large vocabulary for seconds without letting another Python thread run, so the beat thread is silent too."""
 
 LOADING_S = 120.0
 """The same for an engine that loads: it imports torch and reads files of any size from any disk."""
 
-FRONT_SILENT_S = 20.0
+FRONT_SILENT_S = 30.0
 """After so long an engine that another machine may have asked for ends itself. A front that stands in a debugger, or
 whose machine was suspended, is given longer than an engine: without it nothing is served anyway."""
 
