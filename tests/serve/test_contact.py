@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
 
 import pytest
+import uvloop
 
 from playhead.sampling_params import SamplingParams
 from playhead.serve import wire
 from playhead.serve.contact import BEAT_S, FRONT_SILENT_S, LOADING_S, PREPARING_S, SILENT_S, Contact, Listening
+from playhead.serve.engine_child import EngineChild
 from playhead.serve.engine_process import Beats, EngineLoop, Inbox, Outbox
 from playhead.serve.limits import CHECK_S
+from playhead.serve.link import EngineLink
 from playhead.structured_outputs import StructuredOutputs
 from playhead.testing.tiny_engine import small_llm
 from tests.serve.backends import HandClock
@@ -129,6 +133,26 @@ def test_a_listener_counts_the_seconds_in_which_it_listened():
     assert listening.silent_s == 1.5
     listening.heard()
     assert listening.silent_s == 0
+
+
+def test_a_link_that_is_dropped_waits_for_nobody_to_read_what_it_has_to_say():
+    """A path that takes nothing would keep the socket open, and its bytes in memory, for as long as it likes."""
+    ours, theirs = socket.socketpair()
+    lost = []
+
+    async def drop():
+        link = EngineLink(lambda kind, payload: None, lambda: lost.append(True), lambda: None)
+        await link.connect(EngineChild(process=None, connection=ours))
+        for _ in range(10):
+            link.send(wire.Begin("x" * 1_000_000, {}, None))
+        assert not lost
+        link.drop()
+        for _ in range(100):
+            await asyncio.sleep(0)
+
+    with theirs, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(drop())
+    assert lost == [True]
 
 
 class Child:
