@@ -149,10 +149,12 @@ def test_a_link_that_is_dropped_waits_for_nobody_to_read_what_it_has_to_say():
         link.drop()
         for _ in range(100):
             await asyncio.sleep(0)
+        was_lost = list(lost)
+        theirs.close()
+        return was_lost
 
-    with theirs, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(drop())
-    assert lost == [True]
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(drop()) == [True]
 
 
 class Child:

@@ -83,7 +83,7 @@ def fronted(loop, clock, wanted):
 
 async def lose(backend, clock, victim):
     """Let time pass until this replica counts as lost; gives how many sequences it had then."""
-    for _ in range(int(PREPARING_S / CHECK_S) + 4):  # it may have been in the middle of a capture
+    for _ in range(int(3 * PREPARING_S / CHECK_S)):  # it may have been in the middle of a capture
         clock.now += CHECK_S
         backend.check()
         if victim._contact is None:
