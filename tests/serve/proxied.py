@@ -6,6 +6,7 @@ import asyncio
 
 from playhead.errors import EngineStopped
 from playhead.scale.launch import Launched
+from playhead.serve import wire
 from playhead.testing.tcp_actors import reach, start_actor
 
 READ_BYTES = 1 << 16
@@ -23,16 +24,20 @@ class Way:
         self.is_cut = True
 
     def cut_in_a_frame(self):
-        """Pass on what comes next without its last byte, and nothing after that."""
+        """Pass on the next step's tokens without their last byte, and nothing after that."""
         self.is_to_be_cut = True
 
     def passed(self, data):
         """What of this arrives."""
         if self.is_cut:
             return b""
-        if self.is_to_be_cut:
-            self.is_cut = True
-            return data[:-1]
+        at = 0
+        while self.is_to_be_cut and at + wire.HEAD.size < len(data):
+            num_bytes, kind = wire.HEAD.unpack_from(data, at)
+            at += wire.HEAD.size + num_bytes
+            if kind == wire.Kind.STEP:
+                self.is_cut = True
+                return data[: at - 1]
         return data
 
 
