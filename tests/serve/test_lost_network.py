@@ -82,14 +82,17 @@ def fronted(loop, clock, wanted):
 
 
 async def lose(backend, clock, victim):
-    """Let time pass until this replica counts as lost; gives how many sequences it had then."""
+    """Let time pass until this replica counts as lost; gives how many sequences it had then.
+
+    The backend's own timer may see it first.
+    """
+    samples = victim.samples  # left as it was when its sequences are moved
     for _ in range(int(3 * PREPARING_S / CHECK_S)):  # it may have been in the middle of a capture
         clock.now += CHECK_S
         backend.check()
         if victim._contact is None:
-            num_left = len(victim.samples)
             await until(lambda: victim.name not in backend.fleet.engines)
-            return num_left
+            return len(samples)
         others = [one for one in backend.fleet.engines.values() if one is not victim]
         await until(lambda others=others: all(one._contact.silent_s < 4 * CHECK_S for one in others))
     raise AssertionError("it was never lost")
