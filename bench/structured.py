@@ -54,7 +54,7 @@ FORMS: Mapping[str, StructuredOutputs | None] = {
         disable_any_whitespace=True,
     ),
 }
-TURN_STEPS = 4
+TURN_STEPS = 8
 DISTURBED = 3  # times the median
 NUM_DRAWS = 2000
 
