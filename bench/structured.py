@@ -6,13 +6,14 @@ machine is busy for all of them. Within a batch every request draws with a seed 
 reach the same place at once. Forms cannot be finished within the tokens that are measured.
 
 Time is what the process took of a processor, all threads together: on a shared machine the clock says little. All
-that the host does in a step counts. Not counted are the steps that read prompts and those in which requests end, in
-every batch alike. A step that took over three times its batch's median was disturbed; it counts as the median, and
-their number is printed.
+that the host does in a step counts. Not counted are, in every batch alike, steps that read prompts, in which requests
+end, or that capture a graph, as each size does once. A step that took over three times its batch's median was disturbed
+by other work; it counts as the median, and the number of these is printed.
 
 A batch with forms is compared by the tokens of all its requests, those that had to follow included. Plain requests
 beside forms are compared by their own tokens alone. A ratio is of tokens/s over all turns, against the plain batch's.
-Its interval comes from drawing the rounds of turns anew.
+Its interval comes from drawing the rounds of turns anew. The ratio of the median steps is less disturbed by other work
+on the machine, and knows nothing of steps that gave several tokens, or took long to do so.
 """
 
 from __future__ import annotations
@@ -54,7 +55,6 @@ FORMS: Mapping[str, StructuredOutputs | None] = {
         disable_any_whitespace=True,
     ),
 }
-TURN_STEPS = 8
 DISTURBED = 3  # times the median
 NUM_DRAWS = 2000
 
@@ -81,6 +81,7 @@ class Lane:
     forms: Sequence[str]
     num_tokens: int
     temperature: float
+    turn_steps: int
     steps: list[Step] = field(default_factory=list)
     num_added: int = 0
     lengths: dict[str, int] = field(default_factory=dict)
@@ -103,14 +104,14 @@ class Lane:
     def take_turn(self, turn: int) -> None:
         """So many steps that count."""
         num_counted = 0
-        while num_counted < TURN_STEPS:
+        while num_counted < self.turn_steps:
             if not self.engine.has_work:
                 self.add()
-            started_s = time.process_time()
+            num_graphs, started_s = self.num_graphs, time.process_time()
             outputs = self.engine.step()
             seconds = time.process_time() - started_s
             step = self._counted(turn, seconds, outputs)
-            if step is not None:
+            if step is not None and self.num_graphs == num_graphs:
                 self.steps.append(step)
                 num_counted += 1
 
@@ -126,6 +127,15 @@ class Lane:
         return Step(turn, seconds, sum(lengths[name] - before[name] for name in compared))
 
     @property
+    def num_graphs(self) -> int:
+        return sum(len(runner.captured) for runner in self.engine.worker.runners)
+
+    @property
+    def median_s(self) -> float:
+        """Of a step."""
+        return statistics.median(step.seconds for step in self.steps)
+
+    @property
     def num_compared(self) -> int:
         """The requests whose tokens count."""
         return self.forms.count("plain") or len(self.forms)
@@ -135,7 +145,7 @@ class Rounds:
     """The seconds and tokens of a lane, turn by turn."""
 
     def __init__(self, lane: Lane, num_turns: int) -> None:
-        median_s = statistics.median(step.seconds for step in lane.steps)
+        median_s = lane.median_s
         self.seconds, self.tokens, self.num_disturbed = [0.0] * num_turns, [0.0] * num_turns, 0
         for turn, seconds, num_tokens in lane.steps:
             is_disturbed = seconds > DISTURBED * median_s
@@ -167,7 +177,13 @@ def lanes_of(first: Engine, options: argparse.Namespace) -> dict[str, Lane]:
             continue
         worker = build_worker(first.worker.model.decoder, first.worker.config)
         engine = Engine(worker, first.tokenizer, config=first.config, name=name)
-        found[name] = Lane(engine=engine, forms=forms, num_tokens=options.tokens, temperature=options.temperature)
+        found[name] = Lane(
+            engine=engine,
+            forms=forms,
+            num_tokens=options.tokens,
+            temperature=options.temperature,
+            turn_steps=options.turn_steps,
+        )
     return found
 
 
@@ -193,6 +209,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--seconds", type=float, default=60.0, help="how long to measure, by the clock")
     parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--turn-steps", type=int, default=8, help="steps of a batch before the next one's turn")
     parser.add_argument("--only", nargs="*", default=[], help="batches to compare with the plain one")
     options = parser.parse_args()
     with LLM(options.model, max_model_len=256, max_num_seqs=options.rows) as llm:
@@ -206,14 +223,18 @@ def main() -> None:
             batch=name,
             rows=options.rows,
             turns=num_turns,
-            step_us=1e6 * statistics.median(step.seconds for step in lanes[name].steps),
+            step_us=1e6 * lanes[name].median_s,
             tokens_a_step=statistics.mean(step.num_tokens for step in lanes[name].steps) / lanes[name].num_compared,
             ratio=one.rate(range(num_turns)) / rounds["plain"].rate(range(num_turns)),
             low=low,
             high=high,
+            median_ratio=lanes["plain"].median_s / lanes[name].median_s,
             disturbed=one.num_disturbed,
         )
-    print("\nratio: tokens/s of a processor over the plain batch's; low and high: 95% of the ratios of drawn rounds")
+    print(
+        "\nratio: tokens/s of a processor over the plain batch's; low and high: 95% of the ratios of drawn rounds; "
+        "median_ratio: of the median steps"
+    )
 
 
 if __name__ == "__main__":
