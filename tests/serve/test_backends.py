@@ -38,6 +38,7 @@ CASES = {
     "logprobs": replace(GREEDY, logprobs=3),
     "logprobs of the prompt": replace(GREEDY, prompt_logprobs=2),
     "bias": replace(GREEDY, logit_bias={17: 90.0}),
+    "its own end": replace(GREEDY, logit_bias={2: 90.0}, ignore_eos=False),
     "bad words": replace(GREEDY, bad_words=("the", "a")),
     "no text": replace(GREEDY, detokenize=False),
     "penalties": replace(GREEDY, repetition_penalty=1.5, presence_penalty=0.5),

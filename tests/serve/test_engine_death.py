@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,11 +15,12 @@ import sys
 
 import pytest
 
+from playhead.engine.tokenizer_files import resolve_model_name
 from playhead.env import for_engine_process
-from playhead.errors import ConfigError, EngineStopped
+from playhead.errors import CheckpointError, ConfigError, EngineStopped
 from playhead.llm import LLM
 from playhead.serve.backend import BackendState
-from playhead.serve.engine_child import MODULE
+from playhead.serve.engine_child import MODULE, start_child
 from playhead.serve.local import LocalBackend
 from playhead.serve.remote import HEALTHY_S, RemoteBackend
 from tests.serve.backends import CONFIG, ENDLESS, GREEDY, HandClock, first_of, outputs_of, submitted
@@ -92,6 +94,18 @@ def test_an_engine_that_cannot_be_loaded_says_why():
     with pytest.raises(Exception, match="nowhere") as raised:
         asyncio.run(start())
     assert not isinstance(raised.value, EngineStopped | ConfigError)
+
+
+def test_the_http_side_refuses_a_tokenizer_and_ends_the_engine(tmp_path):
+    """The engine's process reads none."""
+    shutil.copytree(resolve_model_name("embedded"), tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    backend, child = RemoteBackend(str(tmp_path / "model"), CONFIG), start_child(CONFIG)
+    backend.adopt(child)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        asyncio.run(backend.start())
+    assert backend.state is BackendState.DEAD
+    assert child.process.poll() is not None
 
 
 def test_an_engine_whose_server_is_gone_ends():

@@ -25,6 +25,12 @@ def test_the_remote_backend_brings_no_torch():
     assert done.stdout == "False\n"
 
 
+def test_jinja_is_imported_by_the_process_that_renders_alone():
+    code = "import sys, playhead.serve.engine_process; print('jinja2' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 SERVE = """
 import subprocess, sys
 

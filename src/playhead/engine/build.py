@@ -23,6 +23,7 @@ from playhead.kernels.early import prepare_triton
 from playhead.logs import event, set_up_logging
 from playhead.models.checkpoint.fill import LoadProgress, OnProgress
 from playhead.models.load import ModelDescription, describe_model, load_generation_config, load_weights
+from playhead.models.text.ids_only import LateTokenizer
 from playhead.models.text.tokenizer import Tokenizer
 from playhead.sampling_params import SamplingParams
 from playhead.step.build import build_worker
@@ -37,11 +38,13 @@ def build_engine(
     config: EngineConfig | None = None,
     *,
     on_load_progress: OnProgress | None = None,
+    reads_text: bool = True,
     **settings: Unpack[EngineKeywords],
 ) -> Engine:
     """An engine of a model: the embedded one, a directory, a .gguf file or a hub id.
 
     Settings are those of `EngineConfig`, as one object or as keywords. `Engine.config` has what they became here.
+    Without `reads_text` prompts come as checked ids, and whoever checks them reads and refuses the tokenizer's files.
     """
     set_up_logging()
     started_s = time.perf_counter()
@@ -56,7 +59,7 @@ def build_engine(
     dtype = resolve_dtype(config, device, description)
     with other_ranks(config, description, sizes, (device, dtype)) as ranks:
         with ThreadPoolExecutor(2, thread_name_prefix="playhead load") as beside:
-            reading = beside.submit(load_tokenizer, description, config)
+            reading = beside.submit(load_tokenizer if reads_text else late_tokenizer, description, config)
             if device.type == "cuda":
                 beside.submit(prepare_triton)
             try:
@@ -134,3 +137,8 @@ def load_tokenizer(description: ModelDescription, config: EngineConfig | None = 
     config = config or EngineConfig()
     path = tokenizer_path(description.path, config)
     return tokenizer_at(path, config, description.gguf if path == description.path else None)
+
+
+def late_tokenizer(description: ModelDescription, config: EngineConfig) -> Tokenizer:
+    """The same, read when a grammar is compiled. It holds no file of the model open."""
+    return LateTokenizer(partial(tokenizer_at, tokenizer_path(description.path, config), config))

@@ -216,7 +216,7 @@ class Engine:
         params, arrival = checked.params, self._arrivals + 1
         if params.seed is None:
             params = replace(params, seed=seed_of(self.config.seed, arrival))
-        ending_ids = self.reader.ending_ids(params)
+        ending_ids = self.reader.ending_ids(params) if checked.ending_ids is None else checked.ending_ids
         request = Request(
             id=request_id,
             prompt=checked.ids,

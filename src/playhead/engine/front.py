@@ -37,6 +37,8 @@ class CheckedPrompt:
     salt: str = ""
     grammar: Grammar | None = None
     """What the answer must look like. It does not leave its process: elsewhere `params` says it again."""
+    ending_ids: frozenset[int] | None = None
+    """What ends the answer, as the process that checked the prompt knows; None where that is the engine's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +93,7 @@ class PromptReader:
 
     def __post_init__(self) -> None:
         tokenizer, vocab_size = self.tokenizer, self.vocab_size
-        self.grammars = GrammarCompiler(lambda: grammar_vocabulary(tokenizer, vocab_size))
+        self.grammars = GrammarCompiler(lambda: grammar_vocabulary(tokenizer.for_grammars(), vocab_size))
 
     async def read(self, prompt: Prompt, params: SamplingParams) -> CheckedPrompt:
         """What `check` gives. What takes long, a long text or a grammar, is done beside the event loop."""

@@ -12,27 +12,36 @@ from playhead.kv.violations import Violation, ViolationKind, ViolationLog
 
 
 class SlabArena:
-    """Slabs of one arena: free, or lent to one group at a time. Slab 0 holds every group's sink and is never lent."""
+    """Slabs of one arena: free, or lent to one group at a time. Slab 0 holds every group's sink and is never lent.
+
+    Slabs from `_first_fresh` on are free and were never lent: a list of all of them would take long to make.
+    """
 
     def __init__(self, num_slabs: int) -> None:
         self.num_slabs = num_slabs
-        self._free = list(range(num_slabs - 1, 0, -1))
+        self._free: list[int] = []
+        self._first_fresh = 1
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return len(self._free) + self.num_slabs - self._first_fresh
 
     def take(self, count: int) -> list[int]:
-        """This many slabs; the caller has asked `num_free` before."""
+        """This many slabs, those that were given back last first; the caller has asked `num_free` before."""
         slabs = self._free[: -count - 1 : -1]
         del self._free[-count:]
-        return slabs
+        first, self._first_fresh = self._first_fresh, self._first_fresh + count - len(slabs)
+        return [*slabs, *range(first, self._first_fresh)]
 
     def give_back(self, slab: int) -> None:
         self._free.append(slab)
 
     def take_this(self, slab: int) -> bool:
         """Take one certain slab, if it is free."""
+        if self._first_fresh <= slab < self.num_slabs:
+            self._free[:0] = range(slab - 1, self._first_fresh - 1, -1)
+            self._first_fresh = slab + 1
+            return True
         if slab not in self._free:
             return False
         self._free.remove(slab)
@@ -40,10 +49,14 @@ class SlabArena:
 
     def restore(self, lent: set[int]) -> None:
         """These slabs are lent, all others are free."""
-        self._free = [slab for slab in range(self.num_slabs - 1, 0, -1) if slab not in lent]
+        newest = max(lent, default=0)
+        self._free = [slab for slab in range(newest, 0, -1) if slab not in lent]
+        self._first_fresh = newest + 1
 
-    def free_slabs(self) -> Iterator[int]:
-        return iter(self._free)
+    def free_slabs(self) -> npt.NDArray[np.int64]:
+        """All that are free, for the ledger."""
+        fresh = np.arange(self._first_fresh, self.num_slabs, dtype=np.int64)
+        return np.concatenate((np.array(self._free, dtype=np.int64), fresh))
 
 
 class PageAllocator:

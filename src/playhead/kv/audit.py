@@ -122,8 +122,8 @@ def _audit_slabs(cache: HybridKVCache) -> list[Violation]:
             is_lent |= is_there.reshape(-1, layout.pages_per_slab).any(axis=1)
             is_there[list(group.quarantined_pages())] = False
             num_owners += is_there.reshape(-1, layout.pages_per_slab).any(axis=1)
-    free_slabs = list(allocator.arena.free_slabs())
-    num_states = is_lent + np.bincount(np.array(free_slabs, dtype=np.int64), minlength=len(is_lent))
+    free_slabs = allocator.arena.free_slabs()
+    num_states = is_lent + np.bincount(free_slabs, minlength=len(is_lent))
     num_states[NO_PAGE] += 1  # the sinks' slab belongs to no group
     found = []
     if (num_states != 1).any():

@@ -10,7 +10,6 @@ Functions take full pages everywhere; window pages are found through the mapping
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
@@ -20,6 +19,7 @@ import numpy.typing as npt
 
 from playhead.errors import LedgerError, OutOfPages
 from playhead.kv.allocator import PageAllocator, SlabArena
+from playhead.kv.numbers import zeros_int32, zeros_int64
 from playhead.kv.plan import KVPlan
 from playhead.kv.tables import FULL, NO_PAGE, Int32Array, WindowMapping
 from playhead.kv.violations import Violation, ViolationKind, ViolationLog
@@ -61,9 +61,9 @@ class HybridAllocator:
         self.num_held = [0] * len(self.groups)
         self.num_cached = [0] * len(self.groups)
         self.num_pending = [0] * len(self.groups)
-        # array('i') and not a byte: a popular system prompt has more than 255 holders.
-        self._holders = tuple(array("i", bytes(4 * count)) for count in num_pages)
-        self._last_step = tuple(array("q", bytes(8 * count)) for count in num_pages)
+        # Not a byte: a popular system prompt has more than 255 holders.
+        self._holders = tuple(zeros_int32(count) for count in num_pages)
+        self._last_step = tuple(zeros_int64(count) for count in num_pages)
         self._is_retained = bytearray(num_pages[FULL])
         self._pending: deque[tuple[Step, int, list[int]]] = deque()
 
@@ -195,11 +195,11 @@ class HybridAllocator:
                 lent |= slabs
             else:
                 group.restore_arena(slabs)
-            counts = array("i", bytes(4 * len(self._holders[index])))
+            counts = zeros_int32(len(self._holders[index]))
             for page, count in counted.items():
                 counts[page] = count
             self._holders[index][:] = counts
-            self._last_step[index][:] = array("q", bytes(8 * len(counts)))
+            self._last_step[index][:] = zeros_int64(len(counts))
             self.num_held[index], self.num_cached[index], self.num_pending[index] = len(counted), 0, 0
         self.arena.restore(lent)
         self._pending.clear()

@@ -11,7 +11,6 @@ page gets a new pair, which cannot wait, before anything is written there.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -19,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from playhead.errors import LedgerError, OutOfPages, StaleTranslation
+from playhead.kv.numbers import zeros_int32
 from playhead.types import FullLoc, Row, WindowLoc
 
 FULL = 0
@@ -120,9 +120,8 @@ class WindowMapping:
         self.version = 0
         self.published_version = 0
         self._last_set_version = 0
-        # array('i') reads a single entry four times faster than numpy; `table` is a numpy view of the same memory.
-        self._window_of = tuple(_zeros(num_full_pages) for _ in num_window_pages)
-        self._full_of = tuple(_zeros(count) for count in num_window_pages)
+        self._window_of = tuple(zeros_int32(num_full_pages) for _ in num_window_pages)
+        self._full_of = tuple(zeros_int32(count) for count in num_window_pages)
         self._unpublished: tuple[dict[int, int], ...] = tuple({} for _ in num_window_pages)
 
     @property
@@ -204,8 +203,8 @@ class WindowMapping:
     def restore(self, window_group: int, window_of: Mapping[int, int]) -> None:
         """Exactly these pairs. The device is told every entry again, whatever it has."""
         pages, windows = self._window_of[window_group], self._full_of[window_group]
-        pages[:] = _zeros(len(pages))
-        windows[:] = _zeros(len(windows))
+        pages[:] = zeros_int32(len(pages))
+        windows[:] = zeros_int32(len(windows))
         for full, window in window_of.items():
             pages[full], windows[window] = window, full
         self.show_all()
@@ -236,7 +235,3 @@ class WindowMapping:
             raise StaleTranslation(
                 where, self.published_version, self.version, "Call the pool's publish() before the step is launched"
             )
-
-
-def _zeros(count: int) -> array[int]:
-    return array("i", bytes(4 * count))

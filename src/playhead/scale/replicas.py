@@ -77,15 +77,17 @@ class ReplicatedBackend(RemoteFront):
 
     async def start(self) -> None:
         """Start the engines and wait until all have loaded the model."""
-        early = RemoteReader.early(self._begin.model, self._engine_config)
         self._timer = asyncio.create_task(self._keep_checking())  # an engine may be lost while it loads
         try:
-            await self.fleet.start(self)
+            self._model = await RemoteReader.beside(self._load(), self._begin.model, self._engine_config)
         except BaseException:
             await self.close()
             raise
+
+    async def _load(self) -> wire.Ready:
+        await self.fleet.start(self)
         assert self._ready is not None, "an engine has joined"
-        self._model = await RemoteReader.of(self._ready, self._engine_config, early)
+        return self._ready
 
     def submit(self, request_id: str, checked: CheckedPrompt, options: RequestOptions) -> RemoteStream:
         """Queue a request, or `QueueFull` or `EngineStopped`. While no engine is there, it waits for one."""

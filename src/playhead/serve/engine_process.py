@@ -241,6 +241,7 @@ class EngineLoop:
                 params=wire.params_of(order.params),
                 max_new_tokens=order.max_new_tokens,
                 bad_words=order.bad_words,
+                ending_ids=frozenset(order.ending_ids),
                 salt=order.salt,
             )
         except PlayheadError as error:
@@ -410,7 +411,8 @@ def ready(engine: Engine, model: str, config: EngineConfig, name: str | None) ->
     """What the HTTP side must know of an engine."""
     facts = facts_of(engine, name)
     path = resolve_model(resolve_model_name(model), revision=config.revision)
-    plain = {key: value for key, value in asdict(facts).items() if key != "default_params"}
+    elsewhere = ("default_params", "has_chat_template")
+    plain = {key: value for key, value in asdict(facts).items() if key not in elsewhere}
     return wire.Ready(
         facts=plain,
         default_params=wire.params_fields(facts.default_params),
@@ -438,7 +440,7 @@ def serve_engine(descriptor: int) -> int:
         raise RequestError("engine process", type(begin).__name__, "Begin", "Send it first.")
     try:
         config = wire.config_of(begin.config)
-        engine = build_engine(begin.model, config)
+        engine = build_engine(begin.model, config, reads_text=False)  # the HTTP side does
         outbox.send(wire.framed(ready(engine, begin.model, config, begin.name)))
     except PlayheadError as error:
         outbox.send(wire.framed(wire.Refused(wire.note_of(error))))

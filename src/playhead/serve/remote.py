@@ -68,13 +68,11 @@ class RemoteBackend(RemoteFront):
 
     async def start(self) -> None:
         """Start the process and wait until its model is loaded. What the model's files are refused for is raised."""
-        early = RemoteReader.early(self._begin.model, self._config)
         try:
-            ready = await self._load()
+            self._model = await RemoteReader.beside(self._load(), self._begin.model, self._config)
         except BaseException:
             await self.close()
             raise
-        self._model = await RemoteReader.of(ready, self._config, early)
         self._state = BackendState.READY
         self._keep(self._keep_checking())
 

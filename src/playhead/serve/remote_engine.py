@@ -215,6 +215,7 @@ def submission(sample: Sample) -> wire.Submit:
         params=wire.params_fields(replace(params, prompt_logprobs=None) if so_far else params),
         max_new_tokens=request.max_new_tokens,
         bad_words=request.bad_words,
+        ending_ids=tuple(request.ending_ids),
         salt=request.salt,
         priority=request.priority,
         output=array(wire.WORD, so_far).tobytes(),

@@ -78,6 +78,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     params: dict[str, Any]
     max_new_tokens: int
     bad_words: tuple[tuple[int, ...], ...] = ()
+    ending_ids: tuple[int, ...] = ()
     salt: str = ""
     priority: int = 0
     output: bytes = b""
@@ -109,7 +110,10 @@ class ErrorNote(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """From the engine: it is loaded. `facts` are those of `ModelFacts` without the default parameters."""
+    """From the engine: it is loaded. `facts` are those of `ModelFacts` that do not come from the tokenizer.
+
+    The default parameters stand beside them.
+    """
 
     facts: dict[str, Any]
     default_params: dict[str, Any]

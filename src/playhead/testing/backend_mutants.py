@@ -6,12 +6,15 @@ import asyncio
 import socket
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
+import playhead.serve.remote_engine
 from playhead.engine.front import RequestOptions
 from playhead.errors import PlayheadError
 from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
 from playhead.serve import wire
-from playhead.serve.engine_process import Outbox
+from playhead.serve.engine_process import EngineLoop, Inbox, Outbox
 from playhead.serve.limits import Lifetimes, Pulse, ServeLimits
 from playhead.serve.remote_stream import RemoteStream, Sample
 from playhead.testing.mutant import Checker, Mutant, Patch, mutant, swapped
@@ -19,6 +22,7 @@ from playhead.testing.tiny_engine import small_llm
 
 PIECES, LIMITS, IDLE, ORDER = "frames in pieces", "a request past its time", "an idle engine", "a reader that is behind"
 STOPS, TOLD = "tokens after a stop string", "the engine hears of a stop string"
+OWN_END = "an answer that ends by itself"
 
 
 @mutant("half a frame dropped", source="stream sockets: a read gives what there is", killed_by=(PIECES,))
@@ -77,6 +81,16 @@ def the_engine_not_told_of_a_stop() -> Patch:
         self._changed.set()
 
     return swapped(RemoteStream, "came", quiet)
+
+
+@mutant("the end left behind", source="an engine without a tokenizer decodes on", killed_by=(OWN_END,))
+def the_end_left_behind() -> Patch:
+    submission = playhead.serve.remote_engine.submission
+
+    def endless(sample: Sample) -> wire.Submit:
+        return msgspec.structs.replace(submission(sample), ending_ids=())
+
+    return swapped(playhead.serve.remote_engine, "submission", endless)
 
 
 def frames_in_pieces() -> list[str]:
@@ -164,6 +178,23 @@ def engine_hears_of_a_stop_string() -> list[str]:
     return [] if aborted == [1] else [f"aborted were {aborted}"]
 
 
+def answer_that_ends_by_itself() -> list[str]:
+    """An engine that is told by message alone which ids end an answer stops at one."""
+    engine, own_end = small_llm().engine, 2
+    params = SamplingParams(temperature=0, max_tokens=8, logit_bias={own_end: 100.0})
+    stream = RemoteStream("r", engine.reader.check([5, 6], params), RequestOptions(), abort=lambda samples: None)
+    stream.add_samples(1, engine.reader)
+    ours, theirs = socket.socketpair()
+    with theirs, ours:  # ours is closed first, which ends the reader thread
+        loop = EngineLoop(engine, Inbox(theirs, on_end=lambda: None), Outbox(theirs))
+        ours.sendall(wire.framed(playhead.serve.remote_engine.submission(stream.samples[0])))
+        loop.turn()
+        while engine.has_work:
+            loop.turn()
+    found = engine.stats.num_generated_tokens
+    return [] if found == 1 else [f"it went on for {found} tokens"]
+
+
 BACKEND_MUTANTS: tuple[Mutant, ...] = (
     half_a_frame_dropped,
     limits_that_nobody_keeps,
@@ -171,6 +202,7 @@ BACKEND_MUTANTS: tuple[Mutant, ...] = (
     news_overtake_each_other,
     tokens_after_the_stop_kept,
     the_engine_not_told_of_a_stop,
+    the_end_left_behind,
 )
 
 BACKEND_CHECKERS: tuple[Checker, ...] = (
@@ -180,4 +212,5 @@ BACKEND_CHECKERS: tuple[Checker, ...] = (
     Checker(name=ORDER, run=reader_that_is_behind),
     Checker(name=STOPS, run=tokens_after_a_stop_string),
     Checker(name=TOLD, run=engine_hears_of_a_stop_string),
+    Checker(name=OWN_END, run=answer_that_ends_by_itself),
 )

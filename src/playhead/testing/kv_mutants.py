@@ -189,7 +189,7 @@ def sink_handed_out() -> Patch:
 
     def from_zero(self: SlabArena, num_slabs: int) -> None:
         self.num_slabs = num_slabs
-        self._free = list(range(num_slabs - 1, -1, -1))
+        self._free, self._first_fresh = [], 0
 
     return swapped(SlabArena, "__init__", from_zero)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -104,6 +105,37 @@ def test_no_gradients_are_recorded():
     w = torch.randn(3, 3, requires_grad=True)
     _, out = taped(lambda: torch.randn(2, 3) @ w)
     assert not out.requires_grad
+
+
+def test_a_replay_tracks_no_gradients_and_leaves_the_callers_mode():
+    w, x = torch.randn(3, 3, requires_grad=True), torch.randn(2, 3)
+    recording, out = taped(lambda: x @ w)
+    recording.replay()
+    assert not out.requires_grad
+    assert torch.is_grad_enabled()
+    with torch.no_grad():
+        recording.replay()
+        assert not torch.is_grad_enabled()
+
+
+def test_a_replay_leaves_the_callers_mode_when_an_op_fails():
+    x, out = torch.ones(3), torch.zeros(3)
+    recording, _ = taped(lambda: scale_into(x, 2.0, out))
+    x.resize_(2)
+    with pytest.raises(RuntimeError):
+        recording.replay()
+    assert torch.is_grad_enabled()
+
+
+def test_numpy_says_nothing_about_rows_that_nobody_reads():
+    """And goes on to say it about the caller's own."""
+    x, out = torch.ones(3), torch.zeros(3)
+    recording, _ = taped(lambda: scale_into(x, 2.0, out))
+    x.fill_(3e38)
+    recording.replay()
+    assert out.isinf().all()
+    with pytest.warns(RuntimeWarning, match="overflow"):
+        x.numpy() * np.float32(2)
 
 
 def test_a_failed_recording_leaves_no_mode_behind():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from playhead.errors import DoubleFree, OutOfPages
@@ -120,3 +122,30 @@ def test_taking_and_giving_back_a_thousand_pages_takes_as_many_steps_in_any_aren
     few, many = counts
     assert many == few
     assert many < 30 * 1000, "a page costs a few lines"
+
+
+def test_slabs_come_in_the_order_of_a_list_of_all():
+    """Those given back last come first, then those never lent, from below; one that was asked for is left out."""
+    arena, listed, draw = SlabArena(40), list(range(39, 0, -1)), random.Random(3)
+    lent: list[int] = []
+    for _ in range(300):
+        count = draw.randint(1, 4)
+        if draw.random() < 0.5 and count <= len(listed):
+            wanted = [listed.pop() for _ in range(count)]
+            assert arena.take(count) == wanted
+            lent += wanted
+        elif lent and draw.random() < 0.8:
+            slab = lent.pop(draw.randrange(len(lent)))
+            arena.give_back(slab)
+            listed.append(slab)
+        else:
+            slab = draw.randint(0, 40)
+            assert arena.take_this(slab) == (slab in listed)
+            if slab in listed:
+                listed.remove(slab)
+                lent.append(slab)
+        assert arena.num_free == len(listed)
+        assert sorted(arena.free_slabs()) == sorted(listed)
+    arena.restore(set(lent))
+    listed = [slab for slab in range(39, 0, -1) if slab not in lent]
+    assert arena.take(len(listed)) == listed[::-1]

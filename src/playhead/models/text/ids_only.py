@@ -1,8 +1,8 @@
-"""The tokenizer of a model that came without one: token ids in, token ids out."""
+"""The tokenizer of a model that came without one, or of an engine that meets no text: token ids in, token ids out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 from tokenizers import Tokenizer as Backend
@@ -26,3 +26,17 @@ class IdsOnlyTokenizer(Tokenizer):
         raise RequestError(
             "prompt", "text, for a model without a tokenizer", "token ids", "Encode it first, or load the tokenizer."
         )
+
+
+class LateTokenizer(IdsOnlyTokenizer):
+    """For an engine whose prompts are read in another process. The files are read when a grammar asks for tokens.
+
+    Reading them takes up to seconds, and holds the interpreter's lock: beside weights it would keep those waiting.
+    """
+
+    def __init__(self, read: Callable[[], Tokenizer]) -> None:
+        super().__init__()
+        self._read = read
+
+    def for_grammars(self) -> Tokenizer:
+        return self._read()

@@ -14,14 +14,13 @@ import json
 import os
 import resource
 import signal
-import struct
 import sys
 from datetime import datetime
 from typing import IO, Any
 
+from playhead.models.text.template_frames import LENGTH
 from playhead.models.text.template_sandbox import compile_template, render
 
-LENGTH = struct.Struct("<I")
 MAX_COMPILED = 8
 MAX_ERROR_CHARS = 300
 

@@ -159,6 +159,10 @@ class Tokenizer:
         skipped = self.special.special_ids if skip_special_tokens else ()
         return IncrementalDetokenizer(self._token_bytes, skipped_ids=skipped, prompt_ids=prompt_ids)
 
+    def for_grammars(self) -> Tokenizer:
+        """The tokenizer whose tokens grammars are about: this one, where it has been read."""
+        return self
+
     def try_out(self) -> None:
         """Encode a few words: a tokenizer that makes the library panic is refused when it is loaded."""
         for add_special_tokens in (False, True):

@@ -1,0 +1,19 @@
+"""A number for each page of a large pool."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def zeros_int32(count: int) -> memoryview[int]:
+    """Zeros that read and write like a list's: four times faster than numpy's, entry by entry.
+
+    The system makes the memory when it is touched. A small model on a large GPU has millions of pages, and writing
+    their zeros would be a second of its start.
+    """
+    return np.zeros(4 * count, np.uint8).data.cast("i")
+
+
+def zeros_int64(count: int) -> memoryview[int]:
+    """The same with eight bytes each."""
+    return np.zeros(8 * count, np.uint8).data.cast("q")
