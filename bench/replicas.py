@@ -1,5 +1,7 @@
 """Replicas that are killed, added and taken away under load: `python -m bench.replicas [--on local|ray] [--kills 10]`.
 
+With `--on netns` each replica has a network namespace of its own, and the network is lost instead of the process.
+
 A server with two replicas of the embedded model on this machine, and clients that stream over HTTP. Every request is
 asked once while nothing happens; what follows is compared with that, text for text. Prints a table; the exit code is 1
 if a request was lost or differs.
@@ -25,6 +27,7 @@ import uvloop
 from playhead.engine.config import EngineConfig
 from playhead.scale.build import launcher_for
 from playhead.scale.fleet import FleetConfig
+from playhead.scale.launch import Launcher
 from playhead.scale.replicas import ReplicatedBackend
 from playhead.serve import wire
 from playhead.serve.assemble import make_application
@@ -32,6 +35,7 @@ from playhead.serve.auth import KeyRing
 from playhead.serve.config import ServeConfig
 from playhead.serve.limits import ServeLimits
 from playhead.serve.run import Server, bind
+from playhead.testing.namespaces import NamespaceLauncher
 
 NUM_STREAMS = 32
 NUM_REQUESTS = 64
@@ -181,11 +185,11 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(on_ray: bool, fleet: FleetConfig) -> AsyncIterator[Stage]:
+async def stage(on_ray: bool, fleet: FleetConfig, launcher: Launcher | None = None) -> AsyncIterator[Stage]:
     """A server with replicas, in this process."""
     config = ServeConfig(port=0, replicas=fleet.num_replicas, ray=on_ray)
     begin = wire.Begin("embedded", wire.config_fields(ENGINE), None)
-    backend = ReplicatedBackend(launcher_for(config, ENGINE), begin, LIMITS, fleet)
+    backend = ReplicatedBackend(launcher or launcher_for(config, ENGINE), begin, LIMITS, fleet)
     app = make_application(backend, KeyRing([]), config)
     sock = bind(config)
     server = Server(app)
@@ -216,9 +220,15 @@ async def under_load(
     await asyncio.gather(*clients)
 
 
-async def kills(where: Stage, wanted: dict[int, Answer], count: int) -> Tally:
-    """SIGKILL to the busiest replica, again as soon as the last one is replaced and its sequences have gone on."""
-    tally, rng, replaced_s = Tally(name=f"{count} x kill -9"), random.Random(1), list[float]()
+def kill_9(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+async def losses(
+    where: Stage, wanted: dict[int, Answer], count: int, lose: Callable[[int], None], *, what: str = "kill -9"
+) -> Tally:
+    """Lose the busiest replica, again as soon as the last one is replaced and its sequences have gone on."""
+    tally, rng, replaced_s = Tally(name=f"{count} x {what}"), random.Random(1), list[float]()
 
     async def kill() -> None:
         for _ in range(count):
@@ -226,16 +236,17 @@ async def kills(where: Stage, wanted: dict[int, Answer], count: int) -> Tally:
             await asyncio.sleep(rng.uniform(0.2, 0.8))
             victim = max(where.backend.fleet.engines.values(), key=lambda engine: len(engine.samples))
             had = {sample: len(sample.tokens) for sample in victim.samples.values()}
-            os.kill(victim.pid, signal.SIGKILL)
+            lose(victim.pid)
             while victim.name in where.backend.fleet.engines:
                 await asyncio.sleep(0.005)
             replaced_s.append(await where.serving(2))
             while any(len(one.tokens) == num and not one.stream.is_over for one, num in had.items()):
                 await asyncio.sleep(0.02)
 
-    before = where.backend.num_moved
+    before, num_lost = where.backend.num_moved, where.backend.fleet.counts.num_lost
     await under_load(where, wanted, tally, kill)
     tally.notes = {
+        "replicas lost": str(where.backend.fleet.counts.num_lost - num_lost),
         "sequences moved": str(where.backend.num_moved - before),
         "replaced after": f"{min(replaced_s):.1f} to {max(replaced_s):.1f} s",
     }
@@ -290,16 +301,32 @@ async def campaign(on_ray: bool, num_kills: int) -> list[Tally]:
         quiet = Tally(name="undisturbed")
         for answer in wanted.values():
             quiet.add(answer, answer)
-        return [*found, quiet, await kills(where, wanted, num_kills), await up_and_down(where, wanted)]
+        killed = await losses(where, wanted, num_kills, kill_9)
+        return [*found, quiet, killed, await up_and_down(where, wanted)]
+
+
+async def lost_networks(count: int) -> list[Tally]:
+    """Cut the link of the busiest replica so many times."""
+    launcher = NamespaceLauncher(ENGINE)
+    async with stage(False, FleetConfig(num_replicas=2, max_retries=6), launcher) as where:
+        wanted = await where.reference()
+        quiet = Tally(name="undisturbed")
+        for answer in wanted.values():
+            quiet.add(answer, answer)
+        lost = await losses(where, wanted, count, launcher.cut, what="a network lost")
+    lost.notes["did not end by themselves"] = str(launcher.num_killed)
+    return [quiet, lost]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--on", choices=("local", "ray"), default="local")
+    parser.add_argument("--on", choices=("local", "ray", "netns"), default="local")
     parser.add_argument("--kills", type=int, default=10)
     args = parser.parse_args()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        tallies = runner.run(campaign(args.on == "ray", args.kills))
+        tallies = runner.run(
+            lost_networks(args.kills) if args.on == "netns" else campaign(args.on == "ray", args.kills)
+        )
     print("| run | streams | lost | wrong | longest pause, s | |\n|---|---|---|---|---|---|")
     for tally in tallies:
         print(tally.row)

@@ -1,4 +1,5 @@
-"""Replicas under load, killed, added and taken away: on processes of this machine, and on a Ray cluster of its own.
+"""Replicas under load, killed, added, taken away and cut off: on processes of this machine, and on a Ray cluster of its
+own.
 
 `PLAYHEAD_SCALE=full python -m pytest tests/scale` runs it; Ray's part needs playhead[ray]. The plain suite has the same
 behaviour one request at a time (tests/serve/test_replicas.py). `python -m bench.replicas` prints the times.
@@ -18,18 +19,21 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from bench.replicas import ENGINE, campaign, stage
+from bench.replicas import ENGINE, campaign, lost_networks, stage
 from playhead.scale import app
 from playhead.scale.fleet import FleetConfig
 from playhead.serve.config import ServeConfig
+from playhead.testing.namespaces import why_none
 
+IS_FULL = os.environ.get("PLAYHEAD_SCALE") == "full"
+NO_NAMESPACES = why_none() if IS_FULL else None
 HAS_RAY = importlib.util.find_spec("ray") is not None
 KEY = "alice-0123456789abcdef"
 needs_ray = pytest.mark.skipif(not HAS_RAY, reason="playhead[ray] is not installed")
 pytestmark = [
     pytest.mark.scale,
     pytest.mark.filterwarnings("ignore"),  # Ray's own
-    pytest.mark.skipif(os.environ.get("PLAYHEAD_SCALE") != "full", reason="a campaign: PLAYHEAD_SCALE=full"),
+    pytest.mark.skipif(not IS_FULL, reason="a campaign: PLAYHEAD_SCALE=full"),
 ]
 
 
@@ -46,6 +50,15 @@ def test_nothing_is_lost_and_no_token_differs_whatever_happens_to_replicas(loop,
     assert {run.name: (run.num_lost, run.num_wrong) for run in runs} == {run.name: (0, 0) for run in runs}
     assert all(run.num_done >= 64 for run in runs)
     assert float(prefixes.notes["found cached"].partition("%")[0]) >= 95
+
+
+@pytest.mark.skipif(bool(NO_NAMESPACES), reason=f"no network namespaces: {NO_NAMESPACES}")
+def test_nothing_is_lost_and_no_token_differs_when_a_replicas_network_is_lost(loop):
+    """Nothing is acknowledged any more, and nobody is told. Engines that are out of reach end by themselves."""
+    quiet, lost = loop.run(lost_networks(3))
+    assert (quiet.num_lost, lost.num_lost, lost.num_wrong) == (0, 0, 0)
+    assert int(lost.notes["replicas lost"]) >= 3
+    assert lost.notes["did not end by themselves"] == "0"
 
 
 def listening_on_all_addresses(pids: set[int]) -> list[str]:

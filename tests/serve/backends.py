@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 from playhead.engine.config import EngineConfig
@@ -58,3 +59,19 @@ async def first_of(stream):
     async for output in stream:
         return output
     raise AssertionError("a stream without outputs")
+
+
+async def until(is_so):
+    """Wait for something that other processes do."""
+    while not is_so():
+        await asyncio.sleep(0.01)
+
+
+async def both_serve(backend):
+    """Wait until two replicas are there."""
+    await until(lambda: len(backend.fleet.engines) == 2)
+
+
+def busiest(backend):
+    """The replica with the most sequences."""
+    return max(backend.fleet.engines.values(), key=lambda engine: len(engine.samples))

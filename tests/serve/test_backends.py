@@ -14,10 +14,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-import uvloop
 
 from playhead.errors import EngineStopped, QueueFull, RequestError, RequestTimedOut
-from playhead.llm import LLM
 from playhead.sampling_params import RequestOutputKind, SamplingParams
 from playhead.serve.backend import BackendState
 from playhead.serve.facts import is_capturing
@@ -25,7 +23,7 @@ from playhead.serve.limits import ServeLimits
 from playhead.serve.local import LocalBackend
 from playhead.serve.remote import RemoteBackend
 from playhead.structured_outputs import StructuredOutputs
-from tests.serve.backends import CONFIG, ENDLESS, GREEDY, KINDS, HandClock, first_of, last, outputs_of, submitted
+from tests.serve.backends import CONFIG, ENDLESS, GREEDY, KINDS, first_of, last, outputs_of, submitted
 
 CASES = {
     "greedy": GREEDY,
@@ -47,24 +45,6 @@ CASES = {
     "a number": replace(GREEDY, structured_outputs=StructuredOutputs(regex="[0-9]{3}"), ignore_eos=False),
     "only the end": replace(GREEDY, output_kind=RequestOutputKind.FINAL_ONLY),
 }
-
-
-@pytest.fixture(scope="module")
-def llm():
-    with LLM("embedded", CONFIG) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def clock():
-    return HandClock()
-
-
-@pytest.fixture(scope="module")
-def loop():
-    """The server's kind of event loop: its transports are none of asyncio's classes."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        yield runner
 
 
 @pytest.fixture(scope="module", params=KINDS)

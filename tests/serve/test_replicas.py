@@ -11,11 +11,9 @@ import signal
 from dataclasses import replace
 
 import pytest
-import uvloop
 
 from playhead.engine.front import RequestOptions
 from playhead.errors import ConfigError, EngineStopped
-from playhead.llm import LLM
 from playhead.sampling_params import RequestOutputKind, SamplingParams
 from playhead.scale import fleet
 from playhead.scale.autoscale import Autoscaler, ScaleLimits
@@ -29,7 +27,17 @@ from playhead.serve.config import ServeConfig
 from playhead.serve.limits import ServeLimits
 from playhead.structured_outputs import StructuredOutputs
 from playhead.testing.resumed import is_same
-from tests.serve.backends import CONFIG, ENDLESS, GREEDY, HandClock, first_of, outputs_of, submitted
+from tests.serve.backends import (
+    CONFIG,
+    ENDLESS,
+    GREEDY,
+    both_serve,
+    busiest,
+    first_of,
+    outputs_of,
+    submitted,
+    until,
+)
 
 LONG = replace(GREEDY, max_tokens=80)
 DRAWN = SamplingParams(max_tokens=80, ignore_eos=True, seed=7, temperature=1.1)
@@ -47,23 +55,6 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def llm():
-    with LLM("embedded", CONFIG) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def clock():
-    return HandClock()
-
-
-@pytest.fixture(scope="module")
-def loop():
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        yield runner
-
-
-@pytest.fixture(scope="module")
 def backend(loop, clock):
     begin = wire.Begin("embedded", wire.config_fields(CONFIG), None)
     settings = FleetConfig(num_replicas=2, max_retries=2, drain_s=30, stuck_s=15)
@@ -72,20 +63,6 @@ def backend(loop, clock):
     yield made
     loop.run(made.close())
     assert asyncio.all_tasks(loop.get_loop()) == set()
-
-
-async def until(is_so):
-    """Wait for something that other processes do."""
-    while not is_so():
-        await asyncio.sleep(0.01)
-
-
-async def both_serve(backend):
-    await until(lambda: len(backend.fleet.engines) == 2)
-
-
-def busiest(backend):
-    return max(backend.fleet.engines.values(), key=lambda engine: len(engine.samples))
 
 
 def kill(engine):

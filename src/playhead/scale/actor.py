@@ -12,13 +12,16 @@ before an engine is to be loaded.
 from __future__ import annotations
 
 import hmac
+import math
 import os
 import socket
 import threading
 
+from playhead.serve.contact import FRONT_SILENT_S, SILENT_S
+
 ACCEPT_S = 60.0
+CONNECT_S = 10.0
 SECRET_BYTES = 32
-ASKED_EVERY_S, GONE_S = 2, 8  # a machine that acknowledges nothing for 8 s is gone
 
 
 class EngineActor:
@@ -48,17 +51,30 @@ class EngineActor:
         os._exit(serve_engine(connection.detach()))
 
 
-def watch(connection: socket.socket) -> None:
-    """Have the kernel send at once, and end a connection whose other machine is gone without a word."""
+def watch(connection: socket.socket, silent_s: float) -> None:
+    """Have the kernel send at once, and end a connection whose other machine acknowledges nothing.
+
+    The kernel asks each second, and waits a little less than `silent_s`: 3 s for 3.5. It answers for a process that is
+    busy too, so a machine that is gone is noticed in that time whatever the process was doing.
+    """
+    gone_s = math.ceil(silent_s) - 1
     for level, option, value in (
         (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
         (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, ASKED_EVERY_S),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, ASKED_EVERY_S),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, GONE_S // ASKED_EVERY_S),
-        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * GONE_S),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, gone_s - 1),
+        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * gone_s),
     ):
         connection.setsockopt(level, option, value)
+
+
+def reached(host: str, port: int, secret: bytes) -> socket.socket:
+    """The front's end of the connection to an actor that listens there."""
+    connection = socket.create_connection((host, port), timeout=CONNECT_S)
+    connection.sendall(secret)
+    watch(connection, SILENT_S)
+    return connection
 
 
 def admitted(listener: socket.socket, secret: bytes) -> socket.socket:
@@ -73,6 +89,6 @@ def admitted(listener: socket.socket, secret: bytes) -> socket.socket:
                 said = b""
             if hmac.compare_digest(said, secret):
                 connection.settimeout(None)
-                watch(connection)
+                watch(connection, FRONT_SILENT_S)
                 return connection
             connection.close()

@@ -1,7 +1,7 @@
 """The engines of one model: started, watched, replaced, more and fewer of them. No torch.
 
     starting -> serving -> draining -> ended
-                   |  its process died, or it was stuck for too long
+                   |  its process died, or it was silent or stuck for too long
                    +-> lost: its sequences go to others, and another is started in its place
 
 A fleet knows nothing of requests but the sequences that its engines have. `FleetOwner` places those.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,6 +21,7 @@ from playhead.logs import event
 from playhead.scale.autoscale import Autoscaler, ScaleLimits
 from playhead.scale.launch import Launcher
 from playhead.serve import wire
+from playhead.serve.contact import SILENT_S
 from playhead.serve.limits import Clock, ServeLimits
 from playhead.serve.remote_engine import RemoteEngine
 from playhead.serve.remote_stream import Sample
@@ -35,7 +37,8 @@ class FleetConfig:
     """`num_replicas` at the start; with `autoscale`, (least, most), the number follows the load.
 
     A sequence whose engine is lost goes to another `max_retries` times. An engine that is to go has `drain_s` to finish
-    what it has; the rest goes on elsewhere. One that is stuck for `stuck_s` is replaced.
+    what it has; the rest goes on elsewhere. One that is stuck for `stuck_s` is replaced; one of which nothing was heard
+    for `silent_s` is lost.
     """
 
     num_replicas: int = 1
@@ -43,6 +46,7 @@ class FleetConfig:
     max_retries: int = 3
     drain_s: float = 30.0
     stuck_s: float = 15.0
+    silent_s: float = SILENT_S
     down_after_s: float = 60.0
 
 
@@ -103,6 +107,7 @@ class Fleet:
         self.target = config.num_replicas
         self.is_hopeless = False
         self._owner: FleetOwner | None = None
+        self._has_started = False
         self._numbers = itertools.count()
         self._loading: set[RemoteEngine] = set()
         self._starters: set[asyncio.Task[None]] = set()
@@ -117,11 +122,13 @@ class Fleet:
     async def start(self, owner: FleetOwner) -> None:
         """Start the first engines and wait until all serve. If one cannot start, all end with its error."""
         self._owner = owner
-        first = await asyncio.gather(*(self._start_one() for _ in range(self.target)), return_exceptions=True)
+        starters = [self._keep_starter(self._start_one()) for _ in range(self.target)]
+        first = await asyncio.gather(*starters, return_exceptions=True)
         errors = [one for one in first if isinstance(one, BaseException)]
         if errors:
             await self.close()
             raise errors[0]
+        self._has_started = True
 
     async def close(self) -> None:
         """End all engines. A second call does nothing."""
@@ -136,8 +143,11 @@ class Fleet:
     def check(self) -> None:
         """Look after health, number and drains. A timer does this."""
         now_s = self._clock()
-        for engine in list(self.engines.values()):
+        for engine in (*self.engines.values(), *self.draining.values(), *self._loading):
             engine.check()
+        if not self._has_started:
+            return  # `start` decides what becomes of an engine that fails
+        for engine in list(self.engines.values()):
             if self._stuck.seconds(engine.name, now_s, is_so=engine.is_stuck) > self.config.stuck_s:
                 event(LOG, logging.ERROR, "replica stuck", replica=engine.name, requests=len(engine.samples))
                 self._let_go(engine)
@@ -163,7 +173,8 @@ class Fleet:
     # One engine's way.
 
     async def _start_one(self) -> None:
-        engine = RemoteEngine(self, self._limits, self._clock, name=f"r{next(self._numbers)}")
+        name = f"r{next(self._numbers)}"
+        engine = RemoteEngine(self, self._limits, self._clock, name=name, silent_s=self.config.silent_s)
         self._loading.add(engine)
         try:
             launched = await self._launcher.launch()
@@ -196,11 +207,16 @@ class Fleet:
 
     def _follow_target(self) -> None:
         for _ in range(self.target - len(self.engines) - self.num_starting):
-            starter = asyncio.create_task(self._keep_starting())
-            self._starters.add(starter)
-            starter.add_done_callback(self._starters.discard)
+            self._keep_starter(self._keep_starting())
         for _ in range(min(len(self.engines) - self.target, len(self.engines) - 1)):
             self._drain(min(self.engines.values(), key=lambda engine: len(engine.samples)))
+
+    def _keep_starter(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """An engine is on its way from now on."""
+        starter = asyncio.create_task(work)
+        self._starters.add(starter)
+        starter.add_done_callback(self._starters.discard)
+        return starter
 
     def _drain(self, engine: RemoteEngine) -> None:
         """Let it finish what it has, and nothing else."""
@@ -227,8 +243,8 @@ class Fleet:
         self.owner.on_gone(engine)
 
     def on_lost(self, engine: RemoteEngine) -> None:
-        """Its process has died."""
-        event(LOG, logging.ERROR, "replica died", replica=engine.name, requests=len(engine.samples))
+        """Its process has died, or is out of reach."""
+        event(LOG, logging.ERROR, "replica lost", replica=engine.name, requests=len(engine.samples))
         self.counts.num_lost += 1
         self._let_go(engine)
 

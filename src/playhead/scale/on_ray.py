@@ -22,14 +22,13 @@ import ray.util
 from playhead.engine.config import EngineConfig
 from playhead.errors import EngineStopped
 from playhead.logs import event
-from playhead.scale.actor import SECRET_BYTES, EngineActor, watch
+from playhead.scale.actor import SECRET_BYTES, EngineActor, reached
 from playhead.scale.launch import Launched
 from playhead.serve.auth import is_loopback
 from playhead.serve.engine_child import wants_gpu
 
 LOG = logging.getLogger(__name__)
 PLACED_S = 120.0  # for a node with a free GPU, and for a process on it
-CONNECT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -84,9 +83,7 @@ class RayLauncher:
             host = "127.0.0.1" if is_loopback(self._host) else ray.get(actor.node_address.remote(), timeout=PLACED_S)
             secret = secrets.token_bytes(SECRET_BYTES)
             port, pid = ray.get(actor.listen.remote(host, secret), timeout=PLACED_S)
-            connection = socket.create_connection((host, port), timeout=CONNECT_S)
-            connection.sendall(secret)
-            watch(connection)
+            connection = reached(host, port, secret)
         except BaseException:
             ray.kill(actor)
             raise

@@ -78,6 +78,7 @@ class ReplicatedBackend(RemoteFront):
     async def start(self) -> None:
         """Start the engines and wait until all have loaded the model."""
         early = RemoteReader.early(self._begin.model, self._engine_config)
+        self._timer = asyncio.create_task(self._keep_checking())  # an engine may be lost while it loads
         try:
             await self.fleet.start(self)
         except BaseException:
@@ -85,7 +86,6 @@ class ReplicatedBackend(RemoteFront):
             raise
         assert self._ready is not None, "an engine has joined"
         self._model = await RemoteReader.of(self._ready, self._engine_config, early)
-        self._timer = asyncio.create_task(self._keep_checking())
 
     def submit(self, request_id: str, checked: CheckedPrompt, options: RequestOptions) -> RemoteStream:
         """Queue a request, or `QueueFull` or `EngineStopped`. While no engine is there, it waits for one."""

@@ -7,7 +7,7 @@ killed leaves no engine behind. Stop strings are found on the HTTP side, which t
     main thread      orders -> engine, a step, its tokens -> socket
     writer thread    what the socket had no room for
     grammar thread   compiles what structured answers must match
-    beat thread      every second: how many steps are done
+    beat thread      twice a second: how many steps are done; ends the process if its front is silent for too long
 
 The main thread never waits for the HTTP side: what does not fit into the socket waits in the outbox.
 """
@@ -18,6 +18,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,10 +38,10 @@ from playhead.errors import PlayheadError, RankLost, RequestError, RequestFailed
 from playhead.models.checkpoint.hub import resolve_model
 from playhead.outputs import CompletionOutput, RequestOutput
 from playhead.serve import wire
+from playhead.serve.contact import BEAT_S, FRONT_SILENT_S, Listening
 from playhead.serve.facts import facts_of, is_capturing
 
 RECEIVED_BYTES = 1 << 18
-BEAT_S = 1.0
 
 
 class Outbox:
@@ -102,10 +103,16 @@ class Compiled:
 
 
 class Inbox:
-    """Orders from the HTTP side. `on_end` is called in the reader thread when no more can come."""
+    """Orders from the HTTP side. `on_end` is called in the reader thread when no more can come.
 
-    def __init__(self, connection: socket.socket, on_end: Callable[[], None]) -> None:
+    `front` is how long nothing has come; `num_heard` is the number of the last `Here`, which is no order to follow.
+    """
+
+    def __init__(
+        self, connection: socket.socket, on_end: Callable[[], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._socket, self._on_end = connection, on_end
+        self.front, self.num_heard = Listening(clock, BEAT_S), 0
         self._came = threading.Condition()
         self._orders: deque[wire.Order | Compiled] = deque()
         threading.Thread(target=self._keep_reading, name="playhead reader", daemon=True).start()
@@ -135,10 +142,17 @@ class Inbox:
         frames = wire.Frames()
         try:
             while data := self._socket.recv(RECEIVED_BYTES):
+                self.front.heard()
                 for _, payload in frames.feed(data):
-                    self.put(wire.read_order(payload))
+                    self._take(wire.read_order(payload))
         finally:
             self._on_end()
+
+    def _take(self, order: wire.Order) -> None:
+        if isinstance(order, wire.Here):
+            self.num_heard = order.number
+        else:
+            self.put(order)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)  # mutable: more is sent with every step
@@ -172,14 +186,15 @@ class EngineLoop:
         self._sent: dict[str, Sent] = {}
         self._captures = CapturesLeft(engine)
         self._compiling: set[int] = set()
+        self._is_about_to_capture = False
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="playhead grammars")
         engine.max_waiting = sys.maxsize  # the HTTP side refuses what is too much
 
     @property
     def beat(self) -> wire.Beat:
         """How far the engine is. Any thread may ask."""
-        is_preparing = bool(self._compiling) or is_capturing(self._engine)
-        return wire.Beat(self._engine.stats.num_steps, is_preparing)
+        is_preparing = self._is_about_to_capture or bool(self._compiling) or is_capturing(self._engine)
+        return wire.Beat(self._engine.stats.num_steps, is_preparing, self._inbox.num_heard)
 
     def turn(self) -> None:
         """Follow the orders that have come, then run a step or capture a graph. Without either, wait for an order."""
@@ -189,7 +204,7 @@ class EngineLoop:
         if self._engine.has_work:
             self._step()
         elif self._captures.are_left:
-            self._captures.do_one()
+            self._capture()
 
     def _follow(self, order: wire.Order | Compiled) -> None:
         if isinstance(order, wire.Submit):
@@ -204,6 +219,18 @@ class EngineLoop:
         elif isinstance(order, wire.Ask):
             shown = take_snapshot(self._engine, order.after_step)
             self._outbox.send(wire.framed(wire.Shown(shown)))
+
+    def _capture(self) -> None:
+        self._is_about_to_capture = True
+        self._tell_beat()
+        try:
+            self._captures.do_one()
+        finally:
+            self._is_about_to_capture = False
+
+    def _tell_beat(self) -> None:
+        """Before work that may let no other Python thread run for seconds: the front must know why it hears nothing."""
+        self._outbox.send(wire.framed(self.beat))
 
     def _submit(self, order: wire.Submit) -> None:
         """Queue a sequence, after its grammar is compiled if it has one. If that raises, the sequence alone ends."""
@@ -224,6 +251,7 @@ class EngineLoop:
             self._queue(order.number, checked, options)
         else:
             self._compiling.add(order.number)
+            self._tell_beat()
             self._compiler.submit(self._compile, order.number, checked, options)
 
     def _compile(self, number: int, checked: CheckedPrompt, options: RequestOptions) -> None:
@@ -352,12 +380,30 @@ class CapturesLeft:
             self._engine.capture_graphs()
 
 
-def keep_beating(loop: EngineLoop, outbox: Outbox) -> None:
-    """Say every second how far the engine is. A side that is behind with reading is told nothing twice."""
-    waits = threading.Event()
-    while not waits.wait(BEAT_S):
-        if not outbox.is_behind:
-            outbox.send(wire.framed(loop.beat))
+class Beats:
+    """What the beat thread says, from the first moment on. `loop` is None while the model is loaded.
+
+    Nothing else tells a process that its front is out of reach: it would keep its GPU for ever. `on_silent` ends it.
+    """
+
+    def __init__(self, inbox: Inbox, outbox: Outbox, on_silent: Callable[[], None]) -> None:
+        self._inbox, self._outbox, self._on_silent = inbox, outbox, on_silent
+        self.loop: EngineLoop | None = None
+
+    def once(self) -> None:
+        """Say how far the engine is. A side that is behind with reading is told nothing twice."""
+        self._inbox.front.look()
+        if self._inbox.front.silent_s >= FRONT_SILENT_S:
+            self._on_silent()
+        if not self._outbox.is_behind:
+            beat = wire.Beat(0, True, self._inbox.num_heard) if self.loop is None else self.loop.beat
+            self._outbox.send(wire.framed(beat))
+
+    def keep_beating(self) -> None:
+        """For a thread."""
+        waits = threading.Event()
+        while not waits.wait(BEAT_S):
+            self.once()
 
 
 def ready(engine: Engine, model: str, config: EngineConfig, name: str | None) -> wire.Ready:
@@ -383,6 +429,10 @@ def serve_engine(descriptor: int) -> int:
     os.set_inheritable(descriptor, False)  # a compiler that is started here must not keep the socket open
     connection = socket.socket(fileno=descriptor)
     outbox, inbox = Outbox(connection), Inbox(connection, on_end=end_at_once)
+    # The other end of a socket pair cannot be out of reach, and a front that stands in a debugger goes on some day.
+    is_here = connection.family == socket.AF_UNIX
+    beats = Beats(inbox, outbox, on_silent=(lambda: None) if is_here else end_at_once)
+    threading.Thread(target=beats.keep_beating, name="playhead beat", daemon=True).start()
     begin = inbox.first()
     if not isinstance(begin, wire.Begin):
         raise RequestError("engine process", type(begin).__name__, "Begin", "Send it first.")
@@ -394,7 +444,6 @@ def serve_engine(descriptor: int) -> int:
         outbox.send(wire.framed(wire.Refused(wire.note_of(error))))
         outbox.wait_until_sent()
         return 1
-    loop = EngineLoop(engine, inbox, outbox)
-    threading.Thread(target=keep_beating, args=(loop, outbox), name="playhead beat", daemon=True).start()
+    loop = beats.loop = EngineLoop(engine, inbox, outbox)
     while True:
         loop.turn()

@@ -25,10 +25,15 @@ class EngineHost(Protocol):
 
 
 class EngineLink(asyncio.Protocol):
-    """One process and the socket to it. `on_lost` is called once, when the socket has ended for whatever reason."""
+    """One process and the socket to it. `on_lost` is called once, when the socket has ended for whatever reason.
 
-    def __init__(self, on_frame: Callable[[int, bytes], None], on_lost: Callable[[], None]) -> None:
-        self._on_frame, self._on_lost = on_frame, on_lost
+    `on_bytes` is called whenever something has come, before its frames are read.
+    """
+
+    def __init__(
+        self, on_frame: Callable[[int, bytes], None], on_lost: Callable[[], None], on_bytes: Callable[[], None]
+    ) -> None:
+        self._on_frame, self._on_lost, self._on_bytes = on_frame, on_lost, on_bytes
         self._frames = wire.Frames()
         self._transport: asyncio.WriteTransport | None = None
         self._host: EngineHost | None = None
@@ -51,10 +56,14 @@ class EngineLink(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(wire.framed(message))
 
+    def drop(self) -> None:
+        """Close the socket at once: what was not sent yet might never be. `on_lost` is called next."""
+        if self._transport is not None:
+            self._transport.abort()
+
     async def end(self) -> None:
         """Close the socket, which ends the process; one that does not end is killed."""
-        if self._transport is not None:
-            self._transport.close()
+        self.drop()
         host, self._host = self._host, None
         if host is not None:
             await asyncio.to_thread(host.end)
@@ -65,11 +74,12 @@ class EngineLink(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         assert self._transport is not None, "it is connected"
+        self._on_bytes()
         try:
             for kind, payload in self._frames.feed(data):
                 self._on_frame(kind, payload)
         except wire.FrameError:
-            self._transport.abort()  # what follows cannot be understood either
+            self.drop()  # what follows cannot be understood either
 
     def connection_lost(self, error: Exception | None) -> None:
         self._on_lost()

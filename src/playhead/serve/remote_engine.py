@@ -11,6 +11,7 @@ Whether the process is a child of this one or runs elsewhere is known to its `En
 from __future__ import annotations
 
 import asyncio
+import logging
 from array import array
 from collections import deque
 from collections.abc import Sequence
@@ -19,10 +20,14 @@ from typing import Protocol
 
 from playhead.engine.snapshot import EngineSnapshot
 from playhead.errors import EngineStopped
+from playhead.logs import event
 from playhead.serve import wire
+from playhead.serve.contact import Contact
 from playhead.serve.limits import SNAPSHOT_S, Clock, Pulse, ServeLimits
 from playhead.serve.link import EngineHost, EngineLink
 from playhead.serve.remote_stream import Sample
+
+LOG = logging.getLogger(__name__)
 
 
 class EngineOwner(Protocol):
@@ -36,12 +41,18 @@ class EngineOwner(Protocol):
 
 
 class RemoteEngine:
-    """`samples` are the sequences that it has, by number. `name` is for metrics and logs."""
+    """`samples` are the sequences that it has, by number. `name` is for metrics and logs.
 
-    def __init__(self, owner: EngineOwner, limits: ServeLimits, clock: Clock, *, name: str = "") -> None:
-        self._owner, self.name = owner, name
+    With `silent_s` an engine that was silent for so long is lost. Without, only one whose socket has ended.
+    """
+
+    def __init__(
+        self, owner: EngineOwner, limits: ServeLimits, clock: Clock, *, name: str = "", silent_s: float | None = None
+    ) -> None:
+        self._owner, self.name, self._clock, self._silent_s = owner, name, clock, silent_s
         self._pulse = Pulse(limits, clock)
-        self._link = EngineLink(self._on_frame, self._on_link_lost)
+        self._contact: Contact | None = None  # once there is a process to be heard
+        self._link = EngineLink(self._on_frame, self._on_link_lost, self._on_bytes)
         self._loaded: asyncio.Future[wire.Ready] | None = None
         self._asked: deque[asyncio.Future[EngineSnapshot]] = deque()
         self._num_steps = 0
@@ -63,8 +74,12 @@ class RemoteEngine:
         """Have a process load a model. What its files are refused for is raised."""
         self._loaded = asyncio.get_running_loop().create_future()
         await self._link.connect(host)
+        if self._silent_s is not None:
+            self._contact = Contact(self._silent_s, self._clock)
         self._link.send(begin)
         ready = await self._loaded
+        if self._contact is not None:
+            self._contact.loaded()
         self.last_snapshot, self._is_open = ready.snapshot, True
         self._pulse.beat()
         return ready
@@ -82,8 +97,15 @@ class RemoteEngine:
             self._link.send(wire.Abort(numbers))
 
     def check(self) -> None:
-        """Look whether it gets on. A timer does this."""
+        """Look whether it is there, and whether it gets on. A timer does this every `CHECK_S` seconds."""
         self._pulse.saw(self._num_steps, has_work=bool(self.samples))
+        if self._contact is None:
+            return
+        self._link.send(self._contact.look())
+        if self._contact.is_lost:
+            event(LOG, logging.ERROR, "engine silent", replica=self.name, seconds=self._contact.silent_s)
+            self._contact = None
+            self._link.drop()
 
     async def snapshot(self, after_step: int = 0) -> EngineSnapshot:
         """The engine between two steps, or as it was when it last answered."""
@@ -117,6 +139,10 @@ class RemoteEngine:
         if self._is_open:
             self._is_open = False
             self._owner.on_lost(self)
+
+    def _on_bytes(self) -> None:
+        if self._contact is not None:
+            self._contact.came()
 
     def _on_frame(self, kind: int, payload: bytes) -> None:
         if kind == wire.Kind.STEP:
@@ -159,6 +185,8 @@ class RemoteEngine:
         self._pulse.saw(beat.num_steps, has_work=bool(self.samples))
         if beat.is_preparing:
             self._pulse.beat()
+        if self._contact is not None:
+            self._contact.beat(beat)
 
     def _on_failed(self, news: wire.Failed) -> None:
         """A sequence failed: the other samples of its request end with it."""

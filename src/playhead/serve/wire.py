@@ -95,6 +95,12 @@ class Ask(msgspec.Struct, frozen=True, tag="ask"):
     after_step: int
 
 
+class Here(msgspec.Struct, frozen=True, tag="here"):
+    """To the engine, twice a second: its front is there. Later ones have greater numbers; a beat says the last one."""
+
+    number: int
+
+
 class ErrorNote(msgspec.Struct, frozen=True):
     """An error by its name and the texts it is made of."""
 
@@ -139,16 +145,18 @@ class Shown(msgspec.Struct, frozen=True, tag="shown"):
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
-    """From the engine, every second and in the middle of a step too: how many steps are done.
+    """From the engine, twice a second and in the middle of a step too: how many steps are done.
 
-    Where it captures a graph or compiles a grammar, no step may end for a while.
+    Where it loads, captures a graph or compiles a grammar, no step may end for a while. `num_heard` is the number of
+    the last `Here` that came.
     """
 
     num_steps: int
     is_preparing: bool
+    num_heard: int = 0
 
 
-Order = Begin | Submit | Abort | Ask
+Order = Begin | Submit | Abort | Ask | Here
 News = Ready | Refused | Reports | Failed | Shown | Beat
 
 ENCODER = msgspec.msgpack.Encoder()

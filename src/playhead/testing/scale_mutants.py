@@ -9,6 +9,8 @@ from playhead.sampling_params import SamplingParams
 from playhead.scale import router as router_module
 from playhead.scale.router import Loads, PageKey, Reason, Router, page_keys
 from playhead.serve import remote_engine, wire
+from playhead.serve.contact import SILENT_S, Contact, Listening
+from playhead.serve.limits import CHECK_S
 from playhead.serve.remote_stream import RemoteStream, Sample
 from playhead.testing.mutant import Checker, Mutant, Patch, mutant, swapped
 from playhead.testing.scripted_backend import embedded_reader
@@ -20,6 +22,7 @@ TENANTS, BOUND, TREE, GOES_ON, REPORTS = (
     "output so far is sent",
     "logprobs of tokens that came",
 )
+SILENT, HEARD, DEAF, STALLS = "a silent engine", "an engine that beats", "an engine that hears nothing", "own stalls"
 PAGE = 4
 
 
@@ -64,6 +67,34 @@ def reports_kept() -> Patch:
         return None
 
     return swapped(Sample, "interrupted", keep)
+
+
+@mutant("silence without end", source="connections whose other machine is gone", killed_by=(SILENT,))
+def silence_without_end() -> Patch:
+    return swapped(Contact, "is_lost", property(lambda self: False))
+
+
+@mutant("a beat ignored", source="watchdogs that end what is well", killed_by=(HEARD,))
+def a_beat_ignored() -> Patch:
+    return swapped(Contact, "came", lambda self: None)
+
+
+@mutant("an engine that hears nothing passes", source="networks that lose one way alone", killed_by=(DEAF,))
+def any_beat_answers() -> Patch:
+    def beat(self: Contact, beat: wire.Beat) -> None:
+        self._is_deaf = False
+
+    return swapped(Contact, "beat", beat)
+
+
+@mutant("own stalls charged", source="watchdogs after a suspended machine wakes", killed_by=(STALLS,))
+def own_stalls_charged() -> Patch:
+    def look(self: Listening) -> None:
+        now_s = self._clock()
+        self._listened_s += now_s - self._looked_s
+        self._looked_s = now_s
+
+    return swapped(Listening, "look", look)
 
 
 def tenants_apart() -> list[str]:
@@ -121,11 +152,66 @@ def logprobs_of_tokens_that_came() -> list[str]:
     return [] if found == [7, 8, 11] else [f"logprobs of {found}"]
 
 
-SCALE_MUTANTS: tuple[Mutant, ...] = (salt_forgotten, never_forgets, last_page_first, begins_anew, reports_kept)
+def seconds_until_lost(*, every_s: float = CHECK_S, beats: bool = False, hears: bool = True) -> float | None:
+    """How much later an engine that serves counts as lost, by a front that looks so often; None if it never does."""
+    now_s, num_heard = 0.0, 0
+    contact = Contact(SILENT_S, lambda: now_s)
+    contact.loaded()
+    for _ in range(100):
+        now_s += every_s
+        number = contact.look().number
+        if contact.is_lost:
+            return now_s
+        num_heard = number if hears else num_heard
+        if beats:
+            contact.came()
+            contact.beat(wire.Beat(1, False, num_heard))
+    return None
+
+
+def silent_engine() -> list[str]:
+    """An engine of which nothing comes is lost after the limit."""
+    found = seconds_until_lost()
+    return [] if found == SILENT_S else [f"lost after {found} s"]
+
+
+def engine_that_beats() -> list[str]:
+    """An engine whose beats come is never lost."""
+    found = seconds_until_lost(beats=True)
+    return [] if found is None else [f"lost after {found} s"]
+
+
+def engine_that_hears_nothing() -> list[str]:
+    """An engine whose beats come, and that hears nothing, is lost after the limit."""
+    found = seconds_until_lost(beats=True, hears=False)
+    return [] if found == SILENT_S else [f"lost after {found} s"]
+
+
+def own_stalls() -> list[str]:
+    """A front that stands for a minute between two looks has heard nothing since the first, and knows why."""
+    found = seconds_until_lost(every_s=60)
+    return [] if found == 60 * SILENT_S / CHECK_S else [f"lost after {found} s"]
+
+
+SCALE_MUTANTS: tuple[Mutant, ...] = (
+    salt_forgotten,
+    never_forgets,
+    last_page_first,
+    begins_anew,
+    reports_kept,
+    silence_without_end,
+    a_beat_ignored,
+    any_beat_answers,
+    own_stalls_charged,
+)
 SCALE_CHECKERS: tuple[Checker, ...] = (
     Checker(name=TENANTS, run=tenants_apart),
     Checker(name=BOUND, run=bounded_memory),
     Checker(name=TREE, run=prefixes_from_the_start),
     Checker(name=GOES_ON, run=output_so_far_is_sent),
     Checker(name=REPORTS, run=logprobs_of_tokens_that_came),
+    Checker(name=SILENT, run=silent_engine),
+    Checker(name=HEARD, run=engine_that_beats),
+    Checker(name=DEAF, run=engine_that_hears_nothing),
+    Checker(name=STALLS, run=own_stalls),
 )

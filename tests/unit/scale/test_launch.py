@@ -39,7 +39,7 @@ def test_an_actor_lets_in_the_caller_that_knows_the_secret_and_nobody_else():
             waiting.join()
             with found[0] as connection:
                 assert connection.recv(64) == b"first order"
-                assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 8000
+                assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 29_000
             assert caller.recv(1) == b""
         with pytest.raises(OSError, match=r"refused|reset"):
             socket.create_connection(("127.0.0.1", port))
