@@ -61,7 +61,8 @@ LOSSES = {
 def started(loop, clock, num_processes, **settings):
     launcher = ProxiedLauncher(CONFIG, num_processes)
     begin = wire.Begin("embedded", wire.config_fields(CONFIG), None)
-    made = ReplicatedBackend(launcher, begin, ServeLimits(), FleetConfig(**settings), clock)
+    fleet = FleetConfig(**settings, stuck_s=1000)  # what is lost here is lost for its silence
+    made = ReplicatedBackend(launcher, begin, ServeLimits(), fleet, clock)
     loop.run(made.start())
     return made, launcher
 

@@ -18,10 +18,11 @@ BEAT_S = 0.5
 SILENT_S = 3.5
 """After so long a front takes an engine for lost. Seven beats: other work of a busy machine may delay some."""
 
-PREPARING_S = 30.0
+PREPARING_S = 18.0
 """The same for an engine that has said that it captures a graph or compiles a grammar. llguidance builds the tables of
 a large vocabulary without letting another Python thread run, so the beat thread is silent too: for a second, or for
-sixteen where the processor is shared with many others."""
+sixteen where the processor is shared with many others. One with work that makes no step for 19 s is replaced as
+stuck in any case."""
 
 LOADING_S = 120.0
 """The same for an engine that loads: it imports torch and reads files of any size from any disk."""
