@@ -21,11 +21,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from types import FrameType
 
-from bench.idle_engine import CHUNK_TOKENS, PAGE_SIZE, MeteredEngine, StepCost, idle_worker
+from bench.idle_engine import CHUNK_TOKENS, MeteredEngine, StepCost, idle_worker
 from bench.measure import emit
 from playhead.engine.front import RequestOptions
 from playhead.sampling_params import SamplingParams
-from playhead.schedule.scheduler import RESERVED_TOKENS
 from playhead.schedule.step_plan import StepPlan
 
 PROMPT_TOKENS = 128
@@ -36,6 +35,15 @@ WANTED_STEPS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What a step was: its plan, the plan before it, and how many pages it took."""
+
+    planned: StepPlan
+    before: StepPlan
+    num_new_pages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """Requests that come and go in a certain way. `counts` tells which steps are measured.
 
@@ -43,8 +51,7 @@ class Case:
     many lengths as a page has places, so that windows slide and pages fill in every step.
     """
 
-    counts: Callable[[StepPlan, StepPlan], bool]
-    """Whether a step counts, from its plan and the plan before."""
+    counts: Callable[[Observed], bool]
     num_ending: int = 0
     is_refilled: bool = False
     is_staggered: bool = False
@@ -54,21 +61,21 @@ class Case:
     num_steps: int = WANTED_STEPS
 
 
-def goes_on(planned: StepPlan, before: StepPlan) -> bool:
-    return planned.is_decode and planned.requests == before.requests
+def goes_on(step: Observed) -> bool:
+    return step.planned.is_decode and step.planned.requests == step.before.requests
 
 
-def is_smaller(planned: StepPlan, before: StepPlan) -> bool:
-    return planned.is_decode and before.is_decode and len(planned) < len(before)
+def is_smaller(step: Observed) -> bool:
+    return step.planned.is_decode and step.before.is_decode and len(step.planned) < len(step.before)
 
 
-def takes_pages(planned: StepPlan, before: StepPlan) -> bool:
-    """All requests of these batches are as long, so their pages are full at the same step."""
-    return planned.is_decode and int(planned.ends[0] - PROMPT_TOKENS) % RESERVED_TOKENS == PAGE_SIZE
+def takes_pages(step: Observed) -> bool:
+    """All requests of these batches are as long, so they want pages at the same step."""
+    return goes_on(step) and step.num_new_pages >= len(step.planned)
 
 
-def has_prompts(planned: StepPlan, before: StepPlan) -> bool:
-    return not planned.is_decode
+def has_prompts(step: Observed) -> bool:
+    return not step.planned.is_decode
 
 
 CASES = {
@@ -114,8 +121,7 @@ class Population:
             self.engine.abort(request_id)
         while self.engine.has_work:
             self.engine.step()
-        self.engine.meter.costs.clear()
-        self.engine.meter.plans.clear()
+        self.engine.meter.clear()
 
     def _add(self, num_tokens: int) -> None:
         number = len(self._ids)
@@ -129,8 +135,12 @@ class Population:
 
 def counts(engine: MeteredEngine, case: Case, number: int) -> bool:
     """Whether a step is one that the case is about."""
-    before, planned = engine.meter.plans[number - 1], engine.meter.plans[number]
-    return bool(before and planned and case.counts(planned, before))
+    meter = engine.meter
+    before, planned = meter.plans[number - 1], meter.plans[number]
+    num_new_pages = meter.num_pages[number] - meter.num_pages[number - 1]
+    return bool(
+        before and planned and case.counts(Observed(planned=planned, before=before, num_new_pages=num_new_pages))
+    )
 
 
 def measured(engine: MeteredEngine, case: Case, num_requests: int) -> list[StepCost]:

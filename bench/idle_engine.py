@@ -20,6 +20,7 @@ from playhead.graph.oplog import OpLog
 from playhead.graph.outputs import Outputs
 from playhead.graph.runner import GraphRunner
 from playhead.kv.plan import KVLimits
+from playhead.kv.tables import FULL
 from playhead.models.text.ids_only import IdsOnlyTokenizer
 from playhead.sampling_params import SamplingKind
 from playhead.schedule.step_plan import StepPlan
@@ -111,10 +112,16 @@ class StepCost:
 
 @dataclass(slots=True, kw_only=True)  # mutable: steps are added
 class Meter:
-    """The cost of each step, and the plan that it launched."""
+    """The cost of each step, the plan that it launched, and the full pages in use when it was planned."""
 
     costs: list[StepCost] = field(default_factory=list)
     plans: list[StepPlan | None] = field(default_factory=list)
+    num_pages: list[int] = field(default_factory=list)
+
+    def clear(self) -> None:
+        """Forget all steps."""
+        for noted in (self.costs, self.plans, self.num_pages):
+            noted.clear()
 
 
 class MeteredEngine(Engine):
@@ -127,6 +134,7 @@ class MeteredEngine(Engine):
     def advance(self) -> None:
         self.meter.costs.append(StepCost())
         self.meter.plans.append(None)
+        self.meter.num_pages.append(0)
         started_s = time.thread_time()
         super().advance()
         self.meter.costs[-1].total = microseconds_since(started_s)
@@ -136,6 +144,7 @@ class MeteredEngine(Engine):
         planned = super()._plan()
         self.meter.costs[-1].plan += microseconds_since(started_s)
         self.meter.plans[-1] = planned
+        self.meter.num_pages[-1] = self.worker.kv.allocator.groups[FULL].num_taken
         return planned
 
     def _launch(self, planned: StepPlan, started_s: float) -> LaunchedStep:
