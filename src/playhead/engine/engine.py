@@ -326,7 +326,7 @@ class Engine:
         while True:
             planned = self._scheduler.plan()
             broken: list[tuple[ResponseBuilder, Exception]] = []
-            for chunk in () if planned.goes_on else self.worker.rows.unknown_to_sampler(planned):
+            for chunk in self.worker.rows.unknown_to_sampler(planned.newcomers):
                 try:
                     self.worker.sampler.set(chunk.seq.row, chunk.request)
                 except Exception as error:  # noqa: BLE001  whatever it is, it is this request's
@@ -351,8 +351,8 @@ class Engine:
     def _launch(self, planned: StepPlan, started_s: float) -> LaunchedStep:
         planned_s = time.perf_counter()
         launched = self.worker.launch(planned)
-        if not planned.goes_on:
-            self.stats.num_prompt_tokens += sum(len(chunk.tokens) for chunk in planned if not chunk.num_generated)
+        if planned.newcomers:
+            self.stats.num_prompt_tokens += planned.num_prompt_tokens
         return LaunchedStep(
             planned=planned,
             launched=launched,

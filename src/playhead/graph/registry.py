@@ -92,6 +92,7 @@ class CudaGraphBufferRegistry:
         self._staged: list[StagedEntry] = []
         self._vectors: list[tuple[int, str, np.dtype[Any], bool]] = []
         self._others: list[int] = []
+        self._tails: list[tuple[int, GraphSlot]] = []
         self._ring: StagingRing | None = None
         self._sources: frozenset[str] = frozenset()
         self._proxies: frozenset[str] = frozenset()
@@ -106,7 +107,10 @@ class CudaGraphBufferRegistry:
 
         A runner that replays without a fill compares it with its value after the last step.
         """
-        return self._num_own_fills + sum(shared.num_writes for shared in self._shared)
+        num_fills = self._num_own_fills
+        for shared in self._shared:
+            num_fills += shared.num_writes
+        return num_fills
 
     @property
     def slots(self) -> Mapping[str, GraphSlot]:
@@ -201,6 +205,8 @@ class CudaGraphBufferRegistry:
                     self._vectors.append((i, bound.name, entry.numpy_dtype, bound.axis == "bs"))
                 else:
                     self._others.append(i)
+                if bound.axis != "none" and not bound.leaves_tail:
+                    self._tails.append((i, bound))
                 self._slots[bound.name] = bound
             self._ring = StagingRing(fields, arena, self._port or port_for(self.device), NUM_STAGES)
         self._shared = tuple(entry.shared for entry in self._device if entry.shared is not None)
@@ -321,9 +327,10 @@ class CudaGraphBufferRegistry:
         for at in self._others:
             self._write_checked(at, fields[at], batch, ctx)
         if raw_bs < left_bs or raw_tokens < left_tokens:
-            left = {"bs": left_bs, "tokens": left_tokens, "none": 0}
-            for entry, values in zip(self._staged, fields, strict=True):
-                self._reset_staged_tail(entry.slot, values, ctx.raw(entry.slot.axis), left[entry.slot.axis])
+            for at, slot in self._tails:
+                raw, left = (raw_bs, left_bs) if slot.axis == "bs" else (raw_tokens, left_tokens)
+                if raw < left:
+                    self._reset_staged_tail(slot, fields[at], raw, left)
         stage.dirty_bs, stage.dirty_tokens = raw_bs, raw_tokens
 
     def _write_checked(self, at: int, values: np.ndarray[Any, Any], batch: Batch, ctx: FillContext) -> None:
@@ -338,8 +345,7 @@ class CudaGraphBufferRegistry:
         live[...] = array
 
     def _reset_staged_tail(self, slot: GraphSlot, values: np.ndarray[Any, Any], raw: int, left: int) -> None:
-        if raw < left and not slot.leaves_tail:
-            (slot.slice_fn or leading_rows)(values, raw, left)[...] = slot.pad_value
+        (slot.slice_fn or leading_rows)(values, raw, left)[...] = slot.pad_value
 
     def _reset_tail(self, entry: DeviceEntry, ctx: FillContext) -> None:
         """Padding of one device-sourced slot. FILL_ONCE writes only what a larger fill, or another filler, left."""

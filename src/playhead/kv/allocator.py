@@ -99,7 +99,7 @@ class PageAllocator:
     @property
     def num_taken(self) -> int:
         """Pages handed out and not given back, those in quarantine aside."""
-        return self.num_pages - self._num_free - len(self._quarantined)
+        return self.num_slabs * self._pages_per_slab - self._num_free - len(self._quarantined)
 
     def take(self, count: int) -> list[int]:
         """This many pages, or `OutOfPages` and no change."""

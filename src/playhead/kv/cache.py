@@ -14,8 +14,8 @@ no step is in flight.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -70,7 +70,7 @@ class HybridKVCache:
                 f"admit: request {request!r} is running already; wanted a new name. Finish or abort the other first"
             )
         key = token_key(prompt)
-        with self._change():
+        with Change(self):
             seq = SequenceKV(
                 request=request,
                 salt=salt,
@@ -102,12 +102,11 @@ class HybridKVCache:
         """How many tokens from these positions on the sequences of these rows have pages for."""
         return np.minimum(self.num_places_of(rows), np.int32(self.plan.limits.max_context_tokens)) - ends
 
-    def start_stride(self, seqs: Sequence[SequenceKV]) -> Stride:
-        """These sequences grow together from now on, by `advance`."""
-        stride = Stride(seqs=seqs, looks_at=np.zeros(len(seqs), np.int64))
+    def join(self, stride: Stride, seqs: Sequence[SequenceKV]) -> None:
+        """These sequences grow together with those of a stride from now on, by `advance`."""
+        stride.add(seqs)
         for seq in seqs:
             seq.join(stride)
-        return stride
 
     def advance(self, stride: Stride) -> None:
         """A place for one more token of each sequence of a stride. Their pages are there (`places_left`)."""
@@ -123,15 +122,26 @@ class HybridKVCache:
             seq.num_tokens = seq.num_launched_tokens
         self._extended.clear()
 
-    def reserve(self, seq: SequenceKV, end: int) -> None:
-        """Pages for the tokens before position `end`, if they can be had. No token is placed.
+    def reserve(self, seqs: Sequence[SequenceKV], ends: Int32Array) -> None:
+        """Pages for the tokens of each sequence before its end, for all or for none. No token is placed.
 
-        A step that finds its next place reserved needs no word from the host.
+        A step that finds its next places reserved needs no word from the host.
         """
-        num_missing = num_pages_for(min(end, self.plan.limits.max_context_tokens), self._page_size) - len(seq.pages)
-        if num_missing > 0:
-            with suppress(OutOfPages):
-                self._append_pages(seq, num_missing)
+        rows = np.array([seq.row for seq in seqs], dtype=np.int32)
+        num_pages = -(-np.minimum(ends, self.plan.limits.max_context_tokens) // self._page_size)
+        counts = np.maximum(num_pages - self.rows.num_pages[rows], 0)
+        if counts.any():
+            with suppress(OutOfPages), Change(self):
+                self._append_to_all(seqs, rows, counts)
+
+    def _append_to_all(self, seqs: Sequence[SequenceKV], rows: Int32Array, counts: Int32Array) -> None:
+        pages, mapping = self._allocate(int(counts.sum())), self.allocator.mapping
+        under = (mapping.window_pages(window_group, pages) for window_group in range(mapping.num_groups))
+        self.rows.append(rows, counts, [pages, *under])
+        first = 0
+        for seq, count in zip(seqs, counts.tolist(), strict=True):
+            seq.pages.extend(pages[first : first + count])
+            first += count
 
     def has_vacancy(self, num_tokens: int) -> bool:
         """Whether every group could place this many tokens without preempting. Cached prefixes may go for it."""
@@ -152,7 +162,7 @@ class HybridKVCache:
         try:
             if self._prefix_caching and not self.in_doubt:
                 known = min(len(tokens), seq.num_launched_tokens) // self._page_size
-                with self._change():
+                with Change(self):
                     self._offer(seq, self._whole_pages(token_key(tokens), known))
         finally:
             self._release(seq)  # an end is an end, whatever became of the offer
@@ -169,7 +179,7 @@ class HybridKVCache:
     def flush_prefixes(self) -> None:
         """Forget all cached prefixes; running sequences keep their pages."""
         if not self.in_doubt:  # counted again, the account has none
-            with self._change():
+            with Change(self):
                 self.prefix.flush()
 
     # Steps.
@@ -193,10 +203,10 @@ class HybridKVCache:
         if stride is not None and stride.num_placed < stride.next_look and not (self._extended or self.in_doubt):
             stride.num_launched, self._advanced = stride.num_placed, None  # the account stays as it is
             return
-        with self._change():
+        with Change(self):
             for seq in self._extended.values():
                 seq.num_launched_tokens = seq.num_tokens
-                self._look_at(seq)
+            self._look_at(self._extended.values())
             self._extended.clear()
             if self._advanced is not None:
                 self._commit_stride(self._advanced)
@@ -207,20 +217,31 @@ class HybridKVCache:
         stride.num_launched = num_launched = stride.num_placed
         if num_launched < stride.next_look:
             return
-        for place in np.flatnonzero(stride.looks_at <= num_launched).tolist():
-            seq = stride.seqs[place]
-            if seq.growth.stride is stride and self.sequences.get(seq.request) is seq:
-                self._look_at(seq)
+        places = np.flatnonzero(stride.looks_at <= num_launched).tolist()
+        due = [stride.seqs[place] for place in places]
+        self._look_at([seq for seq in due if seq.growth.stride is stride and self.sequences.get(seq.request) is seq])
+        for place, seq in zip(places, due, strict=True):
             if seq.is_offered:
                 stride.looks_at[place] = seq.slides_at - seq.num_launched_tokens + num_launched
         stride.next_look = int(stride.looks_at.min())
 
-    def _look_at(self, seq: SequenceKV) -> None:
-        """Offer the prompt's pages and slide the windows of a sequence whose tokens count as written."""
-        if not seq.is_offered:
-            self._offer_prompt(seq)
-        if seq.num_launched_tokens >= seq.slides_at:
-            self._slide(seq)
+    def _look_at(self, seqs: Iterable[SequenceKV]) -> None:
+        """Offer the prompts' pages and slide the windows of sequences whose tokens count as written.
+
+        A prompt's window slides before the next prompt is offered, which may find only what others still hold.
+        """
+        sliding: list[SequenceKV] = []
+        for seq in seqs:
+            is_under_way = not seq.is_offered
+            if is_under_way:
+                self._offer_prompt(seq)
+            if seq.num_launched_tokens >= seq.slides_at:
+                sliding.append(seq)
+                if is_under_way:
+                    self._slide(sliding)
+                    sliding = []
+        if sliding:
+            self._slide(sliding)
 
     def retire(self, step: Step) -> None:
         """This step is done: what was given up while it ran can be reused."""
@@ -228,7 +249,7 @@ class HybridKVCache:
             self.allocator.retired_step = step
             self.settle()
         else:
-            with self._change():
+            with Change(self):
                 self.allocator.retire(step)
 
     # Doubt.
@@ -246,25 +267,6 @@ class HybridKVCache:
             self.in_doubt = False
         return not self.in_doubt
 
-    @contextmanager
-    def _change(self) -> Iterator[None]:
-        """The account may be wrong inside, and is right or in doubt after."""
-        if self.in_doubt and not self.settle():
-            raise LedgerError(
-                "KV cache: a change was cut short and the account must be counted again; wanted the steps in flight "
-                "retired first. Call settle() until it returns True"
-            )
-        self.in_doubt = True
-        try:
-            yield
-        except OutOfPages:  # by contract of all who raise it, nothing has changed
-            self.in_doubt = False
-            raise
-        except BaseException:
-            self.settle()
-            raise
-        self.in_doubt = False
-
     # What a step needs to know.
 
     def full_locs(self, rows: Int32Array, positions: Int32Array) -> Int32Array:
@@ -272,8 +274,9 @@ class HybridKVCache:
 
         With pages 3 and 7 of size 4 in row 2, positions 2 to 5 of it are at 14, 15, 28, 29.
         """
-        pages, offsets = np.divmod(positions, np.int32(self._page_size))
-        return self.rows.tables[FULL][rows, pages] * np.int32(self._page_size) + offsets
+        pages = positions // np.int32(self._page_size)
+        locs: Int32Array = (self.rows.tables[FULL][rows, pages] - pages) * np.int32(self._page_size) + positions
+        return locs
 
     def full_loc(self, seq: SequenceKV, position: int) -> FullLoc:
         """One token's full location."""
@@ -343,22 +346,27 @@ class HybridKVCache:
                     raise
 
     def _append_pages(self, seq: SequenceKV, num_pages: int) -> None:
-        with self._change():
+        with Change(self):
             pages = array("i", self._allocate(num_pages))
             self._write_row(seq, len(seq.pages), pages)
             seq.pages.extend(pages)
 
-    def _slide(self, seq: SequenceKV) -> None:
+    def _slide(self, seqs: Sequence[SequenceKV]) -> None:
         """Let window pages go that neither the next token nor a hit at the last whole page can see."""
         for window_group, size in enumerate(self._windows):
-            frontier = window_frontier(seq.num_launched_tokens, size, self._page_size)
-            passed = seq.frontiers[window_group]
-            if frontier > passed:
-                self._drop_windows(window_group, seq.pages[passed:frontier], slid=True)
-                self.rows.clear(window_group + 1, seq.row, passed, frontier)
-                seq.frontiers[window_group] = frontier
-        nexts = (next_slide(f, size, self._page_size) for f, size in zip(seq.frontiers, self._windows, strict=True))
-        seq.slides_at = min(nexts, default=self.plan.limits.max_context_tokens + 1)
+            passed_pages = array("i")
+            for seq in seqs:
+                frontier = window_frontier(seq.num_launched_tokens, size, self._page_size)
+                passed = seq.frontiers[window_group]
+                if frontier > passed:
+                    passed_pages.extend(seq.pages[passed:frontier])
+                    self.rows.clear(window_group + 1, seq.row, passed, frontier)
+                    seq.frontiers[window_group] = frontier
+            if passed_pages:
+                self._drop_windows(window_group, passed_pages, slid=True)
+        for seq in seqs:
+            nexts = (next_slide(f, size, self._page_size) for f, size in zip(seq.frontiers, self._windows, strict=True))
+            seq.slides_at = min(nexts, default=self.plan.limits.max_context_tokens + 1)
 
     def _release(self, seq: SequenceKV) -> None:
         """The sequence is gone with its name; the account follows, at once or when it is counted again."""
@@ -367,9 +375,10 @@ class HybridKVCache:
             del self.sequences[seq.request]
             self.settle()
             return
-        with self._change():
+        with Change(self):
             del self.sequences[seq.request]
-            self.prefix.touch(seq.salt, seq.offered_key)
+            if seq.offered_key:
+                self.prefix.touch(seq.salt, seq.offered_key)
             for window_group, frontier in enumerate(seq.frontiers):
                 self._drop_windows(window_group, seq.pages[frontier:], slid=False)
             self.allocator.drop(seq.pages)
@@ -388,9 +397,30 @@ class HybridKVCache:
         self.rows.write(FULL, seq.row, first, pages)
         for window_group, frontier in enumerate(seq.frontiers):
             start = max(first, frontier)
-            window_pages = [self.allocator.mapping.window_page(window_group, page) for page in pages[start - first :]]
+            window_pages = self.allocator.mapping.window_pages(window_group, pages[start - first :])
             self.rows.write(window_group + 1, seq.row, start, window_pages)
 
     def _whole_pages(self, key: bytes, num_pages: int) -> bytes:
         """The bytes of the first whole pages of a key, at most this many."""
         return key[: min(num_pages, len(key) // self._page_bytes) * self._page_bytes]
+
+
+class Change:
+    """The account may be wrong inside, and is right or in doubt after."""
+
+    def __init__(self, cache: HybridKVCache) -> None:
+        self._cache = cache
+
+    def __enter__(self) -> None:
+        if self._cache.in_doubt and not self._cache.settle():
+            raise LedgerError(
+                "KV cache: a change was cut short and the account must be counted again; wanted the steps in flight "
+                "retired first. Call settle() until it returns True"
+            )
+        self._cache.in_doubt = True
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind is None or issubclass(kind, OutOfPages):  # by contract of all who raise it, nothing has changed
+            self._cache.in_doubt = False
+        else:
+            self._cache.settle()

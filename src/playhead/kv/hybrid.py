@@ -134,11 +134,12 @@ class HybridAllocator:
 
     def hold_windows(self, window_group: int, full_pages: Sequence[int]) -> None:
         """One more sequence counts on the window pages under these."""
-        self._hold(window_group + 1, self._window_pages(window_group, full_pages))
+        self._hold(window_group + 1, self.mapping.window_pages(window_group, full_pages))
 
     def drop(self, full_pages: Sequence[int]) -> None:
         """One sequence less counts on these pages. A page that is neither held nor retained any more is freed."""
-        freed = [page for page in self._drop(FULL, full_pages) if not self._is_retained[page]]
+        is_retained = self._is_retained
+        freed = [page for page in self._drop(FULL, full_pages) if not is_retained[page]]
         self.num_cached[FULL] -= len(freed)
         self._free(FULL, freed)
 
@@ -147,20 +148,16 @@ class HybridAllocator:
 
         Returns the full pages whose window pages stay, cached; the others' are freed.
         """
-        full_page_of = self.mapping.full_page
-        kept: list[int] = []
-        freed: list[int] = []
-        for page in self._drop(window_group + 1, self._window_pages(window_group, full_pages)):
-            full_page = full_page_of(window_group, page)
-            (kept if self._is_retained[full_page] else freed).append(full_page)
-        self._free_windows(window_group, freed)
-        return kept
+        dropped = self._drop(window_group + 1, self.mapping.window_pages(window_group, full_pages))
+        idle, is_retained = self.mapping.full_pages(window_group, dropped), self._is_retained
+        self._free_windows(window_group, [page for page in idle if not is_retained[page]])
+        return [page for page in idle if is_retained[page]]
 
     def move_windows(self, source: int, target: int) -> None:
         """Hand the window pages under one full page, with their holders, to another that has none in that group."""
         for window_group in range(self.num_windows):
             if self.has_window(window_group, source) and not self.has_window(window_group, target):
-                self.mapping.set(window_group, [target], [self.mapping.remove(window_group, source)])
+                self.mapping.set(window_group, [target], self.mapping.remove(window_group, [source]))
 
     # Retaining: the prefix cache counts on a page, beside the sequences.
 
@@ -245,10 +242,6 @@ class HybridAllocator:
 
     # Below: one place each for the counts.
 
-    def _window_pages(self, window_group: int, full_pages: Sequence[int]) -> list[int]:
-        window_page = self.mapping.window_page
-        return [window_page(window_group, page) for page in full_pages]
-
     def _hold(self, group_index: int, pages: Sequence[int]) -> None:
         holders = self._holders[group_index]
         num_new = 0
@@ -282,9 +275,10 @@ class HybridAllocator:
         )
 
     def _free_windows(self, window_group: int, full_pages: Sequence[int]) -> None:
-        pages = [self.mapping.remove(window_group, page) for page in full_pages]
-        self.num_cached[window_group + 1] -= len(pages)
-        self._free(window_group + 1, pages)
+        if full_pages:
+            pages = self.mapping.remove(window_group, full_pages)
+            self.num_cached[window_group + 1] -= len(pages)
+            self._free(window_group + 1, pages)
 
     def _free(self, group_index: int, pages: list[int]) -> None:
         """Give pages back to their group, at once if nothing that runs can touch them, else when it has retired."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -23,11 +24,18 @@ class Stride:
 
     num_placed: int = 0
     num_launched: int = 0
-    seqs: Sequence[SequenceKV] = ()
+    seqs: list[SequenceKV] = field(default_factory=list)
     looks_at: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """After how many launched steps each sequence may have something to give up, or to offer."""
     next_look: int = 0
     """The least of them."""
+
+    def add(self, seqs: Sequence[SequenceKV]) -> None:
+        """Sequences that join, to be looked at after the next step. Those that have left are forgotten."""
+        is_here = np.array([seq.growth.stride is self for seq in self.seqs], dtype=np.bool_)
+        self.seqs = [*compress(self.seqs, is_here), *seqs]
+        self.looks_at = np.concatenate((self.looks_at[is_here], np.zeros(len(seqs), np.int64)))
+        self.next_look = 0
 
 
 class Growth(NamedTuple):

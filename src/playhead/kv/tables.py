@@ -12,7 +12,7 @@ page gets a new pair, which cannot wait, before anything is written there.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,12 +30,19 @@ NO_PAGE = 0
 Int32Array = npt.NDArray[np.int32]
 
 
-class RowSpan(NamedTuple):
-    """Entries [first, end) of one row."""
+class RowSpans(NamedTuple):
+    """Entries [first, end) of each of these rows."""
 
-    row: Row
-    first: int
-    end: int
+    rows: npt.NDArray[np.int64]
+    firsts: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+
+
+def ranges(firsts: npt.NDArray[Any], lens: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Numbers from each first on, one range after the other: 3 from 7 on and 2 from 4 on are 7 8 9 4 5."""
+    stops = np.cumsum(lens, dtype=np.int64)
+    numbers: npt.NDArray[np.int64] = np.arange(stops[-1]) + np.repeat(firsts - (stops - lens), lens)
+    return numbers
 
 
 class RowTables:
@@ -48,7 +55,9 @@ class RowTables:
         self._free = [Row(row) for row in range(max_running, 0, -1)]
         self.num_pages: Int32Array = np.zeros(1 + max_running, dtype=np.int32)
         """Entries of each row that have been used since it was taken."""
-        self._changed: dict[Row, tuple[int, int]] = {}
+        self._max_pages = max_pages
+        self._first_changed: npt.NDArray[np.int64] = np.full(1 + max_running, max_pages)
+        self._end_changed: npt.NDArray[np.int64] = np.zeros(1 + max_running, dtype=np.int64)
         self.must_publish = False
         """Whether the device's copy lacks an entry that the next step may read. Rows that were given back can wait."""
 
@@ -82,8 +91,7 @@ class RowTables:
 
     def show_all(self) -> None:
         """The device must take every entry again: it cannot be known which entries it has."""
-        num_rows, num_entries = self.tables[FULL].shape
-        self._changed = {Row(row): (0, num_entries) for row in range(num_rows)}
+        self._first_changed[:], self._end_changed[:] = 0, self._max_pages
         self.must_publish = True
 
     def write(self, group_index: int, row: Row, first: int, pages: Sequence[int]) -> None:
@@ -95,21 +103,33 @@ class RowTables:
             self.must_publish = True
             self._mark(row, first, end)
 
+    def append(self, rows: Int32Array, counts: Int32Array, pages: Sequence[Sequence[int]]) -> None:
+        """Put pages of every group, by group, behind those that rows show: each row's count, row after row."""
+        firsts = self.num_pages[rows]
+        ends, entries = firsts + counts, (np.repeat(rows, counts), ranges(firsts, counts))
+        for table, of_group in zip(self.tables, pages, strict=True):
+            table[entries] = of_group
+        self.num_pages[rows] = ends
+        self.must_publish = True
+        self._first_changed[rows] = np.minimum(self._first_changed[rows], firsts)
+        self._end_changed[rows] = np.maximum(self._end_changed[rows], ends)
+
     def clear(self, group_index: int, row: Row, first: int, end: int | None) -> None:
         """Entries [first, end) of a group are gone: their window has passed."""
         self.tables[group_index][row, first:end] = NO_PAGE
 
-    def take_changed(self) -> list[RowSpan]:
+    def take_changed(self) -> RowSpans:
         """Entries of the full group's table that changed since the last call: what the device's copy lacks."""
-        changed = [RowSpan(row, first, end) for row, (first, end) in sorted(self._changed.items())]
-        self._changed.clear()
+        rows = np.flatnonzero(self._end_changed)
+        changed = RowSpans(rows, self._first_changed[rows], self._end_changed[rows])
+        self._first_changed[rows], self._end_changed[rows] = self._max_pages, 0
         self.must_publish = False
         return changed
 
     def _mark(self, row: Row, first: int, end: int) -> None:
         if first < end:
-            known_first, known_end = self._changed.get(row, (first, end))
-            self._changed[row] = min(first, known_first), max(end, known_end)
+            self._first_changed[row] = min(first, int(self._first_changed[row]))
+            self._end_changed[row] = max(end, int(self._end_changed[row]))
 
 
 class WindowMapping:
@@ -128,9 +148,17 @@ class WindowMapping:
     def num_groups(self) -> int:
         return len(self._window_of)
 
+    def window_pages(self, window_group: int, full_pages: Sequence[int]) -> list[int]:
+        """The window pages under full pages, `NO_PAGE` where there is none."""
+        return list(map(self._window_of[window_group].__getitem__, full_pages))
+
     def window_page(self, window_group: int, full_page: int) -> int:
         """The window page under a full page, or `NO_PAGE`."""
         return self._window_of[window_group][full_page]
+
+    def full_pages(self, window_group: int, window_pages: Sequence[int]) -> list[int]:
+        """The full pages that window pages lie under, `NO_PAGE` where there is none."""
+        return list(map(self._full_of[window_group].__getitem__, window_pages))
 
     def full_page(self, window_group: int, window_page: int) -> int:
         """The full page a window page lies under, or `NO_PAGE`."""
@@ -166,32 +194,43 @@ class WindowMapping:
             raise LedgerError(
                 "window mapping: found a page twice in one change; wanted each once. The mapping is one-to-one"
             )
-        for full, window in zip(full_pages, window_pages, strict=True):
-            if window_of[full] or full_of[window] or not full or not window:
-                raise LedgerError(
-                    f"window mapping: found full page {full} -> {window_of[full]} and window page {window} <- "
-                    f"{full_of[window]}; wanted both unmapped and neither the sink. Remove the old pair first"
-                )
-        unpublished = self._unpublished[window_group]
+        has_sink = NO_PAGE in full_pages or NO_PAGE in window_pages
+        if has_sink or any(map(window_of.__getitem__, full_pages)) or any(map(full_of.__getitem__, window_pages)):
+            raise self._not_free(window_group, full_pages, window_pages)
         for full, window in zip(full_pages, window_pages, strict=True):
             window_of[full] = window
             full_of[window] = full
-            unpublished[full] = window
+        self._unpublished[window_group].update(zip(full_pages, window_pages, strict=True))
         self.version += 1
         self._last_set_version = self.version
 
-    def remove(self, window_group: int, full_page: int) -> int:
-        """Take the window page from under a full page and return it; it must have one."""
-        window_page = self._window_of[window_group][full_page]
-        if not window_page:
+    def _not_free(self, window_group: int, full_pages: Sequence[int], window_pages: Sequence[int]) -> LedgerError:
+        """What is wrong with the first pair that cannot be mapped."""
+        window_of, full_of = self._window_of[window_group], self._full_of[window_group]
+        full, window = next(
+            (full, window)
+            for full, window in zip(full_pages, window_pages, strict=True)
+            if window_of[full] or full_of[window] or not full or not window
+        )
+        return LedgerError(
+            f"window mapping: found full page {full} -> {window_of[full]} and window page {window} <- "
+            f"{full_of[window]}; wanted both unmapped and neither the sink. Remove the old pair first"
+        )
+
+    def remove(self, window_group: int, full_pages: Sequence[int]) -> list[int]:
+        """Take the window pages from under full pages and return them; each must have one, or nothing changes."""
+        window_of, full_of = self._window_of[window_group], self._full_of[window_group]
+        window_pages = self.window_pages(window_group, full_pages)
+        if NO_PAGE in window_pages:
+            full_page = full_pages[window_pages.index(NO_PAGE)]
             raise LedgerError(
                 f"window mapping: full page {full_page} has no window page to remove. Its window has expired"
             )
-        self._window_of[window_group][full_page] = NO_PAGE
-        self._full_of[window_group][window_page] = NO_PAGE
-        self._unpublished[window_group][full_page] = NO_PAGE
+        for full, window in zip(full_pages, window_pages, strict=True):
+            window_of[full] = full_of[window] = NO_PAGE
+        self._unpublished[window_group].update(dict.fromkeys(full_pages, NO_PAGE))
         self.version += 1
-        return window_page
+        return window_pages
 
     def clear(self) -> None:
         """Forget every pair of every group."""

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from playhead.awake import AwakeClock
 from playhead.env import for_engine_process
 from playhead.errors import PlayheadError, RankLost
 from playhead.kv.pool import DeviceWrite
@@ -50,25 +51,6 @@ LOADING_SILENCE_S = 120.0
 END_S = 5.0
 VERDICT_S = 0.5
 """How long to wait for the thread that watches, when a step has failed: it knows which rank is to blame."""
-
-
-class AwakeClock:
-    """The seconds in which the thread that ticks has got to run.
-
-    A machine that stalls for seconds stalls every rank. When it goes on, nobody has been silent.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._last_s = clock()
-        self.now_s = 0.0
-
-    def tick(self) -> float:
-        """Call this every `TICK_S`. What it comes late by, beyond one more tick, does not count."""
-        now_s = self._clock()
-        self.now_s += min(now_s - self._last_s, 2 * TICK_S)
-        self._last_s = now_s
-        return self.now_s
 
 
 @dataclass(slots=True, kw_only=True, eq=False)  # mutable: it is heard of again and again
@@ -129,7 +111,7 @@ class Ranks:
         self.failure: PlayheadError | None = None
         self._is_closed = False
         self._waits_since_s: float | None = None
-        self._clock = AwakeClock()
+        self._clock = AwakeClock(2 * TICK_S)  # of the thread that watches
         self._lock = threading.Lock()
         self._directory = tempfile.mkdtemp(prefix="playhead-ranks-")  # its owner alone may enter
         self.others = [start_rank(rank) for rank in range(1, num_ranks)]

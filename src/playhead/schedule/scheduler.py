@@ -14,12 +14,13 @@ was left open.
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from playhead.errors import OutOfPages, RequestError
 from playhead.kv.cache import HybridKVCache
@@ -59,8 +60,8 @@ class Scheduler:
         self._num_restored = 0
         self.is_starved = False
         """Whether the last plan left a request out that needs memory which the steps in flight must free first."""
-        self._decoding: StepPlan | None = None
-        """The last plan, if every request that had something to compute was in it and decodes."""
+        self._last: StepPlan | None = None
+        """The last plan, if every running request that had something to compute was in it."""
         self._newest_ended: deque[tuple[int, Request]] = deque(maxlen=NUM_ENDED_KEPT)
         """The requests that ended last, each with how many had ended then: one value, so that a change is one call."""
 
@@ -125,7 +126,7 @@ class Scheduler:
         If its launch was tried, the device may have changed what it keeps in the rows of these requests. They give up
         their memory then, and wait to be computed anew.
         """
-        self._decoding = None
+        self._last = None
         self._kv.retract()
         for chunk in self.open_plan or ():
             chunk.request.num_sampled, chunk.request.forced = chunk.num_generated, ()
@@ -150,16 +151,126 @@ class Scheduler:
         self._rows.sequences = {one: kv.sequences[one.id] for one in here if one.id in kv.sequences}
         self.running = sorted((one for one in here if one.id in kv.sequences), key=in_order)
         self.waiting = sorted((one for one in here if one.id not in kv.sequences), key=in_order)
-        self._decoding, self._num_restored = None, kv.num_restored
+        self._last, self._num_restored = None, kv.num_restored
 
     def _plan(self) -> StepPlan:
         self.is_starved = False
-        going_on = self._next_decode()
-        if going_on is not None:
-            return going_on
+        following = self._follow()
+        if following is not None:
+            return following
         chunks: dict[str, Chunk] = {}
-        room = self._limits.chunk_tokens
-        for request, num_left in self._by_turn():
+        turns = self._by_turn(self.running)
+        room = self._take_turns(turns, self._limits.chunk_tokens, chunks)
+        is_whole = len(chunks) == len(turns)
+        self._admit(room, chunks)
+        if not chunks and self.waiting and not self.running and not self._in_flight:
+            # Pages that a prefix hit scattered over slabs may keep its own request out: compute it from the start.
+            self._kv.flush_prefixes()
+            self._admit(room, chunks)
+        planned = self._opened(StepPlan.of(list(chunks.values())))
+        self._last = planned if planned and is_whole else None
+        return planned
+
+    def _follow(self) -> StepPlan | None:
+        """The step after the last plan: who got a token gets the next one, prompts go on, new requests begin.
+
+        None if it must be planned anew: the last plan left somebody out, or some token finds no page, or a newcomer's
+        place in the order is between others.
+        """
+        last = self._last
+        if last is None:
+            return None
+        can_admit = bool(self.waiting) and self._kv.rows.num_free > 0
+        if last.goes_on and last.num_sure > 0 and self.num_ended == last.num_ended_before and not can_admit:
+            return self._gone_on(last.next_decode())
+        under_way = [] if last.is_decode else np.flatnonzero(~last.samples).tolist()
+        gone = {*under_way, *last.at_their_end(), *self._ended(last)}
+        if len(gone) == len(last) or not is_in_order(last, gone):
+            return None
+        planned = self._in_stride(last, sorted(gone))
+        planned.num_sure, planned.num_ended_before = self._num_sure(planned), self.num_ended
+        if planned.num_sure < -1 and not self._has_places(planned):
+            return None
+        chunks: list[Chunk] | None = []
+        if under_way or can_admit:
+            chunks = self._beside([last.requests[place] for place in under_way])
+        return None if chunks is None else self._gone_on(planned, chunks)
+
+    def _in_stride(self, last: StepPlan, gone: list[int]) -> StepPlan:
+        """The next decode step of all but those at some places, who keep the tokens that they have."""
+        for place in gone:
+            if place < last.num_going_on:
+                last.seqs[place].join(Stride())
+                last.requests[place].join(Stride())
+        planned = last.following(gone)
+        num_in_stride = last.num_going_on - bisect_left(gone, last.num_going_on)
+        if planned.stride is None:
+            planned.stride, num_in_stride = Stride(), 0
+        if num_in_stride < len(planned):
+            self._kv.join(planned.stride, planned.seqs[num_in_stride:])
+            for request in planned.requests[num_in_stride:]:
+                request.join(planned.stride)
+        return planned
+
+    def _beside(self, under_way: list[Request]) -> list[Chunk] | None:
+        """Chunks of prompts under way and of new requests, beside a batch that goes on. None if that batch cannot."""
+        here = sorted((one for one in under_way if one.finish_reason is None), key=in_order)
+        turns, chunks = self._by_turn(here), dict[str, Chunk]()
+        if any(num_left == 1 for _, num_left in turns):
+            return None  # it takes its turn among those that decode
+        room = self._take_turns(turns, self._limits.chunk_tokens, chunks)
+        if self._last is None or len(chunks) < len(turns):  # somebody was preempted, or must wait
+            self._kv.retract()
+            self.is_starved = False
+            return None
+        self._admit(room, chunks)
+        return list(chunks.values())
+
+    def _gone_on(self, planned: StepPlan, chunks: Sequence[Chunk] = ()) -> StepPlan:
+        """A batch one token further, with chunks of other requests beside it: what is planned next."""
+        stride = planned.stride
+        assert stride is not None, "a batch that goes on is in stride"
+        if chunks:
+            planned = self._opened(planned.beside(chunks))
+        elif planned.num_sure < 0:
+            planned = self._opened(planned)
+        else:
+            self.open_plan = planned
+        self._kv.advance(stride)
+        self._last = planned
+        return planned
+
+    def _opened(self, planned: StepPlan) -> StepPlan:
+        """A plan whose tokens have places: what is not known yet of the steps after it, and what its newcomers get."""
+        self._reserve(planned)
+        planned.num_sure = self._num_sure(planned) if planned and planned.is_decode else 0
+        self.open_plan, planned.num_ended_before = planned, self.num_ended
+        for chunk in planned.newcomers:
+            if chunk.samples:
+                chunk.request.num_sampled = chunk.num_generated + 1
+        self._rows.put_newest(planned.newcomers)
+        return planned
+
+    def _ended(self, planned: StepPlan) -> list[int]:
+        """The places of the requests that have ended since a step was planned."""
+        if self.num_ended == planned.num_ended_before:
+            return []
+        if self.num_ended - planned.num_ended_before > len(self._newest_ended):
+            return planned.ended()
+        # Few requests end during a step: they are looked for among the others, not the others looked at.
+        newest = [request for number, request in self._newest_ended if number > planned.num_ended_before]
+        return sorted(planned.requests.index(request) for request in newest if request in planned.requests)
+
+    def _by_turn(self, requests: Iterable[Request]) -> list[tuple[Request, int]]:
+        """Requests and how many tokens they have to compute: decoding requests, then prompts, each in order."""
+        placed = self._rows.sequences
+        turns = [(one, len(one.prompt) + one.num_sampled - placed[one].num_tokens) for one in requests]
+        decoding = [turn for turn in turns if turn[1] == 1 and turn[0].num_to_sample > 0]
+        return decoding + [turn for turn in turns if turn[1] > 1]
+
+    def _take_turns(self, turns: Iterable[tuple[Request, int]], room: int, chunks: dict[str, Chunk]) -> int:
+        """The chunks of these requests, as long as the step has room for prompts; gives the room that is left."""
+        for request, num_left in turns:
             seq = self._rows.sequences.get(request)
             if seq is None:
                 continue  # preempted by one before it in this very step
@@ -167,72 +278,7 @@ class Scheduler:
             if num_tokens and self._make_room(request, num_tokens, chunks):
                 chunks[request.id] = self._chunk(request, seq, num_tokens, samples=num_tokens == num_left)
                 room -= num_tokens if num_tokens > 1 else 0
-        num_old = len(chunks)
-        self._admit(room, chunks)
-        if not chunks and self.waiting and not self.running and not self._in_flight:
-            # Pages that a prefix hit scattered over slabs may keep its own request out: compute it from the start.
-            self._kv.flush_prefixes()
-            self._admit(room, chunks)
-        chosen = list(chunks.values())
-        self._reserve(chosen)
-        self.open_plan = planned = StepPlan.of(chosen)
-        planned.num_ended_before = self.num_ended
-        for chunk in chosen:
-            if chunk.samples:
-                chunk.request.num_sampled = chunk.num_generated + 1
-        self._rows.put_newest(chosen)
-        decodes_on = planned.is_decode and num_old == len(chosen) > 0 and not self.is_starved
-        self._decoding = planned if decodes_on else None
-        planned.num_sure = self._num_sure(planned) or 0 if decodes_on else 0
-        return planned
-
-    def _next_decode(self) -> StepPlan | None:
-        """The last plan's requests one token further, if that is all there is to do.
-
-        So it is when the last plan had everyone that runs, nobody new can start, and all tokens have places.
-        """
-        last = self._decoding
-        if last is None or (self.waiting and self._kv.rows.num_free):
-            return None
-        if last.num_sure > 0 and self.num_ended == last.num_ended_before:
-            planned = last.next_decode()
-        else:
-            gone = sorted({*last.at_their_end(), *self._ended(last)})
-            planned = (self._without(last, gone) if gone else last).next_decode()
-            num_sure = self._num_sure(planned) if planned else None
-            if num_sure is None:
-                return None
-            planned.num_sure, planned.num_ended_before = num_sure, self.num_ended
-        if planned.stride is None:
-            planned.stride = self._kv.start_stride(planned.seqs)
-            for request in planned.requests:
-                request.join(planned.stride)
-        self.open_plan = planned
-        self._kv.advance(planned.stride)
-        self._decoding = planned
-        return planned
-
-    def _without(self, last: StepPlan, gone: list[int]) -> StepPlan:
-        """The plan of the requests that go on. Those at other places keep the tokens that they have."""
-        for place in gone:
-            last.seqs[place].join(Stride())
-            last.requests[place].join(Stride())
-        return last.without(gone)
-
-    def _ended(self, planned: StepPlan) -> list[int]:
-        """The places of the requests that have ended since a step was planned."""
-        if self.num_ended - planned.num_ended_before > len(self._newest_ended):
-            return planned.ended()
-        # Few requests end during a step: they are looked for among the others, not the others looked at.
-        newest = [request for number, request in self._newest_ended if number > planned.num_ended_before]
-        return sorted(planned.requests.index(request) for request in newest if request in planned.requests)
-
-    def _by_turn(self) -> list[tuple[Request, int]]:
-        """Running requests and how many tokens they have to compute: decoding requests, then prompts, each in order."""
-        placed = self._rows.sequences
-        turns = [(one, len(one.prompt) + one.num_sampled - placed[one].num_tokens) for one in self.running]
-        decoding = [turn for turn in turns if turn[1] == 1 and turn[0].num_to_sample > 0]
-        return decoding + [turn for turn in turns if turn[1] > 1]
+        return room
 
     def _admit(self, room: int, chunks: dict[str, Chunk]) -> None:
         """Start waiting requests in their order, as long as the step and the memory have room."""
@@ -243,40 +289,51 @@ class Scheduler:
             chunks[started.request.id] = started
             room -= len(started.tokens)
 
-    def _reserve(self, planned: Sequence[Chunk]) -> None:
-        """Places ahead of requests that decode, for all at once, so that most steps change no table at all."""
-        decoding = [chunk for chunk in planned if len(chunk.tokens) == 1 and chunk.request.num_to_sample > 1]
-        if all(self._kv.num_places(chunk.seq) > chunk.seq.num_tokens for chunk in decoding):
-            return
-        if self._kv.has_vacancy(VACANCY * RESERVED_TOKENS * len(decoding)):
-            for chunk in decoding:
-                ahead = min(RESERVED_TOKENS, chunk.request.num_to_sample - 1)
-                self._kv.reserve(chunk.seq, chunk.seq.num_tokens + ahead)
+    def _has_places(self, planned: StepPlan) -> bool:
+        """Places for the tokens of a batch that goes on, if the pages that they lack can be had without preempting."""
+        self._take_pages(planned, np.flatnonzero(self._kv.places_left(planned.rows, planned.ends) < 0), ahead=0)
+        planned.takes_places, planned.num_sure = True, self._num_sure(planned)
+        return planned.num_sure >= -1
 
-    def _num_sure(self, planned: StepPlan) -> int | None:
+    def _reserve(self, planned: StepPlan) -> None:
+        """Places ahead of requests that decode next, for all at once, so that most steps change no table at all.
+
+        Newcomers get theirs alone: the others have more than they have.
+        """
+        if not planned or self._num_sure(planned) >= 0:
+            return
+        decoding = np.flatnonzero(planned.samples & (planned.num_left > 0))
+        lacking = decoding[self._slack(planned)[decoding] < planned.num_on]
+        if len(lacking) and self._kv.has_vacancy(VACANCY * RESERVED_TOKENS * len(decoding)):
+            who = decoding if lacking[0] < planned.num_going_on else lacking
+            self._take_pages(planned, who, ahead=RESERVED_TOKENS)
+
+    def _take_pages(self, planned: StepPlan, places: npt.NDArray[np.int64], *, ahead: int) -> None:
+        """Pages for the tokens at some places of a plan, and for so many after them; for all, or for none."""
+        ends = planned.ends[places] + np.minimum(planned.num_left[places], ahead)
+        self._kv.reserve([planned.seqs[place] for place in places.tolist()], ends)
+        planned.first_slack = None
+
+    def _num_sure(self, planned: StepPlan) -> int:
         """Steps after this one for which every request has a token to sample, a place for it and a place after it.
 
-        None if this step lacks a place, or if `_reserve` would make places for the tokens after it.
+        -1 if some token of the next step has no place, less if one of this step has none.
         """
-        if planned.first_slack is None:  # a batch that goes on gets no page
+        return int(self._slack(planned).min()) - planned.num_on
+
+    def _slack(self, planned: StepPlan) -> npt.NDArray[np.int64]:
+        """The same for each request, from the plan of `first_ends` on."""
+        if planned.first_slack is None:  # a batch that goes on gets no page elsewhere than in `_take_pages`
             num_places = self._kv.places_left(planned.rows, planned.ends)
             planned.first_slack = np.minimum(planned.num_left, num_places - 1) + planned.num_on
-        num_sure = int(planned.first_slack.min()) - planned.num_on
-        return None if num_sure < 0 and self._wants_pages(planned) else num_sure
-
-    def _wants_pages(self, planned: StepPlan) -> bool:
-        num_places, has_more = self._kv.places_left(planned.rows, planned.ends), planned.num_left > 0
-        if (num_places >= has_more).all():
-            return False
-        num_reserved = VACANCY * RESERVED_TOKENS * int(np.count_nonzero(has_more))
-        return bool((num_places < 0).any()) or self._kv.has_vacancy(num_reserved)
+        return planned.first_slack
 
     def force(self, chunk: Chunk, tokens: Sequence[int]) -> bool:
         """The token that the chunk's step samples is known, and so are those after it. False if one is all there is.
 
         The next step computes them like a piece of a prompt, and samples the token after them.
         """
-        self._decoding = None
+        self._last = None
         request = chunk.request
         later = tuple(tokens[1 : request.num_to_sample])  # one token at least is left to be sampled
         if later:
@@ -316,8 +373,7 @@ class Scheduler:
             more.update(np.flatnonzero(planned.num_generated == 0).tolist())
         if planned.num_sure <= 0:
             more.update(planned.at_their_end())
-        if self.num_ended != planned.num_ended_before:
-            more.update(self._ended(planned))
+        more.update(self._ended(planned))
         if planned.ending_ids and not planned.ending_ids.isdisjoint(tokens):
             more.update(row for row, token in enumerate(tokens) if token in planned.ending_ids)
         return sorted(more.union(planned.watched)) if more else planned.watched
@@ -360,7 +416,6 @@ class Scheduler:
         except OutOfPages:
             self._kv.abort(self._rows.sequences.pop(request))
             return None
-        self._decoding = None
         self.waiting.pop(0)
         insort(self.running, request, key=in_order)
         if not request.num_preemptions:
@@ -389,7 +444,7 @@ class Scheduler:
 
     def _preempt(self, victim: Request) -> None:
         """Take a running request's memory, and let the request wait at its place in the order."""
-        self._decoding = None
+        self._last = None
         self._kv.preempt(self._rows.sequences[victim], victim.tokens)
         victim.num_preemptions += 1
         del self._rows.sequences[victim]
@@ -416,6 +471,15 @@ class Scheduler:
 def lacks_token(output: list[int], index: int) -> bool:
     """Whether the token of this index is the next one: tokens are read in order, and a read may be repeated."""
     return len(output) == index
+
+
+def is_in_order(planned: StepPlan, gone: Container[int]) -> bool:
+    """Whether a plan's newcomers belong behind the batch that goes on, in the order they have, but for some places."""
+    first = max(0, planned.num_going_on - 1)
+    orders = [
+        one.order for place, one in enumerate(planned.requests[first:], first) if place == first or place not in gone
+    ]
+    return planned.goes_on or orders == sorted(orders)
 
 
 def in_order(request: Request) -> tuple[int, int, int]:

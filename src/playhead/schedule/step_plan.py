@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar, overload
 
@@ -22,7 +22,8 @@ class StepPlan(Sequence[Chunk]):
     """The chunks of a step, and what the host needs of them as arrays with an entry for each.
 
     A batch that goes on decoding is the same batch with other numbers: `next_decode` shares what does not change and
-    makes no chunk, so its cost hardly grows with the batch. With `goes_on` all sequences were in the plan before.
+    makes no chunk, so its cost hardly grows with the batch. The first `num_going_on` sequences are such a batch, and
+    the others have chunks.
     """
 
     requests: list[Request]
@@ -33,6 +34,8 @@ class StepPlan(Sequence[Chunk]):
     first_left: npt.NDArray[np.int64]
     first_tokens: Int32Array
     """Each chunk's first token. Below zero it is -row: the newest of that row, which the device has."""
+    lens: Int32Array
+    """Each chunk's tokens."""
     samples: npt.NDArray[np.bool_]
     watched: list[int]
     """Where the requests are whose tokens somebody looks at, or that get none."""
@@ -45,7 +48,9 @@ class StepPlan(Sequence[Chunk]):
     is_decode: bool
     num_on: int = 0
     """Steps since the plan that `first_ends`, `first_generated` and `first_left` are of."""
+    num_going_on: int = 0
     goes_on: bool = False
+    """Whether all sequences go on."""
     num_ended_before: int = 0
     """Requests that had ended when this was planned."""
     num_sure: int = 0
@@ -54,9 +59,14 @@ class StepPlan(Sequence[Chunk]):
     """How its tokens are chosen, once somebody has asked."""
     first_slack: npt.NDArray[np.int64] | None = None
     """Steps that each sequence could take from the plan of `first_ends` on, by its length and its pages."""
+    ending: list[int] | None = None
+    """Where the requests are for which no later step may sample, once somebody has asked."""
+    takes_places: bool = False
+    """Whether a batch that goes on took a page for one of its tokens: the step before did not know where it goes."""
     stride: Stride | None = None
     """What its sequences grow by, once they have gone on together."""
-    _chunks: Sequence[Chunk] = field(default=(), repr=False)
+    newcomers: Sequence[Chunk] = field(default=(), repr=False)
+    """The chunks of the sequences after those that go on."""
 
     @classmethod
     def of(cls, chunks: Sequence[Chunk]) -> StepPlan:
@@ -71,14 +81,15 @@ class StepPlan(Sequence[Chunk]):
             first_generated=np.array([chunk.num_generated for chunk in chunks], dtype=np.int64),
             first_left=np.array([num_left(chunk) for chunk in chunks], dtype=np.int64),
             first_tokens=np.array([chunk.tokens[0] for chunk in chunks], dtype=np.int32),
+            lens=np.array([len(chunk.tokens) for chunk in chunks], dtype=np.int32),
             samples=np.array([chunk.samples for chunk in chunks], dtype=np.bool_),
             watched=[at for at, one in enumerate(chunks) if not (one.samples and one.request.is_plain)],
             outputs=[chunk.request.output for chunk in chunks],
             formed=[at for at, one in enumerate(chunks) if one.samples and one.request.matcher is not None],
-            ending_ids=frozenset().union(*{chunk.request.ending_ids for chunk in chunks}),
+            ending_ids=ending_ids_of(chunk.request for chunk in chunks),
             num_tokens=sum(len(chunk.tokens) for chunk in chunks),
             is_decode=decodes(chunks),
-            _chunks=chunks,
+            newcomers=chunks,
         )
 
     @property
@@ -96,18 +107,26 @@ class StepPlan(Sequence[Chunk]):
         """Tokens that steps after this one may sample for each request."""
         return self.first_left - self.num_on if self.num_on else self.first_left
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of requests that have none of their own yet."""
+        return sum(len(chunk.tokens) for chunk in self.newcomers if not chunk.num_generated)
+
     def next_decode(self) -> StepPlan:
         """The decode step after this one, whose sequences are each one token longer."""
         following = self._copied()
         if not self.goes_on:
             following.first_tokens, following.num_tokens = -self.rows, len(self.requests)
-            following.goes_on, following._chunks = True, ()
+            following.lens, following.is_decode = np.ones(len(self.requests), np.int32), True
+            following.goes_on, following.num_going_on, following.newcomers = True, len(self.requests), ()
         following.num_on, following.num_sure = self.num_on + 1, self.num_sure - 1
+        following.takes_places, following.ending = False, None
         return following
 
     def follows(self, before: StepPlan) -> bool:
-        """Whether this is the step after that one. It took no page, so its places were there when that was launched."""
-        return self.goes_on and self.seqs is before.seqs and self.num_on == before.num_on + 1
+        """Whether this is the step after that one, and its places were there when that was launched."""
+        is_next = self.goes_on and self.seqs is before.seqs and self.num_on == before.num_on + 1
+        return is_next and not self.takes_places
 
     def _copied(self) -> StepPlan:
         """The same plan, to be changed. In less time than `copy` takes: it is a step's own time."""
@@ -115,31 +134,61 @@ class StepPlan(Sequence[Chunk]):
         copied.__dict__.update(self.__dict__)
         return copied
 
-    def without(self, places: list[int]) -> StepPlan:
-        """A decode plan without the requests at these places, which are in order."""
-        rest, is_kept = self._copied(), np.ones(len(self), np.bool_)
-        is_kept[places] = False
-        rest.requests, rest.seqs = without(self.requests, places), without(self.seqs, places)
-        rest.outputs, rest._chunks = (
-            without(self.outputs, places),
-            without(self._chunks, places) if self._chunks else (),
-        )
-        rest.rows, rest.first_ends = self.rows[is_kept], self.first_ends[is_kept]
-        rest.first_generated, rest.first_left = self.first_generated[is_kept], self.first_left[is_kept]
-        rest.first_tokens = -rest.rows if self.goes_on else self.first_tokens[is_kept]
-        rest.first_slack = None if self.first_slack is None else self.first_slack[is_kept]
-        rest.num_tokens, rest.kind = len(rest.requests), None
-        rest.samples = self.samples[: rest.num_tokens]  # a decode step samples for all
+    def following(self, gone: list[int]) -> StepPlan:
+        """The decode step after this one without the requests at these places, which are in order.
+
+        All others get a token in this step.
+        """
+        rest = self.next_decode()
+        if not gone:
+            return rest
+        is_kept = self.samples.copy()  # a request that gets no token is gone
+        is_kept[gone] = False
+        kept = is_kept.nonzero()[0]
+        rest.requests, rest.seqs = without(self.requests, gone), without(self.seqs, gone)
+        rest.outputs = without(self.outputs, gone)
+        rest.kind = self.kind if self.kind is SamplingKind.GREEDY else None  # the least kind of all stays the least
+        rest.num_tokens = rest.num_going_on = len(rest.requests)
+        rest.rows, rest.first_ends = self.rows[kept], self.first_ends[kept]
+        rest.first_generated, rest.first_left = self.first_generated[kept], self.first_left[kept]
+        rest.first_tokens = -rest.rows
+        rest.first_slack = None if self.first_slack is None else self.first_slack[kept]
+        rest.lens, rest.samples = rest.lens[: rest.num_tokens], self.samples[kept]
         if self.formed:
             rest.formed = [at for at, request in enumerate(rest.requests) if request.matcher is not None]
         if self.watched:
             rest.watched = [at for at, request in enumerate(rest.requests) if not request.is_plain]
         return rest
 
+    def beside(self, chunks: Sequence[Chunk]) -> StepPlan:
+        """A batch that goes on and, behind it, chunks of other requests: one step over tokens."""
+        both, others, num_before = self._copied(), StepPlan.of(chunks), len(self.requests)
+        both.requests, both.seqs = self.requests + others.requests, self.seqs + others.seqs
+        both.outputs, both.newcomers = self.outputs + others.outputs, chunks
+        both.rows = np.concatenate((self.rows, others.rows))
+        both.first_ends = np.concatenate((self.first_ends, others.first_ends - np.int32(self.num_on)))
+        both.first_generated = np.concatenate((self.first_generated, others.first_generated - self.num_on))
+        both.first_left = np.concatenate((self.first_left, others.first_left + self.num_on))
+        both.first_tokens = np.concatenate((self.first_tokens, others.first_tokens))
+        both.lens, both.samples = (
+            np.concatenate((self.lens, others.lens)),
+            np.concatenate((self.samples, others.samples)),
+        )
+        both.watched = self.watched + [num_before + place for place in others.watched]
+        both.formed = self.formed + [num_before + place for place in others.formed]
+        if not others.ending_ids <= self.ending_ids:
+            both.ending_ids = ending_ids_of(both.requests)
+        both.num_tokens = self.num_tokens + others.num_tokens
+        both.is_decode, both.goes_on = others.is_decode, False
+        both.kind = both.first_slack = both.ending = None
+        both.num_sure = 0
+        return both
+
     def at_their_end(self) -> list[int]:
         """The places of the requests for which no later step may sample."""
-        found: list[int] = np.flatnonzero(self.first_left <= self.num_on).tolist()
-        return found
+        if self.ending is None:
+            self.ending = (self.first_left <= self.num_on).nonzero()[0].tolist()
+        return self.ending
 
     def ended(self) -> list[int]:
         """The places of the requests that have ended."""
@@ -155,15 +204,16 @@ class StepPlan(Sequence[Chunk]):
     def __getitem__(self, index: int | slice) -> Chunk | Sequence[Chunk]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        if self._chunks:
-            return self._chunks[index]
-        seq = self.seqs[index]
+        place = range(len(self.requests))[index]
+        if place >= self.num_going_on:
+            return self.newcomers[place - self.num_going_on]
+        seq = self.seqs[place]
         return Chunk(
-            request=self.requests[index],
+            request=self.requests[place],
             seq=seq,
             tokens=(-seq.row,),
-            end=int(self.ends[index]),
-            num_generated=int(self.num_generated[index]),
+            end=int(self.first_ends[place]) + self.num_on,
+            num_generated=int(self.first_generated[place]) + self.num_on,
         )
 
 
@@ -173,6 +223,11 @@ def without(items: Sequence[T], places: Sequence[int]) -> list[T]:
     for place in reversed(places):
         del kept[place]
     return kept
+
+
+def ending_ids_of(requests: Iterable[Request]) -> frozenset[int]:
+    """The ids that end one of these requests. Most have the same ones."""
+    return frozenset().union(*{request.ending_ids for request in requests})
 
 
 def num_left(chunk: Chunk) -> int:

@@ -11,6 +11,7 @@ those in which the engine answers none of its words: bytes can be lost on one wa
 
 from __future__ import annotations
 
+from playhead.awake import AwakeClock
 from playhead.serve import wire
 from playhead.serve.limits import CHECK_S, Clock
 
@@ -40,23 +41,20 @@ class Listening:
     """
 
     def __init__(self, clock: Clock, every_s: float) -> None:
-        self._clock, self._every_s = clock, every_s
-        self._looked_s, self._listened_s, self._heard_s = clock(), 0.0, 0.0
+        self._awake, self._heard_s = AwakeClock(every_s, clock), 0.0
 
     def look(self) -> None:
         """Some time has passed."""
-        now_s = self._clock()
-        self._listened_s += min(now_s - self._looked_s, self._every_s)
-        self._looked_s = now_s
+        self._awake.tick()
 
     def heard(self) -> None:
         """Something was heard. Any thread may say so."""
-        self._heard_s = self._listened_s
+        self._heard_s = self._awake.now_s
 
     @property
     def silent_s(self) -> float:
         """For how long there was nothing to be heard."""
-        return self._listened_s - self._heard_s
+        return self._awake.now_s - self._heard_s
 
 
 class Contact:

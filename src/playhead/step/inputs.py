@@ -36,6 +36,8 @@ ROWS = IndexSpace(name="request rows", dtype=torch.int32)
 class TokenLayout(NamedTuple):
     """Where each request's tokens are in a step."""
 
+    ends: Int32Array
+    """How long each request is with them."""
     lens: Int32Array
     """Tokens of each request."""
     stops: Int32Array
@@ -45,12 +47,24 @@ class TokenLayout(NamedTuple):
     positions: Int32Array
 
 
+def layout_of(planned: StepPlan) -> TokenLayout:
+    """Where a plan's tokens are: request after request, as decode has them one by one."""
+    lens, ends, rows = planned.lens, planned.ends, planned.rows
+    stops = lens.cumsum(dtype=np.int32)
+    if planned.is_decode:
+        return TokenLayout(ends, lens, stops, rows, ends - np.int32(1))
+    # The token at index i stands as far before its request's end as i before the request's stop.
+    positions = np.arange(stops[-1], dtype=np.int32) + np.repeat(ends - stops, lens)
+    return TokenLayout(ends, lens, stops, np.repeat(rows, lens), positions)
+
+
 class StepRequests:
     """The requests of a step: their rows, their lengths with this step's tokens, and where these tokens are."""
 
     def __init__(self, chunks: Sequence[Chunk], kv: HybridKVCache, sampler: SamplerRows) -> None:
         self.chunks, self.kv, self.sampler = StepPlan.of(chunks), kv, sampler
         self.rows = self.chunks.rows
+        # Found when they are first asked for: a step that its slots hold already needs none of them.
         self._tokens: TokenLayout | None = None
         self._numbers: dict[str, npt.NDArray[Any]] | None = None
 
@@ -62,28 +76,14 @@ class StepRequests:
         return self._numbers
 
     @property
-    def ends(self) -> Int32Array:
-        return self.chunks.ends
-
-    @property
     def is_decode(self) -> bool:
         """Whether the step runs as decode."""
         return self.chunks.is_decode
 
     @property
     def tokens(self) -> TokenLayout:
-        """Found when it is first asked for: a step that its slots hold already needs none."""
         if self._tokens is None:
-            num_requests, ends, rows = len(self.chunks), self.ends, self.rows
-            if self.is_decode:
-                lens, stops = np.ones(num_requests, np.int32), np.arange(1, num_requests + 1, dtype=np.int32)
-                self._tokens = TokenLayout(lens, stops, rows, ends - np.int32(1))
-            else:
-                lens = np.array([len(chunk.tokens) for chunk in self.chunks], dtype=np.int32)
-                stops = np.cumsum(lens, dtype=np.int32)
-                # The token at index i stands as far before its request's end as i before the request's stop.
-                positions = np.arange(stops[-1], dtype=np.int32) + np.repeat(ends - stops, lens)
-                self._tokens = TokenLayout(lens, stops, np.repeat(rows, lens), positions)
+            self._tokens = layout_of(self.chunks)
         return self._tokens
 
 
@@ -104,8 +104,9 @@ def token_ids(step: StepRequests) -> Int32Array:
     """An id below zero is -row: that row's newest token, which is on the device alone."""
     if step.is_decode:
         return step.chunks.first_tokens
-    ids = chain.from_iterable(chunk.tokens for chunk in step.chunks)
-    return np.fromiter(ids, dtype=np.int32, count=len(step.tokens.rows))
+    planned = step.chunks
+    newest, others = planned.first_tokens[: planned.num_going_on], (chunk.tokens for chunk in planned.newcomers)
+    return np.concatenate((newest, np.fromiter(chain.from_iterable(others), dtype=np.int32)))
 
 
 def full_locs(step: StepRequests) -> Int32Array:
@@ -142,7 +143,7 @@ def usual_inputs(seq_len_fill_value: int = SHORTEST_LENGTH) -> tuple[StepInput, 
         StepInput(slot=host_vector("req_pool_indices", "bs", ROWS.dtype, index=ROWS), make=lambda step: step.rows),
         StepInput(
             slot=host_vector("seq_lens", "bs", torch.int32, pad_value=seq_len_fill_value),
-            make=lambda step: step.ends,
+            make=lambda step: step.tokens.ends,
             advances=True,
         ),
     )

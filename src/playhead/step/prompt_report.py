@@ -27,8 +27,9 @@ class PromptReport:
     @classmethod
     def wanted(cls, requests: StepRequests) -> PromptReport | None:
         """What the requests of a step over tokens want; None if they want nothing."""
-        stops = requests.tokens.stops
-        chunks = [(chunk, chunk.reported, stop) for chunk, stop in zip(requests.chunks, stops, strict=True)]
+        planned, stops = requests.chunks, requests.tokens.stops
+        newcomers = zip(planned.newcomers, stops[planned.num_going_on :], strict=True)
+        chunks = [(chunk, chunk.reported, stop) for chunk, stop in newcomers]
         index = [stop - chunk.end + position for chunk, reported, stop in chunks for position in reported]
         if not index:
             return None

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import torch
 
 from playhead.graph.registry import NUM_STAGES
 from playhead.graph.staging import StagingRing, field_view, lay_out, port_for
 from playhead.kv.pool import DeviceWrite
-from playhead.kv.tables import RowTables
+from playhead.kv.tables import RowTables, ranges
 
 MAX_ENTRIES = 8192  # of one copy: 96 KiB; a larger change goes in several
 
@@ -30,10 +29,10 @@ class DevicePageTable:
     def take_writes(self) -> list[DeviceWrite]:
         """The entries that changed since the last call: entries [1, 3) of row 2 lie at 17 and 18, with 8 a row."""
         table = self._rows.tables[0]
-        spans = self._rows.take_changed()
-        if not spans:
+        rows, firsts, ends = self._rows.take_changed()
+        if not len(rows):
             return []
-        index = np.concatenate([row * table.shape[1] + np.arange(first, end) for row, first, end in spans])
+        index = ranges(rows * table.shape[1] + firsts, ends - firsts)
         return [DeviceWrite(self._entries, index, table.reshape(-1)[index])]
 
 

@@ -131,13 +131,13 @@ class SamplerRows:
 
     def __init__(self, *, max_running: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size, self._device, self._num_rows = vocab_size, device, 1 + max_running
-        # One array for all parameters of a dtype: a step gathers them at once.
-        self._columns = [
-            (names, np.array([[NUMBERS[name].off] * self._num_rows for name in names], dtype=str(dtype).split(".")[1]))
+        # One array for all parameters of a dtype, a row for each request: a step gathers them at once.
+        self._tables = [
+            (names, np.array([[NUMBERS[name].off for name in names]] * self._num_rows, dtype=str(dtype).split(".")[1]))
             for dtype, names in names_by_dtype().items()
         ]
         self.numbers: dict[str, npt.NDArray[Any]] = {
-            name: numbers_R for names, columns in self._columns for name, numbers_R in zip(names, columns, strict=True)
+            name: numbers_R for names, table in self._tables for name, numbers_R in zip(names, table.T, strict=True)
         }
         self._kinds = np.zeros(self._num_rows, dtype=np.int8)
         self._parts_RX, self._arrivals_R = choose_scratch(max_running, vocab_size, device)
@@ -174,8 +174,8 @@ class SamplerRows:
 
     def numbers_of(self, rows: npt.NDArray[np.int32]) -> dict[str, npt.NDArray[Any]]:
         """Each parameter's numbers of these rows."""
-        gathered = [(names, columns.take(rows, axis=1)) for names, columns in self._columns]
-        return {name: numbers_N for names, columns in gathered for name, numbers_N in zip(names, columns, strict=True)}
+        gathered = [(names, table.take(rows, axis=0)) for names, table in self._tables]
+        return {name: numbers_N for names, table in gathered for name, numbers_N in zip(names, table.T, strict=True)}
 
     def kind(self, rows: npt.NDArray[np.int32]) -> SamplingKind:
         """The least kind of sampling that serves these rows."""

@@ -314,8 +314,10 @@ class Worker:
 
     def settle(self) -> None:
         """Retire all steps before the oldest one in flight, whether they ran or not. A second call changes nothing."""
-        done = Step(min(self._in_flight) - 1) if self._in_flight else self.kv.allocator.launched_step
-        if done > self.kv.allocator.retired_step:
+        allocator = self.kv.allocator
+        oldest = next(iter(self._in_flight), None)  # steps are launched in order
+        done = allocator.launched_step if oldest is None else Step(oldest - 1)
+        if done > allocator.retired_step:
             self.kv.retire(done)
 
 
@@ -346,7 +348,7 @@ class HostStopwatch:
 
     def read_back(self, results: SampledTokens) -> HostReadback:
         parts = tuple(tensor.clone() for tensor in results[1:]) if results.logprobs_NL.numel() else ()
-        read = ReadTokens(results.tokens_N.tolist(), parts)
+        read = ReadTokens(results.tokens_N.numpy().tolist(), parts)
         return HostReadback(read, 1e6 * (time.perf_counter() - self._started_s))
 
 

@@ -86,6 +86,33 @@ def next_place_not_known() -> Patch:
     return swapped(DeviceRows, "can_replay_in_place", anyway)
 
 
+@mutant("place of a late page known", source="a batch that takes pages goes on", killed_by=("crowd in little memory",))
+def late_page_known() -> Patch:
+    """A batch goes on that took a page for this very step: the step before left the sink as the token's place."""
+    follows = StepPlan.follows
+
+    def anyway(self: StepPlan, before: StepPlan) -> bool:
+        self.takes_places = False
+        return follows(self, before)
+
+    return swapped(StepPlan, "follows", anyway)
+
+
+@mutant(
+    "newcomers counted from a batch's first step", source="chunks beside a batch", killed_by=("overlapped schedule",)
+)
+def newcomers_not_shifted() -> Patch:
+    """A newcomer's numbers stand beside those of a batch that counts its steps, without that count."""
+    beside = StepPlan.beside
+
+    def as_they_are(self: StepPlan, chunks: Sequence[Chunk]) -> StepPlan:
+        both = beside(self, chunks)
+        both.first_ends[len(self) :] += np.int32(self.num_on)
+        return both
+
+    return swapped(StepPlan, "beside", as_they_are)
+
+
 @mutant("a request that ended gets its token", source="ended ones looked for among few", killed_by=("ends in a crowd",))
 def ended_ones_not_found() -> Patch:
     """More requests end during a step than are kept, and only those that are kept count as ended."""
@@ -356,6 +383,8 @@ def text_of_a_stopped_request(wanted: tuple[int, str]) -> list[str]:
 ENGINE_MUTANTS: tuple[Mutant, ...] = (
     slots_told_by_row,
     next_place_not_known,
+    late_page_known,
+    newcomers_not_shifted,
     goes_on_past_a_length,
     ended_ones_not_found,
     sampler_row_kept,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from playhead.errors import ConfigError, LedgerError
@@ -48,14 +49,15 @@ def check_strides() -> list[str]:
     together, alone = (HybridKVCache(hybrid_plan(num_slabs=120), strict=True) for _ in range(2))
     lengths = {"a": 9, "b": 3, "c": 14, "d": 6}
     seqs = {cache: [prefilled(cache, name, size) for name, size in lengths.items()] for cache in (together, alone)}
-    stride, num_going_on, found = together.start_stride(seqs[together]), len(lengths), list[str]()
+    stride, num_going_on, found = Stride(), len(lengths), list[str]()
+    together.join(stride, seqs[together])
     for step in range(1, 16):
         if step % 4 == 0:
             num_going_on -= 1
             seqs[together][num_going_on].join(Stride())
         for cache in (together, alone):
             for seq in seqs[cache][:num_going_on]:
-                cache.reserve(seq, seq.num_tokens + 1)
+                cache.reserve([seq], np.array([seq.num_tokens + 1]))
         for _ in range(2 if step % 7 == 0 else 1):
             together.retract()
             together.advance(stride)

@@ -91,9 +91,9 @@ def frontier_one_page_behind() -> Patch:
     def behind(num_tokens: int, window: int, page_size: int) -> int:
         return max(0, window_frontier(num_tokens, window, page_size) - 2)
 
-    def lazily(self: HybridKVCache, seq: SequenceKV) -> None:
+    def lazily(self: HybridKVCache, seqs: Sequence[SequenceKV]) -> None:
         with swapped(cache_module, "window_frontier", behind):
-            slide(self, seq)
+            slide(self, seqs)
 
     return swapped(HybridKVCache, "_slide", lazily)
 

@@ -20,7 +20,7 @@ from playhead.models.build import family_named, spec_from_config
 from playhead.models.checkpoint.fill import load_decoder
 from playhead.models.checkpoint.pieces import Piece, pieces_of
 from playhead.models.checkpoint.sources import InMemoryTensors
-from playhead.parallel.leader import SILENCE_S, AwakeClock, OtherRank, Ranks
+from playhead.parallel.leader import OtherRank, Ranks
 from playhead.sampling_params import GREEDY_BELOW, SamplingKind
 from playhead.step.worker import Worker
 from playhead.testing.mutant import Checker, Mutant, Patch, mutant, swapped
@@ -108,21 +108,6 @@ def end_not_noticed() -> Patch:
 
 
 @mutant(
-    "a stall of the machine is the silence of its ranks",
-    source="an engine with ranks ended whenever its machine stood still for four seconds",
-    killed_by=("a machine that stalls",),
-)
-def stalls_counted() -> Patch:
-    def tick(self: AwakeClock) -> float:
-        now_s = self._clock()
-        self.now_s += now_s - self._last_s
-        self._last_s = now_s
-        return self.now_s
-
-    return swapped(AwakeClock, "tick", tick)
-
-
-@mutant(
     "runners are listed as they were made",
     source="ranks made theirs in another order, and audited different ones against each other",
     killed_by=("runners of two ranks",),
@@ -207,14 +192,6 @@ def runners_of_two_ranks() -> list[str]:
     return [] if listed[0] == listed[1] else [f"{listed[0]} and {listed[1]}"]
 
 
-def machine_that_stalls() -> list[str]:
-    """Ten seconds between two ticks, of which nobody could say anything."""
-    moments = iter((0.0, 0.2, 10.2))
-    clock = AwakeClock(lambda: next(moments))
-    clock.tick()
-    return [f"{clock.now_s:g} s of silence"] if clock.tick() > SILENCE_S else []
-
-
 def rank_that_ends() -> list[str]:
     """A process in a rank's place that ends at once. That is a failure, and is known within a moment."""
     with swapped(playhead.parallel.leader, "MODULE", "playhead.testing.gone_rank"):
@@ -237,7 +214,6 @@ PARALLEL_MUTANTS: tuple[Mutant, ...] = (
     bias_of_every_rank,
     whole_tensors_read,
     end_not_noticed,
-    stalls_counted,
     runners_as_made,
 )
 
@@ -247,6 +223,5 @@ PARALLEL_CHECKERS: tuple[Checker, ...] = (
     Checker(name="heads of a share", run=heads_of_a_share),
     Checker(name="what ranks load", run=what_ranks_load, raises=(RuntimeError,)),
     Checker(name="a rank that ends", run=rank_that_ends),
-    Checker(name="a machine that stalls", run=machine_that_stalls),
     Checker(name="runners of two ranks", run=runners_of_two_ranks),
 )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from playhead.awake import AwakeClock
 from playhead.engine.front import RequestOptions
 from playhead.sampling_params import SamplingParams
 from playhead.scale import router as router_module
 from playhead.scale.router import Loads, PageKey, Reason, Router, page_keys
 from playhead.serve import remote_engine, wire
-from playhead.serve.contact import SILENT_S, Contact, Listening
+from playhead.serve.contact import SILENT_S, Contact
 from playhead.serve.limits import CHECK_S
 from playhead.serve.remote_stream import RemoteStream, Sample
 from playhead.testing.mutant import Checker, Mutant, Patch, mutant, swapped
@@ -89,12 +90,13 @@ def any_beat_answers() -> Patch:
 
 @mutant("own stalls charged", source="watchdogs after a suspended machine wakes", killed_by=(STALLS,))
 def own_stalls_charged() -> Patch:
-    def look(self: Listening) -> None:
+    def tick(self: AwakeClock) -> float:
         now_s = self._clock()
-        self._listened_s += now_s - self._looked_s
-        self._looked_s = now_s
+        self.now_s += now_s - self._ticked_s
+        self._ticked_s = now_s
+        return self.now_s
 
-    return swapped(Listening, "look", look)
+    return swapped(AwakeClock, "tick", tick)
 
 
 def tenants_apart() -> list[str]:

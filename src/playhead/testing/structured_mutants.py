@@ -183,14 +183,14 @@ def masks_left_from_the_last_step() -> Patch:
 
 @mutant("forms stay where they were", source="places of a batch that has shrunk", killed_by=("shrinking batch",))
 def forms_where_they_were() -> Patch:
-    original = StepPlan.without
+    original = StepPlan.following
 
-    def as_before(self: StepPlan, places: list[int]) -> StepPlan:
-        rest = original(self, places)
+    def as_before(self: StepPlan, gone: list[int]) -> StepPlan:
+        rest = original(self, gone)
         rest.formed = [at for at in self.formed if at < len(rest)]
         return rest
 
-    return swapped(StepPlan, "without", as_before)
+    return swapped(StepPlan, "following", as_before)
 
 
 @mutant("newest token kept", source="a stale newest token before forced ones", killed_by=("forced tokens",))

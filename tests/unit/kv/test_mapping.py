@@ -29,7 +29,7 @@ def test_every_change_moves_the_version():
     versions = [mapping.version]
     mapping.set(0, [3, 4], [5, 6])
     versions.append(mapping.version)
-    mapping.remove(0, 3)
+    mapping.remove(0, [3])
     versions.append(mapping.version)
     assert versions == sorted(set(versions))
 
@@ -37,7 +37,7 @@ def test_every_change_moves_the_version():
 def test_only_the_latest_value_of_a_page_is_published():
     mapping = new_mapping()
     mapping.set(0, [3], [5])
-    mapping.remove(0, 3)
+    mapping.remove(0, [3])
     mapping.set(0, [3], [6])
     (changes,) = mapping.take_unpublished()
     assert changes.tolist() == [[3, 6]]
@@ -59,7 +59,7 @@ def test_a_pair_that_was_taken_away_may_wait_for_a_step_but_not_for_a_translatio
     mapping = new_mapping()
     mapping.set(0, [3], [5])
     mapping.take_unpublished()
-    mapping.remove(0, 3)
+    mapping.remove(0, [3])
     mapping.require_published("launch", pairs_only=True)
     assert not mapping.must_publish
     with pytest.raises(StaleTranslation):
@@ -86,14 +86,14 @@ def test_a_change_that_is_not_one_to_one_changes_nothing(full, window):
 
 def test_clearing_an_unmapped_page_is_refused():
     with pytest.raises(LedgerError, match="no window page"):
-        new_mapping().remove(0, 3)
+        new_mapping().remove(0, [3])
 
 
 def test_the_way_back_leads_to_the_full_page():
     mapping = new_mapping()
     mapping.set(0, [3], [5])
     assert mapping.full_page(0, 5) == 3
-    mapping.remove(0, 3)
+    mapping.remove(0, [3])
     assert mapping.full_page(0, 5) == NO_PAGE
 
 

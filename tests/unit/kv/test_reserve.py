@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.geometry import KVDtype, KVGeometry, LayerKV
 from playhead.kv.ledger import Ledger
@@ -27,7 +29,7 @@ def test_reserved_places_are_used_before_new_ones_and_go_back_with_the_request()
     cache = new_cache(num_pages=20)
     seq = cache.admit("a", [1, 2, 3])
     cache.extend(seq, 3)
-    cache.reserve(seq, 11)
+    cache.reserve([seq], np.array([11]))
     assert (seq.num_tokens, cache.num_places(seq)) == (3, 12)
     pages = list(seq.pages)
     launch(cache)
@@ -42,11 +44,24 @@ def test_a_reservation_ends_with_the_context_and_never_raises():
     cache = new_cache(num_pages=10)
     seq, other = cache.admit("a", [1]), cache.admit("b", [2])
     cache.extend(seq, 1)
-    cache.reserve(seq, 1000)
+    cache.reserve([seq], np.array([1000]))
     assert cache.num_places(seq) == 32
     cache.extend(other, 1)
-    cache.reserve(other, 32)
+    cache.reserve([other], np.array([32]))
     assert cache.num_places(other) == PAGE
+    assert Ledger(cache).audit() == []
+
+
+def test_pages_of_many_sequences_are_taken_for_all_or_for_none():
+    cache = new_cache(num_pages=10)
+    seqs = [cache.admit(name, [1]) for name in ("a", "b")]
+    for seq in seqs:
+        cache.extend(seq, 1)
+    cache.reserve(seqs, np.array([32, 16]))
+    assert [cache.num_places(seq) for seq in seqs] == [PAGE, PAGE]
+    cache.reserve(seqs, np.array([24, 3]))
+    assert [cache.num_places(seq) for seq in seqs] == [24, PAGE]
+    assert len({*seqs[0].pages, *seqs[1].pages}) == 7
     assert Ledger(cache).audit() == []
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from playhead.errors import OutOfPages
-from playhead.kv.tables import RowTables
+from playhead.kv.tables import RowTables, ranges
 
 
 def new_rows() -> RowTables:
@@ -41,3 +42,24 @@ def test_passed_entries_show_the_sink():
     rows.write(1, row, 0, [5, 6, 7])
     rows.clear(1, row, 0, 2)
     assert rows.tables[1][row].tolist() == [0, 0, 7, 0]
+
+
+def test_ranges_stand_one_after_the_other():
+    assert ranges(np.array([7, 4]), np.array([3, 2])).tolist() == [7, 8, 9, 4, 5]
+
+
+def test_pages_of_many_rows_go_behind_those_they_show():
+    rows = new_rows()
+    first, second = rows.take(), rows.take()
+    rows.write(0, first, 0, [7])
+    rows.write(1, first, 0, [3])
+    rows.take_changed()
+    rows.append(np.array([first, second], np.int32), np.array([2, 1], np.int32), [[8, 9, 5], [4, 6, 2]])
+    assert [table[[first, second]].tolist() for table in rows.tables] == [
+        [[7, 8, 9, 0], [5, 0, 0, 0]],
+        [[3, 4, 6, 0], [2, 0, 0, 0]],
+    ]
+    assert rows.num_pages[[first, second]].tolist() == [3, 1]
+    assert rows.must_publish
+    changed = {row: (start, end) for row, start, end in zip(*rows.take_changed(), strict=True)}
+    assert changed == {first: (1, 3), second: (0, 1)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from playhead.kv.cache import HybridKVCache
-from playhead.kv.sequence import Stride
+from playhead.kv.sequence import SequenceKV, Stride
 from playhead.testing.kv_checkers import check_strides, hybrid_plan, prefilled
 from playhead.testing.kv_rules import run_step
 
@@ -15,13 +15,19 @@ def cache():
     return HybridKVCache(hybrid_plan(), strict=True)
 
 
+def in_stride(cache: HybridKVCache, seqs: list[SequenceKV]) -> Stride:
+    stride = Stride()
+    cache.join(stride, seqs)
+    return stride
+
+
 def test_sequences_that_grow_together_have_what_each_would_have_alone():
     assert check_strides() == []
 
 
 def test_a_step_of_a_stride_makes_all_its_sequences_longer_at_once(cache):
     seqs = [prefilled(cache, name, size) for name, size in (("a", 5), ("b", 2))]
-    stride = cache.start_stride(seqs)
+    stride = in_stride(cache, seqs)
     cache.advance(stride)
     assert [(seq.num_tokens, seq.num_launched_tokens) for seq in seqs] == [(6, 5), (3, 2)]
     cache.retract()
@@ -33,7 +39,7 @@ def test_a_step_of_a_stride_makes_all_its_sequences_longer_at_once(cache):
 
 def test_joining_and_leaving_change_no_count(cache):
     seq = prefilled(cache, "a", 5)
-    stride = cache.start_stride([seq])
+    stride = in_stride(cache, [seq])
     for _ in range(2):
         cache.advance(stride)
         run_step(cache)
@@ -45,7 +51,7 @@ def test_joining_and_leaving_change_no_count(cache):
 def test_a_count_that_is_set_stays_what_it_was_set_to(cache):
     """A sequence that is extended alone keeps the stride it was in."""
     seq = prefilled(cache, "a", 5)
-    cache.advance(cache.start_stride([seq]))
+    cache.advance(in_stride(cache, [seq]))
     run_step(cache)
     cache.extend(seq, 2)
     assert (seq.num_tokens, seq.num_launched_tokens) == (8, 6)

@@ -1,0 +1,163 @@
+"""An engine whose graphs do nothing: everything that the host does for a step, and none of the device's work.
+
+Requests, plans, pages, tables, fills, the choice of a graph, reading tokens and giving them out are the engine's own.
+A replay leaves the outputs of its capture, so every token is what the placeholder got. Steps over tokens sample after
+their replay, as they always do; the model is so small that this is mostly the time of torch's calls.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from playhead.engine.config import EngineConfig
+from playhead.engine.engine import Engine
+from playhead.engine.launched import LaunchedStep
+from playhead.graph.backends.base import OpenRecording, Recording
+from playhead.graph.backends.tape import TapeBackend
+from playhead.graph.oplog import OpLog
+from playhead.graph.outputs import Outputs
+from playhead.graph.runner import GraphRunner
+from playhead.kv.plan import KVLimits
+from playhead.kv.tables import FULL
+from playhead.models.text.ids_only import IdsOnlyTokenizer
+from playhead.sampling_params import SamplingKind
+from playhead.schedule.step_plan import StepPlan
+from playhead.step.worker import Worker
+from playhead.testing.tiny_worker import TINY_GEMMA3, tiny_worker
+from playhead.types import Mode
+
+PAGE_SIZE = 16
+CHUNK_TOKENS = 8192
+KV_BYTES = 1 << 28
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleRecording:
+    """What was recorded, and no work."""
+
+    log: OpLog
+    num_nodes: int
+    num_bytes: int
+    recorded: Recording
+    """Kept for the memory of its outputs."""
+
+    def replay(self) -> None:
+        return
+
+
+class IdleOpen:
+    """A recording under way whose replays will do nothing."""
+
+    def __init__(self, opened: OpenRecording) -> None:
+        self._opened = opened
+
+    def close(self) -> IdleRecording:
+        done = self._opened.close()
+        return IdleRecording(log=done.log, num_nodes=done.num_nodes, num_bytes=done.num_bytes, recorded=done)
+
+    def abandon(self) -> None:
+        self._opened.abandon()
+
+
+class IdleBackend:
+    """Captures as the tape does, and replays nothing."""
+
+    name = "idle"
+
+    def __init__(self) -> None:
+        self._tape = TapeBackend()
+
+    def warm_up(self, work: Callable[[], Outputs]) -> None:
+        self._tape.warm_up(work)
+
+    def open(self, after: Recording | None = None) -> IdleOpen:
+        return IdleOpen(self._tape.open(after.recorded if isinstance(after, IdleRecording) else after))
+
+
+def idle_worker(*, max_running: int, max_context: int, window: int, prefix_caching: bool) -> Worker:
+    """A worker of a tiny hybrid model that captures whole graphs, as on a GPU, and does not run them."""
+    worker = tiny_worker(
+        Mode.FULL,
+        model={**TINY_GEMMA3, "sliding_window": window},
+        page_size=PAGE_SIZE,
+        limits=KVLimits(
+            max_context_tokens=max_context, max_running=max_running, chunk_tokens=CHUNK_TOKENS, num_steps_in_flight=2
+        ),
+        kv_memory_bytes=KV_BYTES,
+        prefix_caching=prefix_caching,
+        strict_ledger=False,
+    )
+    backend, make_decoder = IdleBackend(), worker.make_decoder
+
+    def make_idle(kind: SamplingKind) -> GraphRunner:
+        runner = make_decoder(kind)
+        runner.backend = backend
+        return runner
+
+    worker.make_decoder, worker.prefill.backend = make_idle, backend
+    return worker
+
+
+@dataclass(slots=True, kw_only=True)  # mutable: parts are added up
+class StepCost:
+    """CPU microseconds of one call of `Engine.step`, by part. The rest is what stands between the parts."""
+
+    plan: float = 0.0
+    launch: float = 0.0
+    commit: float = 0.0
+    total: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)  # mutable: steps are added
+class Meter:
+    """The cost of each step, the plan that it launched, and the full pages in use when it was planned."""
+
+    costs: list[StepCost] = field(default_factory=list)
+    plans: list[StepPlan | None] = field(default_factory=list)
+    num_pages: list[int] = field(default_factory=list)
+
+    def clear(self) -> None:
+        """Forget all steps."""
+        for noted in (self.costs, self.plans, self.num_pages):
+            noted.clear()
+
+
+class MeteredEngine(Engine):
+    """An engine over an idle worker that notes what its steps cost. Reading a step counts as its commit."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker, IdsOnlyTokenizer(), config=EngineConfig())
+        self.meter = Meter()
+
+    def advance(self) -> None:
+        self.meter.costs.append(StepCost())
+        self.meter.plans.append(None)
+        self.meter.num_pages.append(0)
+        started_s = time.thread_time()
+        super().advance()
+        self.meter.costs[-1].total = microseconds_since(started_s)
+
+    def _plan(self) -> StepPlan:
+        started_s = time.thread_time()
+        planned = super()._plan()
+        self.meter.costs[-1].plan += microseconds_since(started_s)
+        self.meter.plans[-1] = planned
+        self.meter.num_pages[-1] = self.worker.kv.allocator.groups[FULL].num_taken
+        return planned
+
+    def _launch(self, planned: StepPlan, started_s: float) -> LaunchedStep:
+        began_s = time.thread_time()
+        launched = super()._launch(planned, started_s)
+        self.meter.costs[-1].launch += microseconds_since(began_s)
+        return launched
+
+    def _read(self, step: LaunchedStep) -> None:
+        started_s = time.thread_time()
+        super()._read(step)
+        self.meter.costs[-1].commit += microseconds_since(started_s)
+
+
+def microseconds_since(started_s: float) -> float:
+    return 1e6 * (time.thread_time() - started_s)
