@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-import time
 
 import pytest
 import uvloop
@@ -187,7 +186,7 @@ class Child:
         """Its front says that it is there; gives when the reader thread has heard it."""
         self.ours.sendall(wire.framed(wire.Here(number)))
         while self.inbox.num_heard != number:
-            time.sleep(0.001)
+            threading.Event().wait(0.001)
 
     def close(self):
         self.ours.shutdown(socket.SHUT_WR)

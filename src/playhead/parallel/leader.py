@@ -44,7 +44,7 @@ PATIENCE_S = 3.0
 CAPTURE_PATIENCE_S = 120.0
 """The same while the other one captures or audits graphs: ranks do not do that equally fast."""
 QUIET_S = 2.0
-"""Of ranks in a collective that failed, one that was silent for so long is to blame."""
+"""A rank that was silent for so long is not late but gone."""
 TICK_S = 0.2
 """How often the thread beside the steps looks."""
 LOADING_SILENCE_S = 120.0
@@ -309,7 +309,7 @@ class Ranks:
         for other in self.others:
             if other.num_meetings >= here:
                 other.came_s = now_s
-            elif now_s - other.came_s > other.patience_s:
+            elif now_s - other.came_s > other.patience_s and now_s - other.heard_s < QUIET_S:
                 self._lose(other, f"did not come to a collective within {other.patience_s:g} s")
         since_s = self._waits_since_s
         last = min(self.others, key=lambda other: other.num_orders)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from contextlib import contextmanager
 
 import pytest
@@ -20,6 +19,7 @@ def ranks_with(monkeypatch, module):
     """Ranks of which the other one is this program of `playhead.testing`, heard of at least once, with short limits."""
     monkeypatch.setattr(leader, "MODULE", f"playhead.testing.{module}")
     monkeypatch.setattr(leader, "SILENCE_S", 1.0)
+    monkeypatch.setattr(leader, "QUIET_S", 0.3)
     monkeypatch.setattr(leader, "PATIENCE_S", 0.5)
     ranks = Ranks(2)
     [other] = ranks.others
@@ -59,6 +59,14 @@ def test_a_stopped_rank_is_noticed_by_its_silence(idle_rank):
         idle_rank.check()
 
 
+def test_a_stopped_rank_that_is_waited_for_is_silent_and_not_late(idle_rank, monkeypatch):
+    os.kill(idle_rank.others[0].process.pid, signal.SIGSTOP)
+    monkeypatch.setattr(group, "num_meetings", lambda: 1)
+    wait_for_failure(idle_rank)
+    with pytest.raises(RankLost, match="rank 1 of 2 has been silent for 1 s"):
+        idle_rank.check()
+
+
 def test_a_wait_for_a_gpu_that_does_not_end_is_broken_off(idle_rank):
     with pytest.raises(RankLost, match=r"rank 1 of 2 did not end a step within 0\.5 s"), idle_rank.waiting():
         wait_for_failure(idle_rank)
@@ -82,7 +90,8 @@ def test_a_rank_that_captures_is_waited_for_longer(monkeypatch):
 
 def test_a_machine_that_stalls_has_lost_no_rank(idle_rank, monkeypatch):
     """A minute goes by between two looks of the thread that watches."""
-    monkeypatch.setattr(idle_rank._clock, "_clock", lambda: time.monotonic() + 60)
+    clock = idle_rank._clock._clock
+    monkeypatch.setattr(idle_rank._clock, "_clock", lambda: clock() + 60)
     a_moment(0.5)
     idle_rank.check()
 
