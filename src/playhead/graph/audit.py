@@ -1,8 +1,8 @@
 """Prove that a runner's graphs read what was declared, and nothing else.
 
 Static checks read the op logs: who owns each address, who writes it, how far a read reaches. Dynamic checks run
-samples: poisoned slots, stale tails, replay against replay, replay against eager, capture against capture, and steps
-that follow one another without a fill.
+samples: poisoned slots, stale tails, other leftovers in padded rows, replay against replay, replay against eager,
+capture against capture, and steps that follow one another without a fill.
 """
 
 from __future__ import annotations
