@@ -51,9 +51,7 @@ class Link:
     @property
     def is_capturing(self) -> bool:
         """Whether this rank is at work that takes ranks unequally long. Any thread may ask."""
-        if self.is_auditing or self.worker is None:
-            return self.is_auditing
-        return any(runner.is_capturing for runner in self.worker.runners)
+        return self.is_auditing or (self.worker is not None and self.worker.is_capturing)
 
     def send(self, frame: bytes) -> None:
         with self._writing:

@@ -39,7 +39,7 @@ from playhead.models.checkpoint.hub import resolve_model
 from playhead.outputs import CompletionOutput, RequestOutput
 from playhead.serve import wire
 from playhead.serve.contact import BEAT_S, FRONT_SILENT_S, Listening
-from playhead.serve.facts import facts_of, is_capturing
+from playhead.serve.facts import facts_of
 
 RECEIVED_BYTES = 1 << 18
 
@@ -193,7 +193,7 @@ class EngineLoop:
     @property
     def beat(self) -> wire.Beat:
         """How far the engine is. Any thread may ask."""
-        is_preparing = self._is_about_to_capture or bool(self._compiling) or is_capturing(self._engine)
+        is_preparing = self._is_about_to_capture or bool(self._compiling) or self._engine.worker.is_capturing
         return wire.Beat(self._engine.stats.num_steps, is_preparing, self._inbox.num_heard)
 
     def turn(self) -> None:

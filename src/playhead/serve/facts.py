@@ -40,8 +40,3 @@ def client_name(model: str) -> str:
     path = PurePath(model)
     is_path = model.startswith((".", "/", "~")) or len(path.parts) > 2
     return path.name or model if is_path else model
-
-
-def is_capturing(engine: Engine) -> bool:
-    """Whether the engine captures a graph now, which may take longer than any step. Any thread may ask."""
-    return any(runner.is_capturing for runner in engine.worker.runners)

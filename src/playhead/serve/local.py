@@ -19,7 +19,7 @@ from playhead.engine.snapshot import EngineSnapshot, take_snapshot
 from playhead.errors import EngineStopped, PlayheadError
 from playhead.outputs import RequestOutput
 from playhead.serve.backend import BackendScrape, BackendState, ModelFacts
-from playhead.serve.facts import facts_of, is_capturing
+from playhead.serve.facts import facts_of
 from playhead.serve.limits import CHECK_S, SNAPSHOT_S, Clock, Lifetimes, Pulse, ServeLimits
 
 
@@ -148,7 +148,7 @@ class LocalBackend:
         self._lifetimes.check()
         served = self._served
         self._pulse.saw(served.stats.num_steps, has_work=served.has_requests)
-        if is_capturing(served.engine):
+        if served.engine.worker.is_capturing:
             self._pulse.beat()
 
     async def close(self) -> None:

@@ -139,6 +139,11 @@ class Worker:
         return [self.prefill, *(decoders[kind] for decoders in made for kind in sorted(decoders))]
 
     @property
+    def is_capturing(self) -> bool:
+        """Whether a graph is captured now, which may take longer than any step. Any thread may ask."""
+        return any(runner.is_capturing for runner in self.runners)
+
+    @property
     def usual_runners(self) -> tuple[GraphRunner, ...]:
         """Prefill, greedy and drawing decode. Those of other sampling are captured when they are first used."""
         return self.prefill, self.decoder_for(SamplingKind.GREEDY), self.decoder_for(SamplingKind.DRAWN)

@@ -17,7 +17,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from playhead.engine.config import EngineConfig
 from playhead.engine.memory import fit_memory
 from playhead.errors import ConfigError, UnsupportedModelError
+from playhead.kernels.experts import grouped_matmul
 from playhead.kv.plan import KVLimits, plan_kv
+from playhead.layers import moe
 from playhead.layers.linear import PlainWeights
 from playhead.layers.moe import MoeMlp
 from playhead.layers.shard import Shard
@@ -38,7 +40,7 @@ from playhead.models.text.gguf_vocab import tokenizer_from_gguf
 from playhead.step.build import build_worker
 from playhead.step.forward import kv_geometry
 from playhead.step.worker import WorkerConfig
-from playhead.testing.mutant import Checker
+from playhead.testing.mutant import Checker, swapped
 
 CPU = torch.device("cpu")
 SMALL: dict[str, object] = {
@@ -318,16 +320,21 @@ def traced_experts() -> list[str]:
 
 
 def padding_beside_experts() -> list[str]:
-    """Rows that are no tokens go through no matrix: they come out as zeros."""
-    moe = MoeMlp(
-        MoeSpec(num_experts=2, top_k=1, size=8, swiglu_alpha=1.0, swiglu_limit=7.0),
-        8,
-        PlainWeights(dtype=torch.float32, device=CPU),
-    )
-    for parameter in moe.parameters():
+    """Of three rows two are tokens, and experts multiply two: a third would change how their products round."""
+    rows = []
+
+    def counted(*args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
+        *_, ends_X = args
+        rows.append(int(ends_X[-1]))
+        return grouped_matmul(*args, **kwargs)
+
+    spec = MoeSpec(num_experts=2, top_k=1, size=8, swiglu_alpha=1.0, swiglu_limit=7.0)
+    experts = MoeMlp(spec, 8, PlainWeights(dtype=torch.float32, device=CPU))
+    for parameter in experts.parameters():
         parameter.fill_(0.1)
-    out_TM = moe(torch.ones(3, 8), torch.tensor([True, False, True]))
-    return ["padding was computed"] if bool(out_TM[1].any()) else []
+    with swapped(moe, "grouped_matmul", counted):
+        experts(torch.ones(3, 8), torch.tensor([True, False, True]))
+    return [f"experts were given {max(rows)} rows; wanted 2"] if rows != [2, 2] else []
 
 
 MODEL_CHECKERS: tuple[Checker, ...] = (

@@ -104,7 +104,7 @@ def offered_before_it_runs() -> Patch:
 @mutant(
     "padding in the sink",
     source="found here: rows after a full graph's tokens are never computed",
-    killed_by=("worker audit",),
+    killed_by=("the sink of a batch",),
 )
 def padding_in_the_sink() -> Patch:
     """Tokens that are nobody's leave whatever memory held in the sink, where a padded row of decode reads."""
@@ -181,6 +181,14 @@ def batch_against_dense(wanted: Dense) -> list[str]:
     for _ in range(2):
         found += against(last_logits(worker, PROMPTS), PROMPTS, wanted)
     return found
+
+
+def sink_of_a_batch() -> list[str]:
+    """Nobody writes the sink, where padded rows read: what is in it stays the zeros it began with."""
+    worker = tiny_worker(Mode.FULL)
+    last_logits(worker, PROMPTS)
+    sinks = [(memory.name, memory.sink_rows, memory.tensors) for memory in worker.prefill.step.owned if memory.writable]
+    return [f"{name}: the sink was written" for name, end, kv in sinks if any(tensor[:end].any() for tensor in kv)]
 
 
 def token_by_token(wanted: Dense) -> list[str]:
@@ -267,5 +275,6 @@ STEP_CHECKERS: tuple[Checker, ...] = (
     Checker(name="chunks beyond the context", run=chunks_beyond_the_context, oracles=(DENSE_PROMPTS,)),
     Checker(name="failed step", run=failed_step, oracles=(DENSE_PROMPTS,)),
     Checker(name="worker audit", run=worker_audit),
+    Checker(name="the sink of a batch", run=sink_of_a_batch),
     Checker(name="capture between steps", run=capture_between_steps, oracles=(TOKENS_ALONE,), raises=(GraphError,)),
 )
