@@ -42,7 +42,7 @@ NUM_REQUESTS = 64
 NUM_TOKENS = 120
 # Room for all streams in one replica: a pause is then the time to go on, and not the wait for a place.
 ENGINE = EngineConfig(max_model_len=512, max_num_seqs=32, kv_memory_bytes=1 << 26, seed=3, device="cpu")
-LIMITS = ServeLimits(max_queued=256, max_waiting_s=300)
+LIMITS = ServeLimits(max_queued_requests=256, queue_timeout=300)
 WORDS = (
     "whale",
     "sea",

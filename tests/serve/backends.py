@@ -20,8 +20,8 @@ from playhead.serve.remote import RemoteBackend
 def two_replicas(model, config, limits=None, **clock):
     """Two engines behind one backend. As many requests fit as into one engine: fewer wait, because more run."""
     limits = limits or ServeLimits()
-    if limits.max_queued is not None:
-        limits = replace(limits, max_queued=limits.max_queued - config.max_num_seqs)
+    if limits.max_queued_requests is not None:
+        limits = replace(limits, max_queued_requests=limits.max_queued_requests - config.max_num_seqs)
     begin = wire.Begin(model, wire.config_fields(config), None)
     return ReplicatedBackend(LocalLauncher(config), begin, limits, FleetConfig(num_replicas=2), **clock)
 

@@ -18,7 +18,6 @@ import pytest
 from playhead.errors import EngineStopped, QueueFull, RequestError, RequestTimedOut
 from playhead.sampling_params import RequestOutputKind, SamplingParams
 from playhead.serve.backend import BackendState
-from playhead.serve.facts import is_capturing
 from playhead.serve.limits import ServeLimits
 from playhead.serve.local import LocalBackend
 from playhead.serve.remote import RemoteBackend
@@ -51,7 +50,7 @@ CASES = {
 @pytest.fixture(scope="module", params=KINDS)
 def backend(request, loop, clock):
     """One started backend for all tests of a kind: each leaves it idle."""
-    made = KINDS[request.param]("embedded", CONFIG, ServeLimits(max_queued=196), clock=clock)
+    made = KINDS[request.param]("embedded", CONFIG, ServeLimits(max_queued_requests=196), clock=clock)
     loop.run(made.start())
     yield made
     loop.run(made.close())
@@ -298,7 +297,7 @@ def test_a_graph_of_steps_with_a_form_counts_as_being_captured(llm):
     """Its capture takes as long as any other, and must not pass for an engine that is stuck."""
     llm.generate("The whale", SamplingParams(structured_outputs={"choice": ["yes", "no"]}))
     (runner, *_) = llm.engine.worker.masked.decoders.values()
-    assert not is_capturing(llm.engine)
+    assert not llm.engine.worker.is_capturing
     runner.is_capturing = True
-    assert is_capturing(llm.engine)
+    assert llm.engine.worker.is_capturing
     runner.is_capturing = False

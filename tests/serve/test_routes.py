@@ -6,17 +6,22 @@ import asyncio
 import json
 import logging
 
+import httpx
 import jsonschema
 import msgspec
 import pytest
 
 from playhead.errors import EngineStopped, RequestFailed, RequestTimedOut, StepFailed
 from playhead.outputs import FinishReason
+from playhead.serve.assemble import make_application
+from playhead.serve.auth import KeyRing
 from playhead.serve.call import Answer, Call, EventStream, Tenant
+from playhead.serve.config import ServeConfig
 from playhead.serve.openapi import document
 from playhead.serve.routes import ROUTES
 from playhead.serve.service import Service, respond
 from playhead.testing.scripted_backend import ScriptedBackend
+from tests.serve.listening import listening
 
 HELLO = [{"role": "user", "content": "hello"}]
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
@@ -214,14 +219,15 @@ def test_a_call_knows_what_it_has_cost(streams):
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_bug_of_ours_ends_one_call_and_tells_nothing(caplog, streams):
-    service = Service(backend=ScriptedBackend(error=ValueError("my secret")))
-    with caplog.at_level(logging.ERROR, "playhead"):
-        found, _ = call(service, "/v1/chat/completions", {"messages": HELLO, "stream": streams})
-    body = found if isinstance(found, bytes) else found.body
-    assert isinstance(found, bytes) or found.status == 500
-    assert b"internal_error" in body
-    assert b"secret" not in body
-    assert "ValueError" in caplog.text
+    app = make_application(ScriptedBackend(error=ValueError("my secret")), KeyRing([]), ServeConfig(port=0))
+    with listening([app]) as made, caplog.at_level(logging.ERROR, "playhead"):
+        url = f"http://127.0.0.1:{made.ports[0]}/v1/chat/completions"
+        answer = httpx.post(url, json={"messages": HELLO, "stream": streams}, timeout=None)
+    assert answer.status_code == (200 if streams else 500)
+    assert "internal_error" in answer.text
+    assert "secret" not in answer.text
+    (failed,) = [record.getMessage() for record in caplog.records if "request failed" in record.getMessage()]
+    assert "error=ValueError, at=scripted_backend.py:" in failed
     assert "secret" not in caplog.text
 
 

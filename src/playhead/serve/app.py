@@ -13,7 +13,9 @@ import logging
 import re
 import secrets
 import time
+import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from litestar import Litestar
@@ -30,9 +32,10 @@ from playhead.serve.backend import Backend, BackendState
 from playhead.serve.call import Answer, Call, EventStream, Tenant
 from playhead.serve.config import ServeConfig
 from playhead.serve.endpoint import PLAIN_PATH, Endpoint
+from playhead.serve.failures import failure
 from playhead.serve.recorder import OTHER, Recorder
 from playhead.serve.recorder import Refusal as Why
-from playhead.serve.refusals import Refusal, internal_error
+from playhead.serve.refusals import Refusal
 
 LOG = logging.getLogger(__name__)
 ACCESS = logging.getLogger("playhead.access")
@@ -69,9 +72,11 @@ class Visit:
         self.exchange.headers = [*COMMON_HEADERS, (b"x-request-id", request_id.encode("ascii"))]
 
     def fail(self, error: Exception) -> None:
-        """Write down an exception that nobody foresaw, without its words: they may repeat what was asked for."""
+        """Write down what was raised and where, without its words: they may repeat what was asked for."""
         self.error = error
-        event(LOG, logging.ERROR, "request failed", error=type(error).__name__, request_id=self.request_id)
+        frames = traceback.extract_tb(error.__traceback__)
+        at = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "unknown"
+        event(LOG, logging.ERROR, "request failed", error=type(error).__name__, at=at, request_id=self.request_id)
 
     def write_down(self) -> None:
         """One line in the access log. The path that the client wrote is not in it: the route's is."""
@@ -88,9 +93,8 @@ class Visit:
             facts["output_tokens"] = self.call.spent.num_output_tokens
         if self.exchange.is_gone:
             facts["client"] = "gone"
-        error = self.error or self.exchange.failure
-        if error is not None:
-            facts["error"] = type(error).__name__
+        if self.error is not None:
+            facts["error"] = type(self.error).__name__
         event(ACCESS, logging.INFO, "request", **facts)
 
 
@@ -146,12 +150,14 @@ class Application:
         except Exception as error:  # noqa: BLE001  the boundary of a request: others go on
             visit.fail(error)
             if exchange.status is None:
-                await exchange.send_answer(internal_error().answer)
+                await exchange.send_answer(failure(error))
         finally:
             self.num_open -= 1
             if visit.has_stream:
                 self.recorder.stream_closed()
             self.recorder.responded(visit.route, exchange.status or NO_RESPONSE)
+            if exchange.failure is not None:
+                visit.fail(exchange.failure)
             visit.write_down()
 
     def _check_host(self, headers: Headers) -> None:
@@ -252,7 +258,7 @@ class Door:
             return result
         except Exception as error:  # noqa: BLE001  the boundary of a request: others go on
             visit.fail(error)
-            return internal_error().answer
+            return failure(error)
 
 
 def handler_of(door: Door) -> asgi:

@@ -15,8 +15,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iter
 from typing import Any
 
 from playhead.serve.call import Answer, EventStream
+from playhead.serve.failures import failure_event
 from playhead.serve.recorder import Refusal as Why
-from playhead.serve.refusals import Refusal, internal_error
+from playhead.serve.refusals import Refusal
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -116,8 +117,7 @@ class Exchange:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         except Exception as error:  # noqa: BLE001  the boundary of a request: others go on
             self.failure = error
-            body = b"data: " + internal_error().body + b"\n\n"
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+            await send({"type": "http.response.body", "body": failure_event(error), "more_body": True})
         finally:
             if isinstance(stream.events, AsyncGenerator):
                 await stream.events.aclose()  # a client that left while it was being sent to leaves it half-way

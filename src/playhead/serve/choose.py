@@ -29,7 +29,7 @@ def backend_for(
 def limits_of(config: ServeConfig) -> ServeLimits:
     """How many requests these settings let in, and for how long."""
     return ServeLimits(
-        max_queued=config.max_queued_requests,
-        max_waiting_s=config.queue_timeout,
-        max_running_s=config.request_timeout,
+        max_queued_requests=config.max_queued_requests,
+        queue_timeout=config.queue_timeout,
+        request_timeout=config.request_timeout,
     )

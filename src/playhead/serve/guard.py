@@ -258,10 +258,11 @@ class Connection(HttpToolsProtocol):
         for cycle in waiting:  # its body turned out to be no body
             cycle.disconnected = True
             cycle.message_event.set()
+        body = refusal.answer.body
         lines = [STATUS_LINE[refusal.status].decode(), "content-type: application/json\r\n", "connection: close\r\n"]
         lines += [f"{name.lower()}: {value}\r\n" for name, value in refusal.headers.items()]
-        lines += [f"content-length: {len(refusal.body)}\r\n\r\n"]
-        self.tap.write("".join(lines).encode("latin-1") + refusal.body)
+        lines += [f"content-length: {len(body)}\r\n\r\n"]
+        self.tap.write("".join(lines).encode("latin-1") + body)
         self.tap.close()
 
 

@@ -13,7 +13,6 @@ from typing import Protocol
 
 from playhead.errors import PlayheadError, RequestTimedOut
 from playhead.schedule.scheduler import WAITING_PER_RUNNING
-from playhead.settings import Setting, check_settings, declare, refused_setting, settings_of
 
 CHECK_S = 0.5  # between two checks
 SNAPSHOT_S = 1.0  # an engine that captures or is stuck is shown as it was
@@ -30,35 +29,24 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeLimits:
-    """What a server allows. A request over a time limit ends with `RequestTimedOut`."""
+    """What a server allows: settings of `ServeConfig`, which checks them, and a limit that nobody has to set.
 
-    max_queued: int | None = declare(
-        None,
-        Setting(group="queue", help="sequences that may wait to run; four times those that run if left out", low=0),
-    )
-    max_waiting_s: float = declare(
-        60.0, Setting(group="queue", help="seconds until a request's first token", low=0, above=True)
-    )
-    max_running_s: float = declare(
-        600.0, Setting(group="queue", help="seconds from a request's first token to its last", low=0, above=True)
-    )
-    wedged_after_s: float = declare(
-        4.0,
-        Setting(
-            group="queue", help="seconds without a step until an engine with work counts as stuck", low=0, above=True
-        ),
-    )
+    A request over a time limit ends with `RequestTimedOut`.
+    """
 
-    def __post_init__(self) -> None:
-        check_settings(self, SERVE_LIMITS, refused_setting)
+    max_queued_requests: int | None = None
+    """Sequences that may wait to run; four times those that run if left out."""
+    queue_timeout: float = 60.0
+    """Seconds until a request's first token."""
+    request_timeout: float = 600.0
+    """Seconds from a request's first token to its last."""
+    wedged_after_s: float = 4.0
+    """Seconds without a step until an engine with work counts as stuck."""
 
     def max_requests(self, max_running: int) -> int:
         """How many sequences may be there, running and waiting: 5 x 16 with room for 16 that run."""
-        queued = WAITING_PER_RUNNING * max_running if self.max_queued is None else self.max_queued
+        queued = WAITING_PER_RUNNING * max_running if self.max_queued_requests is None else self.max_queued_requests
         return max_running + queued
-
-
-SERVE_LIMITS = settings_of(ServeLimits)
 
 
 class OpenStream(Protocol):
@@ -107,10 +95,10 @@ class Lifetimes:
         for stream, life in self._open.items():
             if life.begun_s is None and stream.has_begun:
                 life.begun_s = now
-            if life.begun_s is None and now - life.opened_s > self._limits.max_waiting_s:
-                stream.give_up(RequestTimedOut(stream.request_id, "waited", self._limits.max_waiting_s))
-            elif life.begun_s is not None and now - life.begun_s > self._limits.max_running_s:
-                stream.give_up(RequestTimedOut(stream.request_id, "ran", self._limits.max_running_s))
+            if life.begun_s is None and now - life.opened_s > self._limits.queue_timeout:
+                stream.give_up(RequestTimedOut(stream.request_id, "waited", self._limits.queue_timeout))
+            elif life.begun_s is not None and now - life.begun_s > self._limits.request_timeout:
+                stream.give_up(RequestTimedOut(stream.request_id, "ran", self._limits.request_timeout))
 
     @property
     def retry_after_s(self) -> int:

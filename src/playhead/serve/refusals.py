@@ -1,4 +1,4 @@
-"""Refusals of the transport as OpenAI error bodies: what goes wrong before a route sees a call, or outside of it."""
+"""Refusals of the transport as OpenAI error bodies: what goes wrong before a route sees a call."""
 
 from __future__ import annotations
 
@@ -30,15 +30,6 @@ class Refusal(Exception):
     @property
     def answer(self) -> Answer:
         """The refusal as a response."""
-        return Answer(status=self.status, body=self.body, headers=self.headers)
-
-    @property
-    def body(self) -> bytes:
-        """The refusal as OpenAI's clients read it."""
         kind = SERVER if self.status >= 500 else INVALID
-        return msgspec.json.encode(ErrorBody(error=ErrorDetail(message=self.message, type=kind, code=self.code)))
-
-
-def internal_error() -> Refusal:
-    """What a client sees of an exception that nobody foresaw."""
-    return Refusal(500, "The server failed on this request. Other requests go on.", code="internal_error")
+        error = ErrorBody(error=ErrorDetail(message=self.message, type=kind, code=self.code))
+        return Answer(status=self.status, body=msgspec.json.encode(error), headers=self.headers)

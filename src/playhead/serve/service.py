@@ -1,4 +1,4 @@
-"""What routes have at hand, what a route is, and the boundary at which one call's error ends that call alone. No torch.
+"""What routes have at hand, what a route is, and how its failures are answered. No torch.
 
 transport -> respond(service, route, call) -> route.handler -> Answer | EventStream
 """
@@ -9,10 +9,8 @@ import asyncio
 import logging
 import secrets
 import time
-import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 
@@ -20,7 +18,6 @@ from playhead.engine.conversations import ChatOptions, Conversation
 from playhead.engine.front import CheckedPrompt
 from playhead.errors import PlayheadError
 from playhead.inputs import Prompt
-from playhead.logs import event
 from playhead.request_limits import RequestLimits
 from playhead.sampling_params import SamplingParams
 from playhead.serve.backend import Backend
@@ -124,35 +121,22 @@ class Route:
 
 
 async def respond(service: Service, route: Route, call: Call) -> Answer | EventStream:
-    """The route's answer, or the answer to its failure. An error of one call ends that call only."""
+    """The route's answer, or the answer to a failure that it foresees. Whatever else it raises, the caller answers."""
     try:
         if route.generates:  # a refusal must be cheap: it may be one of many
             service.backend.check_room()
         return await route.handler(service, call)
     except PlayheadError as error:
         return failure(error, route.names, retry_after_s=service.backend.retry_after_s)
-    except Exception as error:  # noqa: BLE001 - the request boundary
-        log_unforeseen(call.request_id, error)
-        return failure(error)
 
 
-async def guarded(request_id: str, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The events of a stream. An error on the way becomes the last event."""
+async def guarded(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The events of a stream. A failure that is foreseen becomes the last event."""
     try:
         async for one in events:
             yield one
     except PlayheadError as error:
         yield failure_event(error)
-    except Exception as error:  # noqa: BLE001 - the request boundary
-        log_unforeseen(request_id, error)
-        yield failure_event(error)
-
-
-def log_unforeseen(request_id: str, error: Exception) -> None:
-    """Write down what was raised and where. Its message is not logged: it may repeat what was asked for."""
-    frames = traceback.extract_tb(error.__traceback__)
-    at = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "unknown"
-    event(LOG, logging.ERROR, "request failed", request=request_id, kind=type(error).__name__, at=at)
 
 
 def answer(body: msgspec.Struct) -> Answer:

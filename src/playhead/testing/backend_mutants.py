@@ -113,7 +113,7 @@ class Waiting:
 def request_past_its_time() -> list[str]:
     """A request that waits too long ends with an error."""
     now, stream = [0.0], Waiting()
-    lifetimes = Lifetimes(ServeLimits(max_waiting_s=5), lambda: now[0])
+    lifetimes = Lifetimes(ServeLimits(queue_timeout=5), lambda: now[0])
     lifetimes.add(stream)
     now[0] = 6.0
     lifetimes.check()

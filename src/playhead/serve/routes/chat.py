@@ -54,7 +54,7 @@ async def answer_chat(service: Service, call: Call) -> Answer | EventStream:
     streams = submit_all(service.backend, head.id, [turn.prompt], wanted.options)
     accepted = Chat(service=service, request=request, turn=turn, head=head, count=count)
     if request.stream:
-        return EventStream(events=guarded(call.request_id, ChatEvents(accepted).of(streams[0])), close=streams[0].close)
+        return EventStream(events=guarded(ChatEvents(accepted).of(streams[0])), close=streams[0].close)
     return answer(accepted.whole(*await whole_outputs(streams)))
 
 

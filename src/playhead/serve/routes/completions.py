@@ -48,7 +48,7 @@ async def complete(service: Service, call: Call) -> Answer | EventStream:
     streams = submit_all(service.backend, head.id, prompts, wanted.options)
     accepted = Completions(service=service, request=request, wanted=wanted, prompts=prompts, head=head, count=count)
     if request.stream:
-        events = guarded(call.request_id, CompletionEvents(accepted).of(streams))
+        events = guarded(CompletionEvents(accepted).of(streams))
         return EventStream(events=events, close=partial(close_all, streams))
     return answer(accepted.whole(await whole_outputs(streams)))
 

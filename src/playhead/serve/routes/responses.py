@@ -59,7 +59,7 @@ async def create_response(service: Service, call: Call) -> Answer | EventStream:
     )
     streams = submit_all(service.backend, accepted.id, [turn.prompt], wanted.options)
     if request.stream:
-        return EventStream(events=guarded(call.request_id, accepted.events(streams[0])), close=streams[0].close)
+        return EventStream(events=guarded(accepted.events(streams[0])), close=streams[0].close)
     return answer(accepted.whole(*await whole_outputs(streams)))
 
 
