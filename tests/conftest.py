@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
@@ -28,3 +29,11 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_frozen():
+    """An engine that captured its graphs, and that nobody closed, hides its objects from the collector for good."""
+    before = gc.get_freeze_count()
+    yield
+    assert before or not gc.get_freeze_count(), "an engine that captured all graphs was not closed"

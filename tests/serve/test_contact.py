@@ -232,7 +232,8 @@ def test_an_engine_that_stalls_itself_does_not_take_its_front_for_lost(child):
 
 
 def test_an_engine_announces_a_capture():
-    child = Child(small_llm().engine)
+    llm = small_llm()
+    child = Child(llm.engine)
     try:
         child.loop._captures.are_left = True  # a CPU has none of its own accord
         child.loop.turn()
@@ -240,11 +241,13 @@ def test_an_engine_announces_a_capture():
         assert [beat.is_preparing for beat in child.told()] == [True, False]
     finally:
         child.close()
+        llm.close()
 
 
 def test_an_engine_announces_what_may_silence_it():
     """A grammar's tables can keep every other thread waiting: the beat goes out before its compiler begins."""
-    child, params = Child(small_llm().engine), SamplingParams(structured_outputs=StructuredOutputs(choice=["a", "b"]))
+    llm = small_llm()
+    child, params = Child(llm.engine), SamplingParams(structured_outputs=StructuredOutputs(choice=["a", "b"]))
     try:
         child.beats.once()
         assert [beat.is_preparing for beat in child.told()] == [False]
@@ -256,3 +259,4 @@ def test_an_engine_announces_what_may_silence_it():
     finally:
         child.loop._compiler.shutdown()
         child.close()
+        llm.close()
