@@ -38,7 +38,7 @@ from playhead.engine.tokenizer_files import resolve_model_name
 from tests.unit.models.checkpoint.mirror import Mirror, running
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("tutorial", "from-transformers", "first-ten-minutes")
+PAGES = ("tutorial", "from-transformers", "first-ten-minutes", "structured")
 BLOCK = re.compile(r"^```(python|text|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 NOT_RUN = ("git ", "cd ", "source ")

@@ -1,4 +1,4 @@
-"""What docs/tutorial.md, from-transformers.md and first-ten-minutes.md show is what their code and commands print.
+"""What the pages of `tools.record_pages` show is what their code and commands print.
 
 `python -m tools.record_pages --update` writes it anew.
 """

@@ -1,8 +1,8 @@
 """The account of every page: free + pending + held + cached + quarantined = all, each page once.
 
-`check` compares counts that different code keeps and costs microseconds: the engine runs it after every step. Every few
-hundred steps, when the engine is idle, and when counts differ, it audits: `audit` recounts everything from the
-sequences, the tree and the free lists. What is wrong is quarantined, and the account is counted again without it
+`check` compares counts that different code keeps and costs microseconds: the engine runs it after every step. When
+counts differ, and else so seldom that it takes 1% of the time (`KVWatch`), it audits: `audit` recounts everything from
+the sequences, the tree and the free lists. What is wrong is quarantined, and the account is counted again without it
 (`restore.py`); the caller ends the requests that touched it, and everybody else goes on. In strict mode (tests) every
 check is an audit, and raises.
 """
