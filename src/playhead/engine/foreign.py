@@ -32,7 +32,7 @@ class ForeignSetting:
 
 
 NO_STAGES = ForeignSetting(why="Playhead has no stages: set tensor_parallel_size instead.", idle=(1,))
-NO_REPLICAS = ForeignSetting(why="An engine is one replica: start several servers instead.", idle=(1,))
+NO_REPLICAS = ForeignSetting(why="An engine is one replica: `playhead serve --replicas N` serves several.", idle=(1,))
 NO_CODE = ForeignSetting(why="Playhead never runs code of a checkpoint.", idle=(False,))
 NO_LORA = ForeignSetting(why="Playhead has no LoRA adapters: merge the adapter into the weights first.", idle=(False,))
 NO_EDITS = ForeignSetting(why="Playhead takes a model as its files say: edit config.json instead.", idle=({},))

@@ -115,10 +115,10 @@ class ServeConfig:
         None, Setting(help="sequences that wait in the queue; 4 for each that runs if left out", low=0, high=1 << 20)
     )
     queue_timeout: float = declare(
-        60.0, Setting(help="seconds that a request waits in the queue at most", low=0, above=True, high=86400)
+        60.0, Setting(help="seconds until the first token of a request", low=0, above=True, high=86400)
     )
     request_timeout: float = declare(
-        600.0, Setting(help="seconds that a request runs at most", low=0, above=True, high=86400)
+        600.0, Setting(help="seconds from the first token of a request to its last", low=0, above=True, high=86400)
     )
     max_body_bytes: int = declare(
         8 << 20,
