@@ -151,7 +151,12 @@ def test_a_request_that_outlasts_the_drain_gets_an_error_that_says_so():
 
 @pytest.mark.parametrize(
     ("settings", "words"),
-    [({"host": "192.0.2.1"}, "cannot listen"), ({"host": "no such host"}, "is no address here")],
+    [
+        ({"host": "192.0.2.1"}, "cannot listen"),
+        ({"host": "no such host"}, "is no address here"),
+        ({"host": "no..host"}, "is no address"),
+        ({"host": "a" * 64}, "is no address"),
+    ],
 )
 def test_an_address_that_is_not_here_is_refused_in_words(settings, words):
     with pytest.raises(ConfigError, match=words):

@@ -139,6 +139,8 @@ def bind(config: ServeConfig) -> socket.socket:
         sock = socket.socket(family, kind, protocol)
     except OSError as error:
         raise ConfigError(f"host: {config.host!r} is no address here ({error.strerror}).") from None
+    except UnicodeError:  # a label of it is empty or too long for a name
+        raise ConfigError(f"host: {config.host!r:.200} is no address.") from None
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
