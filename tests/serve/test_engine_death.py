@@ -85,7 +85,7 @@ def test_an_engine_in_whose_place_no_process_can_be_started_is_dead(monkeypatch)
             monkeypatch.setattr(remote, "start_child", refused)
             waiting = await lose(backend)
             with pytest.raises(EngineStopped, match="'waiting'"):
-                await asyncio.wait_for(outputs_of(waiting), 30)
+                await outputs_of(waiting)
             assert backend.state is BackendState.DEAD
         finally:
             await backend.close()

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -158,11 +157,11 @@ class Sleeping:
 def test_a_replica_that_cannot_start_ends_the_start_while_others_still_load():
     launcher = Sleeping()
     begin = wire.Begin("embedded", {}, None)
-    fleet = Fleet(launcher, begin, ServeLimits(), FleetConfig(num_replicas=2), time.monotonic)
+    fleet = Fleet(launcher, begin, ServeLimits(), FleetConfig(num_replicas=2), lambda: 0.0)
 
     async def start():
         with pytest.raises(ConfigError, match="no GPU for the second"):
-            await asyncio.wait_for(fleet.start(None), 30)
+            await fleet.start(None)
         assert launcher.num_cancelled == 1
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
