@@ -43,6 +43,12 @@ def test_keys_of_the_environment_are_added(key_file, monkeypatch):
     assert {ring.tenant_of(bearer(key)).name for key in (ALICE, BOB)} == {"alice", "bob"}
 
 
+def test_keys_without_names_have_one_each_wherever_they_stand(key_file, monkeypatch):
+    monkeypatch.setenv(API_KEYS, BOB)
+    ring = load_keys(key_file(ALICE))
+    assert [ring.tenant_of(bearer(key)).name for key in (ALICE, BOB)] == ["key-1", "key-2"]
+
+
 @pytest.mark.parametrize("mode", [0o604, 0o644, 0o666, 0o620, 0o601, 0o777])
 def test_a_key_file_that_others_can_read_or_change_is_refused(key_file, mode):
     with pytest.raises(ConfigError, match="chmod 600"):

@@ -260,3 +260,25 @@ def test_an_engine_announces_what_may_silence_it():
         child.loop._compiler.shutdown()
         child.close()
         llm.close()
+
+
+def test_a_grammar_that_nobody_waits_for_any_more_is_not_compiled():
+    """Clients that leave at once could otherwise fill the compiler's queue for as long as they like."""
+    llm = small_llm()
+    child = Child(llm.engine)
+    grammars, is_free = child.loop._engine.reader.grammars, threading.Event()
+    num_before = grammars.num_compiled
+    try:
+        child.loop._compiler.submit(is_free.wait)
+        for number in (1, 2):
+            params = SamplingParams(structured_outputs=StructuredOutputs(choice=[f"answer {number}"]))
+            order = wire.Submit(number=number, ids=b"", params=wire.params_fields(params), max_new_tokens=4)
+            child.loop._submit(order)
+        child.loop._follow(wire.Abort((1,)))
+    finally:
+        is_free.set()
+        child.loop._compiler.shutdown()
+        child.close()
+        llm.close()
+    assert grammars.num_compiled == num_before + 1
+    assert [order.number for order in child.inbox.take(waits=False)] == [2]

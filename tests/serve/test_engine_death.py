@@ -6,6 +6,7 @@ A process that is stopped has done nothing since, so no test depends on who is f
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import signal
@@ -19,6 +20,7 @@ from playhead.engine.tokenizer_files import resolve_model_name
 from playhead.env import for_engine_process
 from playhead.errors import CheckpointError, ConfigError, EngineStopped
 from playhead.llm import LLM
+from playhead.serve import remote
 from playhead.serve.backend import BackendState
 from playhead.serve.engine_child import MODULE, start_child
 from playhead.serve.local import LocalBackend
@@ -70,6 +72,25 @@ def test_a_killed_engine_is_replaced_once_and_what_had_not_begun_runs_again():
         wanted = llm.generate("The whale", GREEDY)[0]
     found = asyncio.run(kill_twice())
     assert (found.outputs, found.finished) == (wanted.outputs, True)
+
+
+def test_an_engine_in_whose_place_no_process_can_be_started_is_dead(monkeypatch):
+    def refused(config):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def kill():
+        backend = RemoteBackend("embedded", CONFIG)
+        await backend.start()
+        try:
+            monkeypatch.setattr(remote, "start_child", refused)
+            waiting = await lose(backend)
+            with pytest.raises(EngineStopped, match="'waiting'"):
+                await outputs_of(waiting)
+            assert backend.state is BackendState.DEAD
+        finally:
+            await backend.close()
+
+    asyncio.run(kill())
 
 
 def test_a_closed_engine_ends_its_streams_with_a_typed_error():

@@ -130,8 +130,13 @@ def test_a_field_after_the_body_is_no_header(served):
         b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"GET /" + b"a" * 70_000,
         CHUNKED + b"2\r\n{}\r\n0\r\n" + b"a: b\r\n" * 200,
+        CHUNKED + b"2\r\n{}\r\n0\r\na: " + b"a" * 1_000_000,
+        CHUNKED + b"2;a=" + b"a" * 1_000_000,
     ],
-    ids=["many", "long", "endless", "long together", "a long target", "an endless target", "many trailers"],
+    ids=[
+        *("many", "long", "endless", "long together", "a long target", "an endless target"),
+        *("many trailers", "an endless trailer", "an endless head of a chunk"),
+    ],
 )
 def test_headers_over_the_limits_are_refused(served, data):
     port, plain, _ = served
@@ -139,6 +144,17 @@ def test_headers_over_the_limits_are_refused(served, data):
         assert wire.response()[0] == 431
         assert wire.to_the_end() == b""
     assert plain.seen == []
+
+
+def test_a_body_in_many_small_chunks_may_have_more_bytes_around_it_than_headers(served):
+    port, plain, _ = served
+    body = b'{"a": "' + b"a" * 30_000 + b'"}'
+    chunks = b"".join(b"1;a=b\r\n%c\r\n" % byte for byte in body)
+    with Wire(port, CHUNKED + chunks + b"0\r\na: b\r\n\r\n") as wire:
+        assert wire.response()[0] == 200
+        wire.send(GOOD)
+        assert wire.response()[0] == 200
+    assert [plain.seen.pop() for _ in range(2)] == [b"{}", body]
 
 
 def test_a_client_that_sends_its_headers_slowly_is_answered_and_cut_off(hasty):

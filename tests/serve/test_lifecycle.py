@@ -17,9 +17,15 @@ from pathlib import Path
 
 import pytest
 
+from playhead.cli.serve import make_backend
+from playhead.engine.config import EngineConfig
 from playhead.errors import ConfigError
+from playhead.serve import engine_child
+from playhead.serve.assemble import make_application
+from playhead.serve.auth import KeyRing
+from playhead.serve.backend import BackendState
 from playhead.serve.config import ServeConfig
-from playhead.serve.run import bind, hear_uvicorn
+from playhead.serve.run import bind, hear_uvicorn, run
 from tests.serve.listening import Wire, listening, wait_until
 from tests.serve.plain import plain_application
 from tests.serve.running import running
@@ -138,6 +144,30 @@ def test_a_second_signal_ends_a_server_that_waits_for_a_request():
         assert wire.to_the_end() == b""
 
 
+@pytest.mark.parametrize("settings", [{"processes": "two"}, {"replicas": 2}], ids=["two processes", "replicas"])
+def test_a_signal_while_the_model_loads_ends_a_server_well(settings, monkeypatch):
+    """The start that is given up because of the signal is no error of its own."""
+    monkeypatch.setattr(engine_child, "END_S", 0.2)  # a process that still imports hears of nothing
+    config, before = ServeConfig(port=0, **settings), signal.getsignal(signal.SIGTERM)
+    backend = make_backend(config, EngineConfig(device="cpu"))
+
+    def stop():
+        wait_until(lambda: signal.getsignal(signal.SIGTERM) is not before)  # the server hears signals from now on
+        threading.Event().wait(0.2)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    async def never_ready():
+        pytest.fail("the model was loaded")
+
+    stopping = threading.Thread(target=stop)
+    with bind(config) as sock:
+        app = make_application(backend, KeyRing([]), config)
+        stopping.start()
+        assert run(app, sock, never_ready) == 0
+    stopping.join()
+    assert backend.state is BackendState.DEAD
+
+
 def test_a_request_that_outlasts_the_drain_gets_an_error_that_says_so():
     body = json.dumps({"prompt": "a", "max_tokens": 250, "ignore_eos": True, "stream": True}).encode()
     with running(drain_timeout=0.0) as server:
@@ -151,7 +181,12 @@ def test_a_request_that_outlasts_the_drain_gets_an_error_that_says_so():
 
 @pytest.mark.parametrize(
     ("settings", "words"),
-    [({"host": "192.0.2.1"}, "cannot listen"), ({"host": "no such host"}, "is no address here")],
+    [
+        ({"host": "192.0.2.1"}, "cannot listen"),
+        ({"host": "no such host"}, "is no address here"),
+        ({"host": "no..host"}, "is no address"),
+        ({"host": "a" * 64}, "is no address"),
+    ],
 )
 def test_an_address_that_is_not_here_is_refused_in_words(settings, words):
     with pytest.raises(ConfigError, match=words):

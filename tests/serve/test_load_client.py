@@ -8,6 +8,7 @@ import json
 import pytest
 
 from playhead.errors import ConfigError
+from playhead.load import exchange as exchange_module
 from playhead.load.client import Load, SendOptions, Target, fetch
 from playhead.load.exchange import Exchange, Outcome, PlannedRequest
 from tests.serve.small_server import (
@@ -99,13 +100,24 @@ def test_a_chat_begins_with_its_first_text_and_not_with_its_role():
     assert (exchange.text, exchange.num_tokens) == ("hmyes", 2)
 
 
-def test_an_answer_that_is_not_streamed_is_one_event():
+@pytest.mark.parametrize("text", ["all of it", "all of it " * 20_000], ids=["short", "long"])
+def test_an_answer_that_is_not_streamed_is_one_event(text):
     async def reply(visit: Visit) -> None:
         usage = {"completion_tokens": 4, "prompt_tokens": 2}
-        await visit.send(whole(200, {"choices": [{"text": "all of it"}], "usage": usage}))
+        await visit.send(whole(200, {"choices": [{"text": text}], "usage": usage}))
 
     exchange = one(reply)
-    assert (exchange.outcome, exchange.text, exchange.num_tokens) == (Outcome.FINISHED, "all of it", 4)
+    assert (exchange.outcome, exchange.text, exchange.num_tokens) == (Outcome.FINISHED, text, 4)
+
+
+def test_an_answer_without_an_end_is_broken(monkeypatch):
+    monkeypatch.setattr(exchange_module, "MAX_KEPT_BODY_BYTES", 1000)
+
+    async def reply(visit: Visit) -> None:
+        await visit.send(whole(200, {"choices": [{"text": "a" * 1000}]}))
+
+    exchange = one(reply)
+    assert (exchange.outcome, exchange.detail) == (Outcome.BROKEN, "an answer that does not end")
 
 
 @pytest.mark.parametrize(
@@ -286,6 +298,9 @@ def test_an_address_is_taken_with_or_without_v1(url, wanted):
     assert Target.of(url).url == wanted
 
 
-def test_an_address_that_is_none_is_refused():
+@pytest.mark.parametrize(
+    "url", ["ftp://example.org", "", "http://", "http://a:99999", "http://a:b", "http://[::1", "http://:80"]
+)
+def test_an_address_that_is_none_is_refused(url):
     with pytest.raises(ConfigError, match="--base-url"):
-        Target.of("ftp://example.org")
+        Target.of(url)

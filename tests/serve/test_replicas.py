@@ -21,7 +21,7 @@ from playhead.scale.fleet import FleetConfig
 from playhead.scale.launch import LocalLauncher
 from playhead.scale.replicas import ReplicatedBackend
 from playhead.scale.router import Reason
-from playhead.serve import wire
+from playhead.serve import engine_child, wire
 from playhead.serve.backend import BackendState
 from playhead.serve.config import ServeConfig
 from playhead.serve.limits import ServeLimits
@@ -296,6 +296,44 @@ def test_requests_end_with_a_typed_error_when_no_replica_can_be_started_any_more
         await backend.close()
 
     loop.run(run())
+
+
+class OnePlace:
+    """A launcher of a machine with one GPU: there is no place for a second process before the first has ended."""
+
+    def __init__(self):
+        self._launcher, self._child, self.num_refused = LocalLauncher(CONFIG), None, 0
+
+    async def launch(self):
+        if self._child is not None and self._child.process.poll() is None:
+            self.num_refused += 1
+            raise ConfigError("replicas: not enough GPUs are free")
+        launched = await self._launcher.launch()
+        self._child = launched.host
+        return launched
+
+    async def close(self):
+        await self._launcher.close()
+
+
+def test_requests_wait_for_the_place_of_a_stopped_replica(loop, monkeypatch):
+    """A process that must be killed has its GPU for a while. That its place is taken says nothing of later starts."""
+    monkeypatch.setattr(fleet, "HOPELESS_AFTER", 1)
+    monkeypatch.setattr(engine_child, "END_S", 1.5)
+    begin = wire.Begin("embedded", wire.config_fields(CONFIG), None)
+    launcher = OnePlace()
+
+    async def run():
+        backend = ReplicatedBackend(launcher, begin, ServeLimits(), FleetConfig(num_replicas=1, silent_s=1.0))
+        await backend.start()
+        stream = submitted(backend, "r", [5, 6, 7], LONG)
+        await first_of(stream)
+        os.kill(busiest(backend).pid, signal.SIGSTOP)
+        assert (await outputs_of(stream))[-1].finished
+        await backend.close()
+
+    loop.run(run())
+    assert launcher.num_refused, "the place was taken once"
 
 
 def test_the_number_of_replicas_can_be_wrong_in_words():

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from playhead.errors import EngineStopped, RequestFailed, RequestTimedOut, StepFailed
-from playhead.outputs import FinishReason
+from playhead.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput
 from playhead.serve.assemble import make_application
 from playhead.serve.auth import KeyRing
 from playhead.serve.call import Answer, Call, EventStream, Tenant
@@ -142,6 +142,40 @@ def test_a_sample_that_has_ended_is_told_once():
     chunks = stream(service, "/v1/chat/completions", messages=HELLO, n=3)
     ends = [choice["index"] for chunk in chunks for choice in chunk["choices"] if choice["finish_reason"]]
     assert sorted(ends) == [0, 1, 2]
+
+
+class OneAfterTheOther(ScriptedBackend):
+    """A backend whose second sample begins after the first: only the first output has the prompt's logprobs."""
+
+    def _outputs(self, request_id, checked):
+        report = {0: Logprob(logprob=-1.0, rank=1, decoded_token="a")}
+        samples = [
+            CompletionOutput(index=i, text="a", token_ids=[0], finish_reason=FinishReason.STOP, logprobs=[report])
+            for i in range(2)
+        ]
+        tables = [None, *({one: Logprob(logprob=-1.0, rank=1, decoded_token="")} for one in checked.ids[1:])]
+        return [
+            RequestOutput(
+                request_id=request_id,
+                prompt=checked.text,
+                prompt_token_ids=list(checked.ids),
+                outputs=[sample],
+                finished=sample.index == 1,
+                prompt_logprobs=None if sample.index else tables,
+            )
+            for sample in samples
+        ]
+
+
+def test_a_sample_that_begins_later_has_the_prompts_report_too():
+    service = Service(backend=OneAfterTheOther())
+    body = {"prompt": "The whale", "echo": True, "logprobs": 0, "n": 2, "max_tokens": 1}
+    choices = [choice for event in stream(service, "/v1/completions", **body) for choice in event["choices"]]
+    reports = [
+        [one["logprobs"]["text_offset"] for one in choices if one["index"] == i and one["logprobs"]] for i in (0, 1)
+    ]
+    assert reports[0] == reports[1]
+    assert [reports[1][0][0], reports[1][1]] == [0, [len("The whale")]]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import typer
 
+from playhead.errors import ConfigError
+
 MAX_LINES = 1000
 PROMPT = "> "
 
@@ -23,6 +25,10 @@ def next_line(*, is_interactive: bool) -> str | None:
             if is_interactive:
                 typer.echo()  # the shell's prompt begins on a line of its own
             return None
+        except UnicodeDecodeError:
+            if not is_interactive:
+                raise ConfigError("standard input: found bytes that are not UTF-8. Convert it first.") from None
+            typer.echo("These bytes are not UTF-8. Write the line again.", err=True)
         except KeyboardInterrupt:
             num_interrupts += 1
             if not is_interactive or num_interrupts > 1:

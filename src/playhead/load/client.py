@@ -36,12 +36,16 @@ class Target:
     @classmethod
     def of(cls, base_url: str, key: str | None = None) -> Target:
         """From http://host:port, with or without /v1."""
-        parts = urlsplit(base_url if "//" in base_url else f"http://{base_url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(base_url if "//" in base_url else f"http://{base_url}")
+            scheme, host, port = parts.scheme, parts.hostname, parts.port
+        except ValueError:  # a bracket that is not closed, a port that is no port
+            host = None
+        if not host or scheme not in ("http", "https"):
             raise ConfigError(f"--base-url: found {base_url!r:.200}; wanted an address like http://127.0.0.1:8000.")
-        is_tls = parts.scheme == "https"
+        is_tls = scheme == "https"
         root = parts.path.rstrip("/").removesuffix("/v1")
-        return cls(host=parts.hostname, port=parts.port or (443 if is_tls else 80), is_tls=is_tls, root=root, key=key)
+        return cls(host=host, port=port or (443 if is_tls else 80), is_tls=is_tls, root=root, key=key)
 
     @property
     def address(self) -> str:

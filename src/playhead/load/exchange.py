@@ -12,7 +12,7 @@ from typing import Any
 from playhead.load.wire import BadResponse, EventReader, ResponseReader
 
 DONE = b"[DONE]"
-MAX_KEPT_BODY_BYTES = 64 << 10
+MAX_KEPT_BODY_BYTES = 16 << 20
 
 
 class Outcome(StrEnum):
@@ -73,7 +73,7 @@ class Exchange:
         self.gaps_s = array("d")
         self.texts: list[str] | None = [] if keeps_text else None
         self._events: EventReader | None = None
-        self._body, self._is_done = b"", False
+        self._body, self._is_done = bytearray(), False
 
     @property
     def text(self) -> str:
@@ -87,8 +87,9 @@ class Exchange:
     def body(self, data: bytes, now_s: float) -> bool:
         """A part of the body. False: the time to leave has come."""
         if self._events is None:
-            if len(self._body) < MAX_KEPT_BODY_BYTES:
-                self._body += data
+            self._body += data
+            if len(self._body) > MAX_KEPT_BODY_BYTES:
+                raise BadResponse("an answer that does not end")
             return True
         for event in self._events.feed(data):
             if event == DONE:
@@ -136,7 +137,7 @@ class Exchange:
             return
         if self.status != 200:
             self.outcome = Outcome.REFUSED if self.status in REFUSING else Outcome.REJECTED
-            self.detail = error_code(parsed_or_empty(self._body))
+            self.detail = error_code(parsed_or_empty(bytes(self._body)))
         elif self._events is None:
             self._whole_answer(now_s)
         elif self._is_done:
@@ -147,7 +148,7 @@ class Exchange:
 
     def _whole_answer(self, now_s: float) -> None:
         """An answer that was not streamed has one moment, its end."""
-        answer = parsed(self._body)
+        answer = parsed(bytes(self._body))
         self._event(json.dumps({"choices": choices_of(answer), "usage": answer.get("usage")}).encode(), now_s)
         self.outcome = Outcome.FINISHED
 

@@ -120,14 +120,14 @@ class Fleet:
         return len(self._starters)
 
     async def start(self, owner: FleetOwner) -> None:
-        """Start the first engines and wait until all serve. If one cannot start, all end with its error."""
+        """Start the first engines and wait until all serve. If one cannot start, all end at once with its error."""
         self._owner = owner
         starters = [self._keep_starter(self._start_one()) for _ in range(self.target)]
-        first = await asyncio.gather(*starters, return_exceptions=True)
-        errors = [one for one in first if isinstance(one, BaseException)]
-        if errors:
+        try:
+            await asyncio.gather(*starters)
+        except BaseException:
             await self.close()
-            raise errors[0]
+            raise
         self._has_started = True
 
     async def close(self) -> None:
@@ -262,5 +262,7 @@ class Fleet:
             else:
                 self.counts.num_started_later += 1
                 return
-            self.is_hopeless = not self.engines and self.counts.num_failed_starts >= HOPELESS_AFTER
+            # An engine that is being ended may still have the GPU that this one needs.
+            has_none = not self.engines and not self._tasks
+            self.is_hopeless = has_none and self.counts.num_failed_starts >= HOPELESS_AFTER
             await asyncio.sleep(min(MAX_DELAY_S, 2.0 ** (self.counts.num_failed_starts - 1)))

@@ -41,16 +41,20 @@ class LocalLauncher:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._has_gpus = wants_gpu(config)
-        self._of_gpu: dict[int, EngineChild] = {}
+        self._of_gpu: dict[int, EngineChild | None] = {}
+        """Who has a GPU. None: a process that is being started."""
 
     async def launch(self) -> Launched:
-        config, gpu = self._config, None
-        if self._has_gpus:
-            gpu = self._first_free_gpu()
-            config = replace(config, device=f"cuda:{gpu}")
-        child = await asyncio.to_thread(start_child, config)
-        if gpu is not None:
-            self._of_gpu[gpu] = child
+        if not self._has_gpus:
+            return Launched(host=await started(self._config), config=self._config)
+        gpu = self._first_free_gpu()
+        config = replace(self._config, device=f"cuda:{gpu}")
+        self._of_gpu[gpu] = None  # at once: replicas are launched together, and the next one must not find it free
+        try:
+            child = self._of_gpu[gpu] = await started(config)
+        except BaseException:
+            del self._of_gpu[gpu]
+            raise
         return Launched(host=child, config=config)
 
     async def close(self) -> None:
@@ -61,7 +65,20 @@ class LocalLauncher:
         there = sum(1 for path in DEVICES.iterdir() if GPU_FILE.fullmatch(path.name)) or 1
         num_ranks = self._config.tensor_parallel_size
         for gpu in range(0, there - num_ranks + 1, num_ranks):
-            child = self._of_gpu.get(gpu)
-            if child is None or child.process.poll() is not None:
+            if gpu not in self._of_gpu:
+                return gpu
+            child = self._of_gpu[gpu]
+            if child is not None and child.process.poll() is not None:
                 return gpu
         raise ConfigError(f"replicas: each needs {num_ranks} of {there} GPUs, and not enough are free. Ask for fewer.")
+
+
+async def started(config: EngineConfig) -> EngineChild:
+    """A child, started beside the event loop. If the caller is cancelled meanwhile, the child ends."""
+    starting = asyncio.ensure_future(asyncio.to_thread(start_child, config))
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        child = await starting
+        await asyncio.to_thread(child.discard)
+        raise

@@ -89,7 +89,8 @@ def digest(key: bytes) -> bytes:
 
 def load_keys(path: str | None) -> KeyRing:
     """The keys of the file and of the environment together, or `ConfigError`."""
-    keys = [*(keys_of_file(Path(path).expanduser()) if path is not None else ()), *keys_of_environment()]
+    keys = keys_of_file(Path(path).expanduser()) if path is not None else []
+    keys += keys_of_environment(first_number=len(keys) + 1)
     refuse_twins(keys)
     return KeyRing(keys)
 
@@ -128,25 +129,26 @@ def check_permissions(where: str, status: os.stat_result) -> None:
         raise ConfigError(f"{where}: it belongs to another user; wanted a file of this user or of root.")
 
 
-def keys_of_environment() -> list[NamedKey]:
-    """The keys in PLAYHEAD_API_KEYS, with commas or line ends between them."""
+def keys_of_environment(*, first_number: int = 1) -> list[NamedKey]:
+    """The keys in PLAYHEAD_API_KEYS, with commas or line ends between them. The first of them has this number."""
     text = api_keys_text()
     if text is None:
         return []
     parts = [part.strip() for part in re.split(r"[,\n]", text)]
-    keys = parsed_keys((f"{API_KEYS} key {number}", part) for number, part in enumerate(parts, 1) if part)
+    lines = ((f"{API_KEYS} key {number}", part) for number, part in enumerate(parts, 1) if part)
+    keys = parsed_keys(lines, first_number=first_number)
     if not keys:
         # An empty variable is more likely a secret that was not filled in than a wish for no keys at all.
         raise ConfigError(f"{API_KEYS}: found no key in it; wanted keys with commas between them, or no such variable.")
     return keys
 
 
-def parsed_keys(lines: Iterable[tuple[str, str]]) -> list[NamedKey]:
-    """One key per line. A key without a name gets its number as one."""
+def parsed_keys(lines: Iterable[tuple[str, str]], *, first_number: int = 1) -> list[NamedKey]:
+    """One key per line. A key without a name gets its number as one: `key-2` for the second of all."""
     keys: list[NamedKey] = []
     for where, line in lines:
         named = NAMED.fullmatch(line)
-        name, key = named.groups() if named is not None else (f"key-{len(keys) + 1}", line)
+        name, key = named.groups() if named is not None else (f"key-{first_number + len(keys)}", line)
         if not KEY.fullmatch(key):
             raise ConfigError(f"{where}: found a key of {len(key)} characters; wanted 16 to 512 of ASCII, no spaces.")
         keys.append(NamedKey(name=name, key=key, where=where))

@@ -257,6 +257,8 @@ class EngineLoop:
 
     def _compile(self, number: int, checked: CheckedPrompt, options: RequestOptions) -> None:
         """In a thread of its own: a grammar takes up to a second, and steps go on meanwhile."""
+        if number not in self._compiling:
+            return  # aborted while it waited: clients that come and leave must not keep those that stay waiting
         form, error = checked.params.structured_outputs, None
         assert form is not None, "it has a grammar"
         try:

@@ -143,7 +143,7 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         if self.is_in_headers:
             self.headers_since = self.headers_since or self.loop.time()
-            self.num_header_bytes += len(data)
+        self.num_header_bytes += len(data)  # unless `on_body` finds that they are of a body
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -151,8 +151,9 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserError:
             self._refuse(self.refusal or bad_request("The request is not valid HTTP/1.1."))
             return
-        # Headers that fit are counted one by one. These bytes are of headers whose end has not come.
-        if self.is_in_headers and self.num_header_bytes > self.limits.max_header_bytes:
+        # Headers that fit are counted one by one. These bytes are of headers, trailers or the head of a chunk, and the
+        # end of those has not come. The parser keeps the bytes, and copies all of them again for each piece.
+        if self.num_header_bytes > self.limits.max_header_bytes:
             self._refuse(self._headers_too_large())
 
     def pause_writing(self) -> None:
@@ -202,9 +203,13 @@ class Connection(HttpToolsProtocol):
         if self.parser.should_upgrade():
             self.cycle.keep_alive = False
 
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self.num_header_bytes = 0
+
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self.is_in_headers = True  # the next byte belongs to the next request
+        self.is_in_headers, self.num_header_bytes = True, 0  # the next byte belongs to the next request
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

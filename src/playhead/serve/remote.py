@@ -146,7 +146,7 @@ class RemoteBackend(RemoteFront):
         await dead.end()
         try:
             await self._load()
-        except PlayheadError:
+        except (PlayheadError, OSError):  # or there is no process, or no descriptor, to be had
             self._state = BackendState.DEAD
             self._fail(self._streams.values())
             return

@@ -139,6 +139,8 @@ def bind(config: ServeConfig) -> socket.socket:
         sock = socket.socket(family, kind, protocol)
     except OSError as error:
         raise ConfigError(f"host: {config.host!r} is no address here ({error.strerror}).") from None
+    except UnicodeError:  # a label of it is empty or too long for a name
+        raise ConfigError(f"host: {config.host!r:.200} is no address.") from None
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
@@ -166,7 +168,9 @@ async def serve(app: Application, sock: socket.socket, on_ready: OnReady) -> int
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     starting = asyncio.create_task(app.backend.start())
     await asyncio.wait((serving, starting), return_when=asyncio.FIRST_COMPLETED)
-    if not starting.done():  # a signal came first
+    # A signal closes the backend, which ends a start that is under way: that is no failure of the start.
+    was_stopped = server.should_exit or not starting.done()
+    if was_stopped:
         starting.cancel()
     elif starting.exception() is None:
         await on_ready()
@@ -174,7 +178,7 @@ async def serve(app: Application, sock: socket.socket, on_ready: OnReady) -> int
         server.handle_exit(signal.SIGTERM, None)
     await serving
     failed = (await asyncio.gather(starting, return_exceptions=True))[0]
-    if isinstance(failed, Exception):
+    if isinstance(failed, Exception) and not was_stopped:
         raise failed
     return STOPPED_AT_ONCE if server.force_exit else 0
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
 import playhead.serve.remote_engine
-from playhead.engine.front import RequestOptions
+from playhead.engine.front import CheckedPrompt, RequestOptions
 from playhead.errors import PlayheadError
 from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
@@ -17,12 +18,13 @@ from playhead.serve import wire
 from playhead.serve.engine_process import EngineLoop, Inbox, Outbox
 from playhead.serve.limits import Lifetimes, Pulse, ServeLimits
 from playhead.serve.remote_stream import RemoteStream, Sample
+from playhead.structured_outputs import StructuredOutputs
 from playhead.testing.mutant import Checker, Mutant, Patch, mutant, swapped
 from playhead.testing.tiny_engine import small_llm
 
 PIECES, LIMITS, IDLE, ORDER = "frames in pieces", "a request past its time", "an idle engine", "a reader that is behind"
 STOPS, TOLD = "tokens after a stop string", "the engine hears of a stop string"
-OWN_END = "an answer that ends by itself"
+OWN_END, LEFT = "an answer that ends by itself", "grammars of requests that left"
 
 
 @mutant("half a frame dropped", source="stream sockets: a read gives what there is", killed_by=(PIECES,))
@@ -91,6 +93,17 @@ def the_end_left_behind() -> Patch:
         return msgspec.structs.replace(submission(sample), ending_ids=())
 
     return swapped(playhead.serve.remote_engine, "submission", endless)
+
+
+@mutant("grammars for nobody", source="found here: clients that come and leave at once", killed_by=(LEFT,))
+def grammars_for_nobody() -> Patch:
+    compile_one = EngineLoop._compile
+
+    def diligent(self: EngineLoop, number: int, checked: CheckedPrompt, options: RequestOptions) -> None:
+        self._compiling.add(number)
+        compile_one(self, number, checked, options)
+
+    return swapped(EngineLoop, "_compile", diligent)
 
 
 def frames_in_pieces() -> list[str]:
@@ -195,6 +208,24 @@ def answer_that_ends_by_itself() -> list[str]:
     return [] if found == 1 else [f"it went on for {found} tokens"]
 
 
+def grammars_of_requests_that_left() -> list[str]:
+    """A grammar whose request was aborted while the compiler was busy is not compiled."""
+    engine, is_free = small_llm().engine, threading.Event()
+    params = SamplingParams(structured_outputs=StructuredOutputs(choice=["nobody waits for this"]))
+    num_before = engine.reader.grammars.num_compiled
+    ours, theirs = socket.socketpair()
+    with theirs, ours:  # ours is closed first, which ends the reader thread
+        loop = EngineLoop(engine, Inbox(theirs, on_end=lambda: None), Outbox(theirs))
+        loop._compiler.submit(is_free.wait)
+        loop._follow(wire.Submit(number=1, ids=b"", params=wire.params_fields(params), max_new_tokens=4))
+        loop._follow(wire.Abort((1,)))
+        is_free.set()
+        loop._compiler.shutdown()
+        ours.recv(1 << 16)  # unread bytes would reset the connection
+    found = engine.reader.grammars.num_compiled - num_before
+    return [] if not found else [f"{found} compiled"]
+
+
 BACKEND_MUTANTS: tuple[Mutant, ...] = (
     half_a_frame_dropped,
     limits_that_nobody_keeps,
@@ -203,6 +234,7 @@ BACKEND_MUTANTS: tuple[Mutant, ...] = (
     tokens_after_the_stop_kept,
     the_engine_not_told_of_a_stop,
     the_end_left_behind,
+    grammars_for_nobody,
 )
 
 BACKEND_CHECKERS: tuple[Checker, ...] = (
@@ -213,4 +245,5 @@ BACKEND_CHECKERS: tuple[Checker, ...] = (
     Checker(name=STOPS, run=tokens_after_a_stop_string),
     Checker(name=TOLD, run=engine_hears_of_a_stop_string),
     Checker(name=OWN_END, run=answer_that_ends_by_itself),
+    Checker(name=LEFT, run=grammars_of_requests_that_left),
 )

@@ -18,9 +18,10 @@ from playhead.serve.backend import Backend, Stream
 from playhead.serve.call import Answer, Call, EventStream, Tenant
 from playhead.serve.routes import ROUTES
 from playhead.serve.routes.chat import ChatEvents
+from playhead.serve.routes.completions import TextPlace
 from playhead.serve.service import Service, respond
 from playhead.testing.mutant import Checker, Mutant, Patch, mutant, swapped
-from playhead.testing.scripted_backend import ScriptedBackend
+from playhead.testing.scripted_backend import ScriptedBackend, embedded_tokenizer
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 BY_PATH = {route.path: route for route in ROUTES}
@@ -92,6 +93,17 @@ def refused_fields_ignored() -> Patch:
     return swapped(playhead.serve.validate, "check_refused", lenient)
 
 
+@mutant(
+    "texts of tokens added up", source="found here: text_offset after a character of two tokens", killed_by=("places",)
+)
+def texts_added_up() -> Patch:
+    def after(self: TextPlace, token_ids: Sequence[int]) -> list[int]:
+        texts = [embedded_tokenizer().token_text(token_id) or "" for token_id in token_ids]
+        return [sum(map(len, texts[:i])) for i in range(len(texts))]
+
+    return swapped(TextPlace, "after", after)
+
+
 def called(service: Service, path: str, body: Any, salt: str = "") -> Answer | bytes:
     """The answer of a route, or all bytes of its stream."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -111,6 +123,14 @@ def called(service: Service, path: str, body: Any, salt: str = "") -> Answer | b
 def status(service: Service, path: str, body: Any) -> int:
     answer = called(service, path, body)
     return answer.status if isinstance(answer, Answer) else 200
+
+
+def check_places() -> list[str]:
+    """A token after a character of several tokens begins one character later."""
+    tokenizer = embedded_tokenizer()
+    ids = tokenizer.encode("é!", add_special_tokens=False)
+    found = TextPlace(tokenizer.detokenizer()).after(ids)
+    return [] if found == [0] * (len(ids) - 1) + [1] else [f"tokens begin at {found}"]
 
 
 def check_bodies() -> list[str]:
@@ -167,6 +187,7 @@ PROTOCOL_MUTANTS: tuple[Mutant, ...] = (
     an_end_told_twice,
     half_a_call_queued,
     refused_fields_ignored,
+    texts_added_up,
 )
 PROTOCOL_CHECKERS: tuple[Checker, ...] = (
     Checker(name="bodies", run=check_bodies),
@@ -174,4 +195,5 @@ PROTOCOL_CHECKERS: tuple[Checker, ...] = (
     Checker(name="ends of samples", run=check_ends),
     Checker(name="prompts of one call", run=check_prompts),
     Checker(name="refused fields", run=check_refused),
+    Checker(name="places", run=check_places),
 )

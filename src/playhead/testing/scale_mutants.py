@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
 
 from playhead.awake import AwakeClock
+from playhead.engine.config import EngineConfig
 from playhead.engine.front import RequestOptions
 from playhead.sampling_params import SamplingParams
+from playhead.scale import launch as launch_module
 from playhead.scale import router as router_module
+from playhead.scale.launch import Launched, LocalLauncher
 from playhead.scale.router import Loads, PageKey, Reason, Router, page_keys
 from playhead.serve import remote_engine, wire
 from playhead.serve.contact import SILENT_S, Contact
+from playhead.serve.engine_child import EngineChild
 from playhead.serve.limits import CHECK_S
 from playhead.serve.remote_stream import RemoteStream, Sample
 from playhead.testing.mutant import Checker, Mutant, Patch, mutant, swapped
@@ -24,6 +33,7 @@ TENANTS, BOUND, TREE, GOES_ON, REPORTS = (
     "logprobs of tokens that came",
 )
 SILENT, HEARD, DEAF, STALLS = "a silent engine", "an engine that beats", "an engine that hears nothing", "own stalls"
+GPUS = "a GPU for each replica"
 PAGE = 4
 
 
@@ -97,6 +107,17 @@ def own_stalls_charged() -> Patch:
         return self.now_s
 
     return swapped(AwakeClock, "tick", tick)
+
+
+@mutant("a GPU taken when its process runs", source="found here: replicas launched together", killed_by=(GPUS,))
+def taken_late() -> Patch:
+    async def launch(self: LocalLauncher) -> Launched:
+        gpu = self._first_free_gpu()
+        config = replace(self._config, device=f"cuda:{gpu}")
+        child = self._of_gpu[gpu] = await launch_module.started(config)
+        return Launched(host=child, config=config)
+
+    return swapped(LocalLauncher, "launch", launch)
 
 
 def tenants_apart() -> list[str]:
@@ -195,6 +216,25 @@ def own_stalls() -> list[str]:
     return [] if found == 60 * SILENT_S / CHECK_S else [f"lost after {found} s"]
 
 
+def a_gpu_for_each() -> list[str]:
+    """Two replicas that are launched together on a machine of two GPUs have one each."""
+
+    async def no_process(config: EngineConfig) -> EngineChild:
+        await asyncio.sleep(0)
+        return EngineChild(process=cast(Any, None), connection=cast(Any, None))
+
+    async def launched() -> list[str]:
+        launcher = LocalLauncher(EngineConfig(device="cuda"))
+        return [one.config.device for one in await asyncio.gather(launcher.launch(), launcher.launch())]
+
+    with tempfile.TemporaryDirectory() as devices:
+        for name in ("nvidia0", "nvidia1"):
+            (Path(devices) / name).touch()
+        with swapped(launch_module, "DEVICES", Path(devices)), swapped(launch_module, "started", no_process):
+            found = asyncio.run(launched())
+    return [] if found == ["cuda:0", "cuda:1"] else [f"on {found}"]
+
+
 SCALE_MUTANTS: tuple[Mutant, ...] = (
     salt_forgotten,
     never_forgets,
@@ -205,6 +245,7 @@ SCALE_MUTANTS: tuple[Mutant, ...] = (
     a_beat_ignored,
     any_beat_answers,
     own_stalls_charged,
+    taken_late,
 )
 SCALE_CHECKERS: tuple[Checker, ...] = (
     Checker(name=TENANTS, run=tenants_apart),
@@ -216,4 +257,5 @@ SCALE_CHECKERS: tuple[Checker, ...] = (
     Checker(name=HEARD, run=engine_that_beats),
     Checker(name=DEAF, run=engine_that_hears_nothing),
     Checker(name=STALLS, run=own_stalls),
+    Checker(name=GPUS, run=a_gpu_for_each),
 )

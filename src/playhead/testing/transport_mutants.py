@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 from uvicorn.server import ServerState
 
 import playhead.serve.app
 import playhead.serve.asgi
+import playhead.serve.auth
 import playhead.serve.guard
+from playhead.errors import ConfigError
 from playhead.serve.app import Application
 from playhead.serve.asgi import Exchange, Receive
 from playhead.serve.auth import KeyRing, NamedKey
@@ -25,6 +27,7 @@ from playhead.testing.scripted_backend import ScriptedBackend
 
 LEAVING, HALF_WAY, READINGS, TRAILERS = "a client that leaves", "a stream left half-way", "two readings", "trailers"
 PIPELINES, KEYS, SIZES, ENDS = "a pipeline that is left", "keys", "a body in chunks", "a body that is not read"
+FOLLOWS, NAMES = "what follows a body", "names of keys"
 KEY = "a-key-0123456789abcdef"
 MAX_BODY = 64
 HEAD = b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -63,6 +66,18 @@ def trailers_are_headers() -> Patch:
     return swapped(Connection, "on_header", trusting)
 
 
+@mutant("what follows a body has no end", source="found here: a trailer of many megabytes", killed_by=(FOLLOWS,))
+def follows_uncounted() -> Patch:
+    counting = Connection.data_received
+
+    def trusting(self: Connection, data: bytes) -> None:
+        if not self.is_in_headers:
+            self.num_header_bytes = -len(data)
+        counting(self, data)
+
+    return swapped(Connection, "data_received", trusting)
+
+
 @mutant("only the newest of a pipeline hears", source="uvicorn 0.54", killed_by=(PIPELINES,))
 def newest_hears() -> Patch:
     def forgetful(self: Connection, exc: Exception | None) -> None:
@@ -78,6 +93,16 @@ def beginnings_open() -> Patch:
         return Tenant() if any(f"Bearer {KEY}".encode().startswith(one) for one in authorizations) else None
 
     return swapped(KeyRing, "tenant_of", early)
+
+
+@mutant("two keys named key-1", source="found here: a file with a key, and a variable with another", killed_by=(NAMES,))
+def numbered_anew() -> Patch:
+    parsed = playhead.serve.auth.parsed_keys
+
+    def anew(lines: Iterable[tuple[str, str]], *, first_number: int = 1) -> list[NamedKey]:
+        return parsed(lines)
+
+    return swapped(playhead.serve.auth, "parsed_keys", anew)
 
 
 @mutant("a body without a length has no end", source="limits on Content-Length alone", killed_by=(SIZES,))
@@ -269,6 +294,14 @@ def check_trailers() -> list[str]:
     return ["a trailer named a request"] if b"from-a-trailer" in sent else []
 
 
+def check_follows() -> list[str]:
+    """Bytes after a body, and between its chunks, are headers to the limit."""
+    many = [b"a" * ServeConfig().max_header_bytes] * 2
+    begun = {"a trailer": b"2\r\n{}\r\n0\r\na: ", "the head of a chunk": b"2;a="}
+    found = {name: spoken(CHUNKED + begin, *many)[0] for name, begin in begun.items()}
+    return [f"{name} had no end" for name, sent in found.items() if not sent.startswith(b"HTTP/1.1 431")]
+
+
 def check_pipelines() -> list[str]:
     """A client that leaves ends the request that runs, not only the newest one."""
     _, endless = spoken(post(b"/stream") + post(b"/stream"), leaves=True)
@@ -284,6 +317,14 @@ def check_keys() -> list[str]:
     return [f"{one!r} opened" for one in found] + (
         [] if ring.tenant_of([f"Bearer {KEY}".encode()]) else ["nothing opens"]
     )
+
+
+def check_names() -> list[str]:
+    """Keys without names in a file and in the environment are all taken."""
+    in_file = [NamedKey(name="key-1", key=KEY, where="here")]
+    auth = playhead.serve.auth
+    with swapped(auth, "keys_of_file", lambda path: in_file), swapped(auth, "api_keys_text", lambda: f"{KEY}-2"):
+        return [] if len(auth.load_keys("a file")) == 2 else ["a key was lost"]
 
 
 def check_sizes() -> list[str]:
@@ -303,8 +344,10 @@ TRANSPORT_MUTANTS: tuple[Mutant, ...] = (
     generator_left,
     any_head,
     trailers_are_headers,
+    follows_uncounted,
     newest_hears,
     beginnings_open,
+    numbered_anew,
     chunks_uncounted,
     end_unannounced,
 )
@@ -313,8 +356,10 @@ TRANSPORT_CHECKERS: tuple[Checker, ...] = (
     Checker(name=HALF_WAY, run=check_half_way),
     Checker(name=READINGS, run=check_readings),
     Checker(name=TRAILERS, run=check_trailers),
+    Checker(name=FOLLOWS, run=check_follows),
     Checker(name=PIPELINES, run=check_pipelines),
     Checker(name=KEYS, run=check_keys),
+    Checker(name=NAMES, run=check_names, raises=(ConfigError,)),
     Checker(name=SIZES, run=check_sizes),
     Checker(name=ENDS, run=check_ends),
 )

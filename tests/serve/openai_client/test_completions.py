@@ -94,6 +94,19 @@ def test_logprobs_have_the_older_form(ask, num_top, stream):
             assert all(token in table for token, table in zip(report.tokens, report.top_logprobs, strict=True))
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_place_of_a_token_counts_characters_and_not_tokens(ask, stream):
+    """A whale is one character and four tokens. A token that goes on with a character begins where it does."""
+    answer = ask.complete("Ahab 🐳 née", echo=True, logprobs=0, stream=stream, **ask.exact)
+    parts = [choice for chunk in answer for choice in chunk.choices if choice.logprobs] if stream else answer.choices
+    whole = text(answer) if stream else answer.choices[0].text
+    placed = [pair for part in parts for pair in zip(part.logprobs.tokens, part.logprobs.text_offset, strict=True)]
+    plain = [(token, at) for token, at in placed[1:] if "\ufffd" not in token]  # the first is no text
+    assert len(placed) - 1 - len(plain) == len("🐳é".encode())
+    assert [whole[at : at + len(token)] for token, at in plain] == [token for token, _ in plain]
+    assert {at for token, at in placed if "\ufffd" in token} == {whole.index("🐳"), whole.index("é")}
+
+
 def test_a_prompt_can_be_scored_without_an_answer(ask):
     answer = ask.complete(echo=True, logprobs=1, max_tokens=0)
     choice = answer.choices[0]

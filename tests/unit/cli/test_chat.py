@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -179,6 +180,22 @@ def test_ctrl_c_at_the_prompt_leaves_the_second_time(monkeypatch, capsys):
     typed += [KeyboardInterrupt, "never read"]
     with pytest.raises(KeyboardInterrupt):
         next_line(is_interactive=False)
+
+
+def test_a_line_that_is_no_text_is_refused_in_words_and_a_terminal_asks_again(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hall\xf6\n"), encoding="utf-8"))
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        next_line(is_interactive=False)
+    said = iter([UnicodeDecodeError("utf-8", b"\xf6", 0, 1, "invalid start byte"), "Hello"])
+
+    def typed(prompt):
+        if isinstance(one := next(said), UnicodeDecodeError):
+            raise one
+        return one
+
+    monkeypatch.setattr("builtins.input", typed)
+    assert next_line(is_interactive=True) == "Hello"
+    assert "Write the line again" in capsys.readouterr().err
 
 
 CHILD = """

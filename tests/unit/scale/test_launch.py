@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import socket
 import subprocess
@@ -15,9 +16,12 @@ from playhead.errors import ConfigError
 from playhead.scale import app, launch
 from playhead.scale.actor import SECRET_BYTES, admitted
 from playhead.scale.build import replicated_backend
+from playhead.scale.fleet import Fleet, FleetConfig
 from playhead.scale.launch import LocalLauncher
+from playhead.serve import wire
 from playhead.serve.config import ServeConfig
 from playhead.serve.engine_child import EngineChild
+from playhead.serve.limits import ServeLimits
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 SECRET = bytes(range(SECRET_BYTES))
@@ -45,30 +49,123 @@ def test_an_actor_lets_in_the_caller_that_knows_the_secret_and_nobody_else():
             socket.create_connection(("127.0.0.1", port))
 
 
-def test_each_replica_has_a_gpu_of_its_own_and_a_lost_ones_is_used_again(tmp_path, monkeypatch):
+@pytest.fixture
+def children(tmp_path, monkeypatch):
+    """A machine of two GPUs, whose children do nothing; all children that were started."""
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
+    made = []
+
+    def start(config):
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=theirs, pass_fds=[theirs.fileno()])
+        made.append(EngineChild(process=process, connection=ours))
+        return made[-1]
+
     monkeypatch.setattr(launch, "DEVICES", tmp_path)
+    monkeypatch.setattr(launch, "start_child", start)
+    yield made
+    for child in made:
+        child.process.kill()
+        child.process.wait()
+        child.connection.close()
+
+
+def test_each_replica_has_a_gpu_of_its_own_and_a_lost_ones_is_used_again(children):
     launcher = LocalLauncher(EngineConfig(device="cuda"))
-    assert LocalLauncher(EngineConfig(device="cuda", tensor_parallel_size=2))._first_free_gpu() == 0
-    with pytest.raises(ConfigError, match="each needs 4 of 2 GPUs"):
-        LocalLauncher(EngineConfig(device="cuda", tensor_parallel_size=4))._first_free_gpu()
-    children = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(2)]
-    try:
-        for gpu, process in enumerate(children):
-            assert launcher._first_free_gpu() == gpu
-            launcher._of_gpu[gpu] = EngineChild(process=process, connection=socket.socket())
-        with pytest.raises(ConfigError, match="each needs 1 of 2 GPUs"):
-            launcher._first_free_gpu()
-        children[0].kill()
-        children[0].wait()
-        assert launcher._first_free_gpu() == 0
-    finally:
-        for process in children:
-            process.kill()
-            process.communicate()
-        for child in launcher._of_gpu.values():
-            child.connection.close()
+
+    async def launched(count):
+        """So many replicas, launched together as a fleet launches them."""
+        return await asyncio.gather(*(launcher.launch() for _ in range(count)), return_exceptions=True)
+
+    first, second, third = asyncio.run(launched(3))
+    assert [first.config.device, second.config.device] == ["cuda:0", "cuda:1"]
+    with pytest.raises(ConfigError, match="each needs 1 of 2 GPUs"):
+        raise third
+    first.host.process.kill()
+    first.host.process.wait()
+    assert [one.config.device for one in asyncio.run(launched(1))] == ["cuda:0"]
+
+
+def test_a_replica_has_as_many_gpus_in_a_row_as_ranks(children):
+    launcher = LocalLauncher(EngineConfig(device="cuda", tensor_parallel_size=2))
+    assert asyncio.run(launcher.launch()).config.device == "cuda:0"
+    for num_ranks in (2, 4):
+        with pytest.raises(ConfigError, match=f"each needs {num_ranks} of 2 GPUs"):
+            asyncio.run(launcher.launch())
+        launcher = LocalLauncher(EngineConfig(device="cuda", tensor_parallel_size=4))
+
+
+def test_a_gpu_is_free_again_if_its_process_did_not_start(children, monkeypatch):
+    def refused(config):
+        raise OSError("no process")
+
+    launcher = LocalLauncher(EngineConfig(device="cuda"))
+    with monkeypatch.context() as patched:
+        patched.setattr(launch, "start_child", refused)
+        with pytest.raises(OSError, match="no process"):
+            asyncio.run(launcher.launch())
+    assert asyncio.run(launcher.launch()).config.device == "cuda:0"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_launch_that_is_cancelled_leaves_no_process_and_no_gpu_taken(children, monkeypatch, device):
+    """The thread that starts a process does not hear of the cancellation."""
+    start, may_start, launcher = launch.start_child, threading.Event(), LocalLauncher(EngineConfig(device=device))
+
+    def slow(config):
+        may_start.wait()
+        return start(config)
+
+    monkeypatch.setattr(launch, "start_child", slow)
+
+    async def cancelled():
+        launching = asyncio.create_task(launcher.launch())
+        await asyncio.sleep(0)
+        launching.cancel()
+        asyncio.get_running_loop().call_soon(may_start.set)
+        with pytest.raises(asyncio.CancelledError):
+            await launching
+        (child,) = children
+        assert child.process.returncode is not None
+        assert child.connection.fileno() == -1
+        assert (await launcher.launch()).config.device == ("cpu" if device == "cpu" else "cuda:0")
+
+    asyncio.run(cancelled())
+
+
+class Sleeping:
+    """A launcher whose first process comes only when it is cancelled, and whose second cannot be started."""
+
+    def __init__(self):
+        self.num_asked, self.num_cancelled = 0, 0
+
+    async def launch(self):
+        self.num_asked += 1
+        if self.num_asked == 2:
+            raise ConfigError("replicas: there is no GPU for the second")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.num_cancelled += 1
+
+    async def close(self):
+        pass
+
+
+def test_a_replica_that_cannot_start_ends_the_start_while_others_still_load():
+    launcher = Sleeping()
+    begin = wire.Begin("embedded", {}, None)
+    fleet = Fleet(launcher, begin, ServeLimits(), FleetConfig(num_replicas=2), lambda: 0.0)
+
+    async def start():
+        with pytest.raises(ConfigError, match="no GPU for the second"):
+            await fleet.start(None)
+        assert launcher.num_cancelled == 1
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(start())
 
 
 @pytest.mark.skipif(HAS_RAY, reason="Ray is here")

@@ -9,6 +9,7 @@ from functools import partial
 from msgspec import UNSET
 
 from playhead.engine.front import CheckedPrompt
+from playhead.models.text.detokenize import IncrementalDetokenizer
 from playhead.outputs import CompletionOutput, Logprob, RequestOutput
 from playhead.serve.backend import Stream
 from playhead.serve.call import Answer, Call, EventStream
@@ -51,6 +52,28 @@ async def complete(service: Service, call: Call) -> Answer | EventStream:
         events = guarded(CompletionEvents(accepted).of(streams))
         return EventStream(events=events, close=partial(close_all, streams))
     return answer(accepted.whole(await whole_outputs(streams)))
+
+
+class TextPlace:
+    """How far a choice's text has come. A token that goes on with a character begins where the character does.
+
+    The texts of single tokens do not add up to that: "é" as two byte tokens is U+FFFD twice, and one character.
+    """
+
+    def __init__(self, detokenizer: IncrementalDetokenizer) -> None:
+        self._detokenizer, self._num_chars = detokenizer, 0
+
+    def after(self, token_ids: Sequence[int]) -> list[int]:
+        """Go on by these tokens; gives where each of them begins."""
+        begins = []
+        for token_id in token_ids:
+            begins.append(self._num_chars)
+            self._num_chars += len(self._detokenizer.feed((token_id,)))
+        return begins
+
+    def begin_at(self, num_chars: int) -> None:
+        """A prompt of so many characters stands before the next token, whatever its own tokens make of it."""
+        self._num_chars = num_chars
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -107,23 +130,27 @@ class Completions:
         ids, tables = list(completion.token_ids), list[dict[int, Logprob] | None](completion.logprobs)
         if self.wanted.is_scored:
             ids, tables = [], []
+        place, begins = self.place(number), list[int]()
         if self.wanted.echo and output.prompt_logprobs is not None:
+            begins = place.after(self.prompts[number].ids)
+            place.begin_at(len(self.echoed(number)))
             ids, tables = [*self.prompts[number].ids, *ids], [*output.prompt_logprobs, *tables]
-        return self.report(ids, tables, offset=0)
+        return self.report(ids, tables, [*begins, *place.after(ids[len(begins) :])])
+
+    def place(self, number: int) -> TextPlace:
+        """Where a choice's text begins: with its prompt if that is echoed, else after it."""
+        before = () if self.wanted.echo else self.prompts[number].ids
+        skips = self.wanted.params.skip_special_tokens
+        tokenizer = self.service.backend.reader.tokenizer
+        return TextPlace(tokenizer.detokenizer(skip_special_tokens=skips, prompt_ids=before))
 
     def report(
-        self, token_ids: Sequence[int], tables: Sequence[dict[int, Logprob] | None], *, offset: int
+        self, token_ids: Sequence[int], tables: Sequence[dict[int, Logprob] | None], offsets: list[int]
     ) -> CompletionLogprobs:
-        """Tokens that begin at `offset` of a choice's text. The first token of a prompt has no log-probability."""
+        """Tokens that begin at these places of a choice's text. The first token of a prompt has no log-probability."""
         tokenizer, num_top = self.service.backend.reader.tokenizer, self.request.logprobs or 0
-        skipped = tokenizer.special.special_ids if self.wanted.params.skip_special_tokens else ()
-        texts = [tokenizer.token_text(token_id) or "" for token_id in token_ids]
-        offsets = []
-        for token_id, text in zip(token_ids, texts, strict=True):
-            offsets.append(offset)
-            offset += 0 if token_id in skipped else len(text)
         return CompletionLogprobs(
-            tokens=texts,
+            tokens=[tokenizer.token_text(token_id) or "" for token_id in token_ids],
             token_logprobs=[
                 None if table is None else finite(table[token_id].logprob)
                 for token_id, table in zip(token_ids, tables, strict=True)
@@ -139,12 +166,6 @@ class Completions:
             text_offset=offsets,
         )
 
-    def end_of(self, report: CompletionLogprobs, token_ids: Sequence[int]) -> int:
-        """Where the text of the last token ends."""
-        special = self.service.backend.reader.tokenizer.special.special_ids
-        is_skipped = self.wanted.params.skip_special_tokens and token_ids[-1] in special
-        return report.text_offset[-1] + (0 if is_skipped else len(report.tokens[-1]))
-
 
 class CompletionEvents:
     """The events of streamed completions. The bytes around a piece of text are made once for each sample."""
@@ -156,7 +177,8 @@ class CompletionEvents:
         self._end = b'],"usage":null}\n\n' if self._has_usage else b"]}\n\n"
         self._text_end = b',"logprobs":null,"finish_reason":null,"stop_reason":null}' + self._end
         self._text_starts: dict[int, bytes] = {}
-        self._offsets: dict[int, int] = {}
+        self._places: dict[int, TextPlace] = {}
+        self._of_prompts: dict[int, list[dict[int, Logprob] | None]] = {}
         self._ended: set[int] = set()
 
     async def of(self, streams: Sequence[Stream]) -> AsyncIterator[bytes]:
@@ -187,10 +209,8 @@ class CompletionEvents:
             events = self._prompt_event(number, index, output)
         if not self._accepted.wanted.is_scored:
             if completion.logprobs:
-                report = self._accepted.report(
-                    completion.token_ids, completion.logprobs, offset=self._offsets.get(index, 0)
-                )
-                self._offsets[index] = self._accepted.end_of(report, completion.token_ids)
+                begins = self._place(number, index).after(completion.token_ids)
+                report = self._accepted.report(completion.token_ids, completion.logprobs, begins)
                 events += self._event(CompletionChoice(index=index, text=completion.text, logprobs=report))
             elif completion.text:
                 events += start + ENCODER.encode(completion.text) + self._text_end
@@ -207,11 +227,17 @@ class CompletionEvents:
         accepted = self._accepted
         if not accepted.wanted.echo:
             return b""
-        text, report = accepted.echoed(number), None
-        if output.prompt_logprobs is not None and accepted.request.logprobs is not None:
-            report = accepted.report(accepted.prompts[number].ids, output.prompt_logprobs, offset=0)
-            self._offsets[index] = accepted.end_of(report, accepted.prompts[number].ids)
+        if output.prompt_logprobs is not None:  # the first output alone has them, and a sample may begin later
+            self._of_prompts[number] = output.prompt_logprobs
+        text, report, tables = accepted.echoed(number), None, self._of_prompts.get(number)
+        if tables is not None and accepted.request.logprobs is not None:
+            place, ids = self._place(number, index), accepted.prompts[number].ids
+            report = accepted.report(ids, tables, place.after(ids))
+            place.begin_at(len(text))
         return self._event(CompletionChoice(index=index, text=text, logprobs=report))
+
+    def _place(self, number: int, index: int) -> TextPlace:
+        return self._places.get(index) or self._places.setdefault(index, self._accepted.place(number))
 
     def _event(self, choice: CompletionChoice) -> bytes:
         return self._start + ENCODER.encode(choice) + self._end
