@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -298,6 +298,22 @@ def fixed_rows() -> list[str]:
     return ["a trace for 7 rows was taken for one of any number"]
 
 
+def baked_into_a_trace() -> list[str]:
+    """The audit finds a number that Python computed while a piecewise step was traced."""
+    rig = toy_rig("piecewise", buckets=(8,))
+    step, calls = rig.runner.step, list[int]()
+
+    def counting(inputs: Inputs, scope: Scope) -> torch.Tensor:
+        calls.append(1)
+        scaled: torch.Tensor = step.fn(inputs, scope) * len(calls)
+        return scaled
+
+    rig.runner.step = replace(step, fn=counting)
+    rig.runner.capture_all()
+    findings = audit(rig.runner, rig.model.sample(rig.axis), raws=(8,)).findings
+    return [] if findings else ["a trace with a number of its own passed the audit"]
+
+
 def collective() -> list[str]:
     """What torch.distributed does is refused: its ops do not say what they write, or when it is there."""
     store = torch.distributed.HashStore()  # type: ignore[attr-defined]
@@ -332,6 +348,7 @@ GRAPH_CHECKERS: tuple[Checker, ...] = (
     Checker(name="late joiner", run=late_joiner),
     Checker(name="nested outputs", run=nested_outputs),
     Checker(name="fixed rows refused", run=fixed_rows),
+    Checker(name="baked into a trace", run=baked_into_a_trace),
     Checker(name="collective refused", run=collective),
     Checker(name="audit, full", run=audited("full")),
     Checker(name="audit, breakable", run=audited("breakable")),

@@ -15,12 +15,13 @@ from playhead.graph import op_facts as op_facts_module
 from playhead.graph import piecewise as piecewise_module
 from playhead.graph import registry as registry_module
 from playhead.graph import runner as runner_module
-from playhead.graph.audit import SampledStep
+from playhead.graph.audit import Sample, SampledStep
 from playhead.graph.breakable import BreakableStep
 from playhead.graph.breaks import BreakOp, TensorSpec
 from playhead.graph.bridges import BridgePool, Direction
 from playhead.graph.leases import BridgeLeases
 from playhead.graph.oplog import Issued, OpObserver
+from playhead.graph.piecewise import PiecewiseCapture
 from playhead.graph.registry import CudaGraphBufferRegistry, DeviceEntry
 from playhead.graph.report import Report
 from playhead.graph.runner import GraphRunner
@@ -306,6 +307,18 @@ def fixed_rows_accepted() -> Patch:
 
 
 @mutant(
+    "audit compares captures of one trace",
+    source="found in review: what Python computes while a piecewise step is traced is the same in all its captures",
+    killed_by=("baked into a trace",),
+)
+def trace_not_audited() -> Patch:
+    def nothing(runner: GraphRunner, capture: PiecewiseCapture, sample: Sample, report: Report) -> None:
+        return None
+
+    return swapped(import_module("playhead.graph.audit"), "audit_trace", nothing)
+
+
+@mutant(
     "collectives are ops like others",
     source="a captured all_reduce of torch.distributed replayed wrong 200 times of 200, without a word",
     killed_by=("collective refused",),
@@ -356,5 +369,6 @@ GRAPH_MUTANTS: tuple[Mutant, ...] = (
     joining_goes_unnoticed,
     dataclasses_are_opaque,
     fixed_rows_accepted,
+    trace_not_audited,
     collectives_recorded,
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -33,6 +35,20 @@ def test_requests_that_share_their_first_pages_in_one_step_do_not_disturb_each_o
     logits = last_logits(worker, prompts)
     for row, prompt in zip(logits, prompts, strict=True):
         torch.testing.assert_close(row, dense_logits(worker.model.decoder, prompt)[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", [Mode.FULL, Mode.BREAKABLE, Mode.PIECEWISE])
+def test_a_chunk_of_one_token_may_be_what_is_captured_first(mode):
+    """With more of its prompt to come it runs over tokens; a trace made of it would know one row alone."""
+    worker, prompt = tiny_worker(mode), [7, 8, 9, 10, 11, 12]
+    seq = worker.kv.admit("one by one", prompt)
+    worker.kv.extend(seq, 1)
+    first = worker.run([replace(Chunk.newest(seq, prompt[:1]), samples=False)])
+    worker.kv.extend(seq, 5)
+    rest = worker.run([Chunk.newest(seq, prompt[1:])])
+    assert (first.decision.bucket, rest.decision.bucket) == (1, 8)
+    wanted = dense_logits(worker.model.decoder, prompt)
+    torch.testing.assert_close(rest.logits_NV, wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("mode", [Mode.FULL, Mode.BREAKABLE, Mode.PIECEWISE])
