@@ -266,6 +266,11 @@ class PiecewiseCapture:
         self._breakable = BreakableCapture(bridges)
         self._programs: dict[StepFn, SplitProgram] = {}
 
+    @property
+    def keeps_bits(self) -> bool:
+        """Whether the pieces round as the callable itself does: a compiler fuses ops, and they round otherwise."""
+        return self._compile_piece is as_traced
+
     def prepare(self, fn: StepFn, inputs: Inputs) -> StepFn:
         """The split form of `fn`, made at the first size and used for all: that must not be a size of one row."""
         if fn not in self._programs:

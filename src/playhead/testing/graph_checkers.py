@@ -17,6 +17,7 @@ from playhead.graph.capture import Inputs
 from playhead.graph.op_facts import facts_of
 from playhead.graph.piecewise import as_traced, split_at_breaks
 from playhead.graph.registry import NUM_STAGES, CudaGraphBufferRegistry
+from playhead.graph.report import Check
 from playhead.graph.shapes import DispatchLimits
 from playhead.graph.sharing import InputBufferPool
 from playhead.graph.slots import Axis, FillContext, GraphSlot, PaddingPolicy
@@ -311,7 +312,9 @@ def baked_into_a_trace() -> list[str]:
     rig.runner.step = replace(step, fn=counting)
     rig.runner.capture_all()
     findings = audit(rig.runner, rig.model.sample(rig.axis), raws=(8,)).findings
-    return [] if findings else ["a trace with a number of its own passed the audit"]
+    # Compiled pieces are not compared with the callable, which rounds otherwise: this check alone is left for them.
+    is_found = any(finding.check is Check.TWO_CAPTURES for finding in findings)
+    return [] if is_found else ["a trace with a number of its own passed for the same as another"]
 
 
 def collective() -> list[str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
+from torch.fx import GraphModule
 from torch.utils._pytree import tree_map_only
 
 from playhead.graph import op_facts as op_facts_module
@@ -21,7 +23,7 @@ from playhead.graph.breaks import BreakOp, TensorSpec
 from playhead.graph.bridges import BridgePool, Direction
 from playhead.graph.leases import BridgeLeases
 from playhead.graph.oplog import Issued, OpObserver
-from playhead.graph.piecewise import PiecewiseCapture
+from playhead.graph.piecewise import BreakSite, PiecewiseCapture
 from playhead.graph.registry import CudaGraphBufferRegistry, DeviceEntry
 from playhead.graph.report import Report
 from playhead.graph.runner import GraphRunner
@@ -307,6 +309,21 @@ def fixed_rows_accepted() -> Patch:
 
 
 @mutant(
+    "a break gets its inputs in another order",
+    source="found in review: the audit compared a split step with itself, and not with the callable",
+    killed_by=("audit, piecewise",),
+)
+def inputs_in_another_order() -> Patch:
+    site_of = piecewise_module.break_site
+
+    def backwards(part: GraphModule, ops: Mapping[Any, BreakOp]) -> BreakSite | None:
+        site = site_of(part, ops)
+        return None if site is None else replace(site, order=site.order[::-1])
+
+    return swapped(piecewise_module, "break_site", backwards)
+
+
+@mutant(
     "audit compares captures of one trace",
     source="found in review: what Python computes while a piecewise step is traced is the same in all its captures",
     killed_by=("baked into a trace",),
@@ -369,6 +386,7 @@ GRAPH_MUTANTS: tuple[Mutant, ...] = (
     joining_goes_unnoticed,
     dataclasses_are_opaque,
     fixed_rows_accepted,
+    inputs_in_another_order,
     trace_not_audited,
     collectives_recorded,
 )

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from playhead.engine.engine import Engine
 from playhead.engine.structured import MaskWriter
 from playhead.errors import PlayheadError
 from playhead.grammar.matcher import Matcher
 from playhead.graph.late import LateRegistry, LateRows
-from playhead.graph.slots import GraphSlot
+from playhead.graph.slots import FillContext, GraphSlot
 from playhead.graph.spec import StepResult
 from playhead.graph.split import SplitRunner
 from playhead.kv.sequence import SequenceKV
@@ -237,6 +239,17 @@ def masks_left_from_the_last_step() -> Patch:
     return swapped(LateRegistry, "open_late", as_they_are)
 
 
+@mutant("late padding not written", source="masks of rows that a larger step had", killed_by=("mask audit",))
+def late_padding_not_written() -> Patch:
+    def live_rows_alone(self: LateRegistry, values: np.ndarray[Any, Any], ctx: FillContext) -> None:
+        opened = next(self._late_turns)
+        opened.values[: ctx.raw_bs] = values
+        self._open = opened
+        self.send_late()
+
+    return swapped(LateRegistry, "fill_late", live_rows_alone)
+
+
 @mutant("forms stay where they were", source="places of a batch that has shrunk", killed_by=("shrinking batch",))
 def forms_where_they_were() -> Patch:
     original = StepPlan.following
@@ -304,6 +317,7 @@ STRUCTURED_MUTANTS: tuple[Mutant, ...] = (
     grammar_lost_with_memory,
     masks_sent_with_a_fill_alone,
     masks_left_from_the_last_step,
+    late_padding_not_written,
     forms_where_they_were,
     newest_token_kept,
     forced_tokens_not_counted,
