@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,8 +24,8 @@ from playhead.graph.shapes import DispatchLimits
 from playhead.graph.sharing import InputBufferPool
 from playhead.graph.slots import Axis, FillContext, GraphSlot, PaddingPolicy
 from playhead.graph.staging import CopyPort
-from playhead.testing.fake_stream import LaggingPort
-from playhead.testing.mutant import Checker
+from playhead.testing.fake_stream import LaggingChannel, LaggingPort
+from playhead.testing.mutant import Checker, swapped
 from playhead.testing.toy import KV_LOCS, POSITIONS, ROWS, ToyRequest
 from playhead.testing.toy_runners import (
     WRITE_BUCKET,
@@ -131,6 +133,24 @@ def lagging_device() -> list[str]:
     registry = policy_registry(port=port)
     for step in range(8):
         registry.fill_from(policy_batch(registry, 1 + step % MAX_BS, step), square(1 + step % MAX_BS, MAX_BS))
+    port.drain()
+    return port.violations
+
+
+def interrupted_send() -> list[str]:
+    """K7: an interrupt comes when a copy is under way already: its stage is not written before that copy is done."""
+    port, send, num_sent = LaggingPort(), LaggingChannel.send, itertools.count(1)
+    registry = policy_registry(port=port)
+
+    def interrupted(self: LaggingChannel) -> None:
+        send(self)
+        if next(num_sent) == 2:
+            raise KeyboardInterrupt
+
+    with swapped(LaggingChannel, "send", interrupted):
+        for step in range(8):
+            with suppress(KeyboardInterrupt):
+                registry.fill_from(policy_batch(registry, 1 + step % MAX_BS, step), square(1 + step % MAX_BS, MAX_BS))
     port.drain()
     return port.violations
 
@@ -339,6 +359,7 @@ GRAPH_CHECKERS: tuple[Checker, ...] = (
     Checker(name="K1 shrinking fills", run=shrinking_fills),
     Checker(name="K1 shared buffers", run=shared_fills),
     Checker(name="K7 lagging device", run=lagging_device),
+    Checker(name="K7 interrupted copy", run=interrupted_send),
     Checker(name="missing source refused", run=missing_source),
     Checker(name="wrapped value refused", run=wrapped_value),
     Checker(name="host value refused", run=host_value),

@@ -102,6 +102,19 @@ def stage_reused_early() -> Patch:
     return swapped(StagingRing, "acquire", impatient)
 
 
+@mutant(
+    "copy marked when it was started",
+    source="found in review: an interrupt between the copy and its mark",
+    killed_by=("K7 interrupted copy",),
+)
+def copy_marked_late() -> Patch:
+    def send(self: Stage) -> None:
+        self.channel.send()
+        self.in_flight = True
+
+    return swapped(Stage, "send", send)
+
+
 @mutant("source missing", source="SGLang #26742: None was skipped", killed_by=("missing source refused",))
 def missing_source_skipped() -> Patch:
     """A value the batch lacks keeps the last step's, silently."""
@@ -370,6 +383,7 @@ GRAPH_MUTANTS: tuple[Mutant, ...] = (
     slice_from_the_end,
     warm_up_remembered,
     stage_reused_early,
+    copy_marked_late,
     missing_source_skipped,
     dtype_wraps,
     bridge_replaced_by_later_bucket,
