@@ -185,3 +185,10 @@ def test_every_patch_fits_the_code(package):
     for mutant in package.mutants:
         with applied(mutant):
             pass
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
+def test_every_checker_is_the_first_that_some_mutant_is_hunted_with(package):
+    """A checker that no mutant dies by may look at nothing. Of several that a mutant names, the first is asked."""
+    hunters = {mutant.killed_by[0] for mutant in package.mutants}
+    assert [checker.name for checker in package.checkers if checker.name not in hunters] == []

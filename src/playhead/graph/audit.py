@@ -19,6 +19,7 @@ from playhead.graph.backends.cuda_nodes import kernel_nodes
 from playhead.graph.backends.eager import EagerBackend
 from playhead.graph.oplog import Access, OpRecord, byte_span
 from playhead.graph.outputs import Outputs, map_tensors, tensors_of
+from playhead.graph.piecewise import PiecewiseCapture
 from playhead.graph.registry import CudaGraphBufferRegistry
 from playhead.graph.report import Check, Finding, GraphFacts, Report
 from playhead.graph.runner import GraphRunner
@@ -93,6 +94,8 @@ def audit(runner: GraphRunner, sample: Sample, *, raws: Sequence[int] | None = N
             audit_two_captures(runner, bucket, sample, report)
         for raw in (raw for raw in (raws or sizes_to_try(bucket)) if raw <= bucket):
             audit_sample(runner, bucket, raw, sample, report)
+    if runner.captured and isinstance(runner.capture, PiecewiseCapture):
+        audit_trace(runner, runner.capture, sample, report)
     return report
 
 
@@ -237,6 +240,21 @@ def audit_two_captures(runner: GraphRunner, bucket: int, sample: Sample, report:
             report.findings.append(Finding(check=Check.TWO_CAPTURES, bucket=bucket, where=where, message=message))
 
 
+def audit_trace(runner: GraphRunner, capture: PiecewiseCapture, sample: Sample, report: Report) -> None:
+    """Trace again on sampled values and requests. All captures are made of one trace, and cannot differ."""
+    bucket = max(runner.captured)
+    for seed in (1, 2):
+        step = sample(bucket, seed)
+        runner.prepare(step.batch, step.context(runner, bucket))
+        difference = capture.difference(runner.step.fn, runner.largest_inputs())
+        report.checked[Check.TWO_CAPTURES] += 1
+        if difference is not None:
+            message = f"a trace made now has {difference}: a value or the number of requests was baked in."
+            report.findings.append(
+                Finding(check=Check.TWO_CAPTURES, bucket=bucket, where=f"trace {seed}", message=message)
+            )
+
+
 def audit_sample(runner: GraphRunner, bucket: int, raw: int, sample: Sample, report: Report) -> None:
     """One raw size in one bucket: fill over poison, then compare runs, then let steps follow one another."""
     step = sample(raw, 3)
@@ -284,10 +302,12 @@ def audit_replays(runner: GraphRunner, step: SampledStep, ctx: FillContext, repo
             message = f"live rows or owned memory differ by up to {largest_difference(one, other)}."
             report.findings.append(Finding(check=check, bucket=bucket, where=where, message=message))
 
+    is_compiled = isinstance(runner.capture, PiecewiseCapture) and not runner.capture.keeps_bits
     replayed = run()
     compare(Check.REPLAY_TWICE, replayed, run())
-    compare(Check.REPLAY_VS_EAGER, replayed, run(lambda live: runner.run_eager(ctx, live, prepared=True)))
-    compare(Check.UNREAD_TAILS, replayed, run(stale_tails=True))
+    compare(Check.REPLAY_VS_EAGER, replayed, run(lambda live: runner.run_eager(ctx, live, prepared=is_compiled)))
+    if any(slot.leaves_tail and ctx.raw(slot.axis) < ctx.padded(slot.axis) for slot in runner.registry.slots.values()):
+        compare(Check.UNREAD_TAILS, replayed, run(stale_tails=True))
     if ctx.raw(runner.step.axis) < bucket:
         compare(Check.PADDED_VALUES, run(padding_seed=1), run(padding_seed=2))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -86,6 +87,8 @@ class SplitProgram:
     breaks: Mapping[str, BreakSite]
     template: Outputs
     """The callable's output with empty tensors in the places of its own."""
+    code: str
+    """The trace before it was split, as text."""
 
     def __call__(self, inputs: Inputs, scope: Scope) -> Outputs:
         with torch.no_grad():
@@ -111,15 +114,13 @@ class SplitInterpreter(Interpreter):
         return observer.run_opaque(f"inductor::{target}", piece, args, mutated)
 
 
-def split_at_breaks(fn: StepFn, inputs: Inputs, compile_piece: CompilePiece) -> SplitProgram:
-    """Trace `fn` with symbolic rows, cut before and after every break, compile what lies between."""
+def trace(fn: StepFn, inputs: Inputs, scope: TraceScope) -> tuple[GraphModule, Outputs]:
+    """The ops of `fn` with symbolic rows, and its output. Weights are attributes of the trace."""
     # Imported before the trace: torch would import it inside, where a cycle keeps all frames on the stack alive.
     import torch._dynamo
 
-    names, scope = tuple(inputs), TraceScope()
+    names, outputs = tuple(inputs), list[Outputs]()
     examples, num_rows = with_prime_rows(inputs)
-
-    outputs: list[Outputs] = []
 
     def positional(*tensors: torch.Tensor) -> Tensors:
         views = SlotViews(dict(zip(names, tensors, strict=True)), inputs.__getitem__)
@@ -128,9 +129,18 @@ def split_at_breaks(fn: StepFn, inputs: Inputs, compile_piece: CompilePiece) -> 
 
     with torch.no_grad():
         # Weights are real tensors inside a trace of symbolic ones: they become attributes, then piece inputs.
-        trace = make_fx(positional, tracing_mode="symbolic", _allow_non_fake_inputs=True)
-        traced = trace(*(examples[name] for name in names))
+        traced = make_fx(positional, tracing_mode="symbolic", _allow_non_fake_inputs=True)(
+            *(examples[name] for name in names)
+        )
     refuse_fixed_rows(traced, [examples[name] for name in names], num_rows)
+    return traced, outputs[-1]
+
+
+def split_at_breaks(fn: StepFn, inputs: Inputs, compile_piece: CompilePiece) -> SplitProgram:
+    """Trace `fn` with symbolic rows, cut before and after every break, compile what lies between."""
+    scope = TraceScope()
+    traced, output = trace(fn, inputs, scope)
+    code = traced.code
     compute_sizes_where_used(traced)
     part_of = number_parts(traced, scope.ops)
     # split_module is given the parts in graph order and must keep it: in-place ops have no data edge to their readers.
@@ -147,8 +157,10 @@ def split_at_breaks(fn: StepFn, inputs: Inputs, compile_piece: CompilePiece) -> 
             else:
                 fakes = [p.meta.get("val") for p in part.graph.nodes if p.op == "placeholder"]
                 pieces[node.target] = (compile_piece(part, fakes), mutated_inputs(part))
-    template = map_tensors(lambda _: torch.empty(0), outputs[-1])
-    return SplitProgram(module=module, input_names=names, pieces=pieces, breaks=breaks, template=template)
+    template = map_tensors(lambda _: torch.empty(0), output)
+    return SplitProgram(
+        module=module, input_names=tuple(inputs), pieces=pieces, breaks=breaks, template=template, code=code
+    )
 
 
 def with_prime_rows(inputs: Inputs) -> tuple[Inputs, int]:
@@ -254,11 +266,22 @@ class PiecewiseCapture:
         self._breakable = BreakableCapture(bridges)
         self._programs: dict[StepFn, SplitProgram] = {}
 
+    @property
+    def keeps_bits(self) -> bool:
+        """Whether the pieces round as the callable itself does: a compiler fuses ops, and they round otherwise."""
+        return self._compile_piece is as_traced
+
     def prepare(self, fn: StepFn, inputs: Inputs) -> StepFn:
-        """The split form of `fn`, made at the first (largest) size and used for all."""
+        """The split form of `fn`, made at the first size and used for all: that must not be a size of one row."""
         if fn not in self._programs:
             self._programs[fn] = split_at_breaks(fn, inputs, self._compile_piece)
         return self._programs[fn]
+
+    def difference(self, fn: StepFn, inputs: Inputs) -> str | None:
+        """What differs first between a trace of `fn` made now and the one in use; None if they are the same."""
+        in_use, now = (code.splitlines() for code in (self._programs[fn].code, trace(fn, inputs, TraceScope())[0].code))
+        lines = zip_longest(now, in_use, fillvalue="the end")
+        return next((f"{line.strip()!r}, not {old.strip()!r}" for line, old in lines if line != old), None)
 
     def capture(self, backend: Backend | EagerBackend, fn: StepFn, inputs: Inputs, live: Any) -> CapturedStep:
         return self._breakable.capture(backend, self.prepare(fn, inputs), inputs, live)

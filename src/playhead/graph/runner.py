@@ -135,6 +135,7 @@ class GraphRunner:
         self.is_capturing = True
         try:
             with quiet_gc():
+                self.capture.prepare(self.step.fn, self.largest_inputs())
                 captured = self.capture.capture(self.backend, self.step.fn, self.graph_inputs(ctx), live)
         finally:
             self.is_capturing = False
@@ -283,6 +284,14 @@ class GraphRunner:
             return views
         slots = self.registry.slots
         return SlotViews({name: view for name, view in views.items() if slots[name].axis != "bs"}, self._explain_absent)
+
+    def largest_inputs(self) -> Inputs:
+        """What a graph of all rows would read. A form of the callable that serves all sizes is made of these.
+
+        A trace of one row would have the number 1 in it, and no other size could use it.
+        """
+        most = self.registry.max_bs if self.step.axis == "bs" else self.registry.max_num_tokens
+        return self.graph_inputs(self.placeholder_context(most))
 
     def _explain_absent(self, name: str) -> None:
         """Why captured work with breaks was not given this slot."""

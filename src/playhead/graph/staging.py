@@ -93,8 +93,9 @@ class Stage:
 
     def send(self) -> None:
         """Start the copy of the whole arena, tails included."""
-        self.channel.send()
+        # Marked before: a copy that was started may run although starting it raised.
         self.in_flight = True
+        self.channel.send()
 
 
 def lay_out(specs: Sequence[tuple[tuple[int, ...], torch.dtype, float]]) -> tuple[tuple[StagedField, ...], int]:

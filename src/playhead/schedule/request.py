@@ -36,7 +36,9 @@ class Request:
     is_plain: bool = False
     output: list[int] = field(default_factory=list)
     forced: tuple[int, ...] = ()
-    """Tokens after `output` that are known before the step that samples the first of them was read."""
+    """Tokens that are known before the step that samples the first of them was read."""
+    forced_from: int = 0
+    """Where the first of them stands in the answer: `output` gets them one by one."""
     sampled: tuple[int, Stride] = field(default_factory=lambda: (0, Stride()))
     num_preemptions: int = 0
     num_cached_tokens: int = 0
@@ -61,7 +63,9 @@ class Request:
 
     def tokens_between(self, first: int, end: int) -> tuple[int, ...]:
         """Tokens [first, end) without the rest."""
-        num_prompt, output = len(self.prompt), [*self.output, *self.forced] if self.forced else self.output
+        num_prompt, output = len(self.prompt), self.output
+        if self.forced:
+            output = [*output, *self.forced[len(output) - self.forced_from :]]
         return (*self.prompt[first:end], *output[max(0, first - num_prompt) : max(0, end - num_prompt)])
 
     @property

@@ -129,7 +129,9 @@ class Scheduler:
         self._last = None
         self._kv.retract()
         for chunk in self.open_plan or ():
-            chunk.request.num_sampled, chunk.request.forced = chunk.num_generated, ()
+            chunk.request.num_sampled = chunk.num_generated
+            if chunk.num_generated <= chunk.request.forced_from:  # else a step before forced them, and will be read
+                chunk.request.forced = ()
             self._rows.take_back_newest(chunk)
             if was_launched and self._kv.sequences.get(chunk.seq.request) is chunk.seq:
                 self._kv.abort(chunk.seq)
@@ -337,7 +339,8 @@ class Scheduler:
         request = chunk.request
         later = tuple(tokens[1 : request.num_to_sample])  # one token at least is left to be sampled
         if later:
-            request.forced, request.num_sampled = (tokens[0], *later), request.num_sampled + len(later)
+            request.forced_from, request.forced = chunk.num_generated, (tokens[0], *later)
+            request.num_sampled += len(later)
             self._rows.forget_newest(chunk.seq)
         return bool(later)
 

@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from playhead.engine.engine import Engine
-from playhead.engine.front import RequestOptions
+from playhead.engine.front import CheckedPrompt, RequestOptions
 from playhead.errors import RequestFailed
 from playhead.kv.ledger import Ledger
 from playhead.outputs import RequestOutput
-from playhead.testing.faults import ERRORS, SITES, Injection, injected
-from playhead.testing.tiny_engine import Ask
+from playhead.testing.faults import ERRORS, PLAIN_SITES, Injection, injected
+from playhead.testing.tiny_engine import Ask, checked_ask
 
 FIRST_GUESS = 40  # places passed inside a site, before it has been seen to run
 MAX_STEPS = 4000
@@ -29,7 +29,7 @@ class FaultPicker:
     """Which fault comes next: sites and errors in turn, the place at random between the site's first and last line."""
 
     rng: random.Random
-    sites: Sequence[str] = tuple(SITES)
+    sites: Sequence[str] = PLAIN_SITES
     errors: Sequence[type[BaseException]] = ERRORS
     num_places: dict[str, int] = field(default_factory=dict)
     num_by_site: Counter[str] = field(default_factory=Counter)
@@ -65,7 +65,12 @@ class FaultReport:
 
 
 def run_with_faults(
-    engine: Engine, asks: Sequence[Ask], picker: FaultPicker, is_faulty: Callable[[int], bool]
+    engine: Engine,
+    asks: Sequence[Ask],
+    picker: FaultPicker,
+    is_faulty: Callable[[int], bool],
+    *,
+    check: Callable[[Engine, Ask], CheckedPrompt] = checked_ask,
 ) -> FaultReport:
     """All requests to their ends, with a fault in every step that `is_faulty` names."""
     report = FaultReport()
@@ -73,7 +78,7 @@ def run_with_faults(
     for number in range(MAX_STEPS):
         while pending and pending[0].comes <= number and engine.can_take:
             ask = pending.pop(0)
-            engine.add_request(ask.name, ask.prompt, ask.params, RequestOptions(priority=ask.priority))
+            engine.submit(ask.name, check(engine, ask), RequestOptions(priority=ask.priority))
         report.num_steps += 1
         if is_faulty(number):
             faulty_step(engine, picker, report)

@@ -21,9 +21,11 @@ import torch
 import playhead
 from playhead.engine.engine import Engine
 from playhead.engine.response import ResponseBuilder
+from playhead.engine.structured import MaskWriter
 from playhead.graph.runner import GraphRunner
 from playhead.kv.cache import HybridKVCache
 from playhead.schedule.scheduler import Scheduler
+from playhead.step.masks import Tail
 from playhead.step.worker import Worker
 
 ROOT = str(Path(str(playhead.__file__)).parent)
@@ -43,8 +45,10 @@ SITES: dict[str, tuple[Callable[..., Any], ...]] = {
     "detokenise": (ResponseBuilder.take, ResponseBuilder.complete_text, ResponseBuilder.output),
     "finish": (Scheduler.finish, HybridKVCache.finish, HybridKVCache.abort),
     "retire": (HybridKVCache.retire,),
+    "masks": (MaskWriter.write, Scheduler.force, Tail.launch),
 }
-"""Where a fault can come: the functions of each part of a step."""
+"""Where a fault can come: the functions of each part of a step. Only requests with forms have masks."""
+PLAIN_SITES = tuple(site for site in SITES if site != "masks")
 
 
 @dataclass(slots=True, kw_only=True)  # mutable: filled in as the functions run

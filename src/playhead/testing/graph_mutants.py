@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
+from torch.fx import GraphModule
 from torch.utils._pytree import tree_map_only
 
 from playhead.graph import op_facts as op_facts_module
 from playhead.graph import piecewise as piecewise_module
 from playhead.graph import registry as registry_module
 from playhead.graph import runner as runner_module
-from playhead.graph.audit import SampledStep
+from playhead.graph.audit import Sample, SampledStep
 from playhead.graph.breakable import BreakableStep
 from playhead.graph.breaks import BreakOp, TensorSpec
 from playhead.graph.bridges import BridgePool, Direction
 from playhead.graph.leases import BridgeLeases
 from playhead.graph.oplog import Issued, OpObserver
+from playhead.graph.piecewise import BreakSite, PiecewiseCapture
 from playhead.graph.registry import CudaGraphBufferRegistry, DeviceEntry
 from playhead.graph.report import Report
 from playhead.graph.runner import GraphRunner
@@ -97,6 +100,19 @@ def stage_reused_early() -> Patch:
         return stage
 
     return swapped(StagingRing, "acquire", impatient)
+
+
+@mutant(
+    "copy marked when it was started",
+    source="found in review: an interrupt between the copy and its mark",
+    killed_by=("K7 interrupted copy",),
+)
+def copy_marked_late() -> Patch:
+    def send(self: Stage) -> None:
+        self.channel.send()
+        self.in_flight = True
+
+    return swapped(Stage, "send", send)
 
 
 @mutant("source missing", source="SGLang #26742: None was skipped", killed_by=("missing source refused",))
@@ -306,6 +322,33 @@ def fixed_rows_accepted() -> Patch:
 
 
 @mutant(
+    "a break gets its inputs in another order",
+    source="found in review: the audit compared a split step with itself, and not with the callable",
+    killed_by=("audit, piecewise",),
+)
+def inputs_in_another_order() -> Patch:
+    site_of = piecewise_module.break_site
+
+    def backwards(part: GraphModule, ops: Mapping[Any, BreakOp]) -> BreakSite | None:
+        site = site_of(part, ops)
+        return None if site is None else replace(site, order=site.order[::-1])
+
+    return swapped(piecewise_module, "break_site", backwards)
+
+
+@mutant(
+    "audit compares captures of one trace",
+    source="found in review: what Python computes while a piecewise step is traced is the same in all its captures",
+    killed_by=("baked into a trace",),
+)
+def trace_not_audited() -> Patch:
+    def nothing(runner: GraphRunner, capture: PiecewiseCapture, sample: Sample, report: Report) -> None:
+        return None
+
+    return swapped(import_module("playhead.graph.audit"), "audit_trace", nothing)
+
+
+@mutant(
     "collectives are ops like others",
     source="a captured all_reduce of torch.distributed replayed wrong 200 times of 200, without a word",
     killed_by=("collective refused",),
@@ -340,6 +383,7 @@ GRAPH_MUTANTS: tuple[Mutant, ...] = (
     slice_from_the_end,
     warm_up_remembered,
     stage_reused_early,
+    copy_marked_late,
     missing_source_skipped,
     dtype_wraps,
     bridge_replaced_by_later_bucket,
@@ -356,5 +400,7 @@ GRAPH_MUTANTS: tuple[Mutant, ...] = (
     joining_goes_unnoticed,
     dataclasses_are_opaque,
     fixed_rows_accepted,
+    inputs_in_another_order,
+    trace_not_audited,
     collectives_recorded,
 )

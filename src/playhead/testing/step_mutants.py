@@ -13,6 +13,7 @@ from playhead.attention.cpu import CpuBackend
 from playhead.errors import GraphError
 from playhead.graph.breaks import Tensors
 from playhead.graph.capture import Inputs
+from playhead.graph.runner import GraphRunner
 from playhead.kernels.cpu import rope
 from playhead.kernels.cpu.arrays import Array
 from playhead.kernels.tokens import advance
@@ -159,6 +160,18 @@ def padded_rows_advanced() -> Patch:
     return swapped(forward, "advance", everybody)
 
 
+@mutant(
+    "traced at the first size captured",
+    source="found in review: a chunk of one token came first, and no other size could run",
+    killed_by=("any first size",),
+)
+def traced_at_the_first_size() -> Patch:
+    def one_row(self: GraphRunner) -> Inputs:
+        return self.graph_inputs(self.placeholder_context(1))
+
+    return swapped(GraphRunner, "largest_inputs", one_row)
+
+
 Dense = dict[tuple[int, ...], torch.Tensor]
 
 
@@ -214,6 +227,17 @@ def chunks_beyond_the_context(wanted: Dense) -> list[str]:
     return against(last_logits(worker, MANY_PROMPTS), MANY_PROMPTS, wanted)
 
 
+def any_first_size(wanted: Dense) -> list[str]:
+    """A piecewise graph of one token, captured first, leaves the other sizes right."""
+    worker = tiny_worker(Mode.PIECEWISE)
+    worker.prefill.capture_bucket(1)
+    try:
+        logits_NV = last_logits(worker, PROMPTS[:1])
+    except (RuntimeError, ValueError) as error:
+        return [f"after a graph of one token no other can be captured: {error}"]
+    return against(logits_NV, PROMPTS[:1], wanted)
+
+
 def failed_step(wanted: Dense) -> list[str]:
     """A step that raises after its launch leaves nothing behind that a later request could be given."""
     worker, prompt = tiny_worker(), PROMPTS[0]
@@ -259,6 +283,7 @@ STEP_MUTANTS: tuple[Mutant, ...] = (
     padding_in_the_sink,
     goes_on_over_anything,
     padded_rows_advanced,
+    traced_at_the_first_size,
 )
 
 DENSE_PROMPTS = Oracle(name="dense prompts", compute=lambda: dense([*PROMPTS, *MANY_PROMPTS]))
@@ -273,6 +298,7 @@ STEP_CHECKERS: tuple[Checker, ...] = (
     Checker(name="batch against dense attention", run=batch_against_dense, oracles=(DENSE_PROMPTS,)),
     Checker(name="token by token", run=token_by_token, oracles=(DENSE_PREFIXES,)),
     Checker(name="chunks beyond the context", run=chunks_beyond_the_context, oracles=(DENSE_PROMPTS,)),
+    Checker(name="any first size", run=any_first_size, oracles=(DENSE_PROMPTS,)),
     Checker(name="failed step", run=failed_step, oracles=(DENSE_PROMPTS,)),
     Checker(name="worker audit", run=worker_audit),
     Checker(name="the sink of a batch", run=sink_of_a_batch),

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
+
+from playhead.engine.engine import Engine
 from playhead.engine.structured import MaskWriter
 from playhead.errors import PlayheadError
 from playhead.grammar.matcher import Matcher
 from playhead.graph.late import LateRegistry, LateRows
-from playhead.graph.slots import GraphSlot
+from playhead.graph.slots import FillContext, GraphSlot
 from playhead.graph.spec import StepResult
 from playhead.graph.split import SplitRunner
 from playhead.kv.sequence import SequenceKV
@@ -20,7 +25,8 @@ from playhead.schedule.step_plan import StepPlan
 from playhead.step import build
 from playhead.step.audit import audit_worker
 from playhead.step.masks import masks_slot
-from playhead.step.sampling import MASKS_SLOT
+from playhead.step.sampling import MASKS_SLOT, ReadTokens
+from playhead.step.worker import InFlight, Worker
 from playhead.testing.mutant import Checker, Mutant, Oracle, Patch, mutant, swapped
 from playhead.testing.structured import (
     FORCED,
@@ -34,6 +40,8 @@ from playhead.testing.structured import (
     wrong_answers,
 )
 from playhead.testing.tiny_engine import run_asks, tiny_engine
+
+Tokens = dict[str, list[Any]]
 
 ALONE = Oracle(name="requests with forms, alone", compute=formed_alone)
 
@@ -97,12 +105,62 @@ def check_forced() -> list[str]:
     return [] if answers[0] == answers[1] else [f"one by one {answers[0]}, forced {answers[1]}"]
 
 
+def forced_answers(*, overlap: bool = True) -> Tokens:
+    """What an engine gives that forces tokens."""
+    finished, found = run_asks(forcing_engine(forced_tokens=True, overlap=overlap), FORCED, check=checked_ask)
+    return {name: output.outputs[0].token_ids for name, output in finished.items()} | {"found": found}
+
+
+ALL_FORCED = Oracle(name="forced answers", compute=forced_answers)
+
+
+def check_forced_with_failing_launches(wanted: Tokens) -> list[str]:
+    """The same answers when launches fail while the step that forced something is in flight."""
+    launch, num_launches = Worker.launch, itertools.count(1)
+
+    def often_fails(self: Worker, chunks: Sequence[Chunk]) -> InFlight:
+        if not next(num_launches) % 4:
+            raise MemoryError("on purpose")
+        return launch(self, chunks)
+
+    with swapped(Worker, "launch", often_fails):
+        answers = forced_answers()
+    return [] if answers == wanted else [f"with failing launches {answers}; without {wanted}"]
+
+
+def check_forced_in_two_goes(wanted: Tokens) -> list[str]:
+    """The same answers when forced tokens are given out in two goes, with a plan made in between."""
+    commit, interrupted = Engine._commit, set[tuple[str, int]]()
+
+    def interrupted_once(self: Engine, chunk: Chunk, token: int, sampled: ReadTokens, row: int) -> None:
+        place = chunk.request.id, chunk.num_generated
+        if chunk.request.forced and chunk.num_generated == chunk.request.forced_from + 2 and place not in interrupted:
+            interrupted.add(place)
+            raise MemoryError("stands for an interrupt")
+        commit(self, chunk, token, sampled, row)
+
+    with swapped(Engine, "_commit", interrupted_once):
+        answers = forced_answers(overlap=False)
+    if len(interrupted) < len(FORCED) - 1:
+        return [f"{len(interrupted)} commits were interrupted; wanted one of each request with a form"]
+    return [] if answers == wanted else [f"in two goes {answers}; in one {wanted}"]
+
+
 STRUCTURED_CHECKERS: tuple[Checker, ...] = (
     Checker(name="answers", run=check_answers, oracles=(ALONE,)),
     Checker(name="shrinking batch", run=check_shrinking, oracles=(ALONE,)),
     Checker(name="mask padding", run=check_padding),
     Checker(name="mask audit", run=check_audit),
     Checker(name="forced tokens", run=check_forced, raises=(PlayheadError,)),
+    Checker(
+        name="forced tokens, failing launches",
+        run=check_forced_with_failing_launches,
+        oracles=(ALL_FORCED,),
+        raises=(PlayheadError,),
+    ),
+    Checker(
+        name="forced tokens in two goes", run=check_forced_in_two_goes, oracles=(ALL_FORCED,), raises=(PlayheadError,)
+    ),
 )
 
 
@@ -181,6 +239,17 @@ def masks_left_from_the_last_step() -> Patch:
     return swapped(LateRegistry, "open_late", as_they_are)
 
 
+@mutant("late padding not written", source="masks of rows that a larger step had", killed_by=("mask audit",))
+def late_padding_not_written() -> Patch:
+    def live_rows_alone(self: LateRegistry, values: np.ndarray[Any, Any], ctx: FillContext) -> None:
+        opened = next(self._late_turns)
+        opened.values[: ctx.raw_bs] = values
+        self._open = opened
+        self.send_late()
+
+    return swapped(LateRegistry, "fill_late", live_rows_alone)
+
+
 @mutant("forms stay where they were", source="places of a batch that has shrunk", killed_by=("shrinking batch",))
 def forms_where_they_were() -> Patch:
     original = StepPlan.following
@@ -213,6 +282,34 @@ def forced_tokens_not_counted() -> Patch:
     return swapped(Scheduler, "_chunk", by_steps)
 
 
+@mutant(
+    "a step taken back forgets what the step before forced",
+    source="found in review: a launch failed, and the request waited for ever for tokens that nobody would read",
+    killed_by=("forced tokens, failing launches",),
+)
+def all_forced_tokens_taken_back() -> Patch:
+    take_back = Scheduler.take_back
+
+    def forgets(self: Scheduler, *, was_launched: bool = False) -> None:
+        for chunk in self.open_plan or ():
+            chunk.request.forced = ()
+        take_back(self, was_launched=was_launched)
+
+    return swapped(Scheduler, "take_back", forgets)
+
+
+@mutant(
+    "forced tokens follow whatever was read",
+    source="found in review: a commit was interrupted, and the next chunk had the same tokens twice",
+    killed_by=("forced tokens in two goes",),
+)
+def forced_tokens_twice() -> Patch:
+    def after_output(self: Request, first: int, end: int) -> tuple[int, ...]:
+        return (*self.prompt, *self.output, *self.forced)[first:end]
+
+    return swapped(Request, "tokens_between", after_output)
+
+
 STRUCTURED_MUTANTS: tuple[Mutant, ...] = (
     mask_off_by_one,
     mask_of_the_wrong_row,
@@ -220,7 +317,10 @@ STRUCTURED_MUTANTS: tuple[Mutant, ...] = (
     grammar_lost_with_memory,
     masks_sent_with_a_fill_alone,
     masks_left_from_the_last_step,
+    late_padding_not_written,
     forms_where_they_were,
     newest_token_kept,
     forced_tokens_not_counted,
+    all_forced_tokens_taken_back,
+    forced_tokens_twice,
 )

@@ -6,7 +6,7 @@ import torch
 
 from playhead.graph.staging import ALIGNMENT_BYTES, HostPort, StagingRing, field_view, lay_out
 from playhead.testing.fake_stream import LaggingPort
-from playhead.testing.graph_checkers import policy_batch, policy_registry, square
+from playhead.testing.graph_checkers import interrupted_send, policy_batch, policy_registry, square
 
 
 def test_lay_out_aligns_every_field():
@@ -43,6 +43,10 @@ def test_a_lagging_device_gets_the_bytes_of_each_step():
     port.drain()
     assert port.violations == []
     assert registry.get_slot("positions").rows(0, 2).tolist() == [[19, 19], [19, 19]]
+
+
+def test_a_copy_whose_start_was_interrupted_is_waited_for():
+    assert interrupted_send() == []
 
 
 def test_the_fake_device_notices_a_host_that_does_not_wait():
