@@ -289,6 +289,15 @@ def test_a_file_without_a_required_key_is_refused(tmp_path, key):
         config_from_gguf(file)
 
 
+@pytest.mark.parametrize("tokens", [7, 0.5, True, "abc"])
+def test_a_file_without_an_embedding_is_refused_whatever_its_tokens_are(tmp_path, tokens):
+    tensors = random_tensors(LLAMA)
+    del tensors["model.embed_tokens.weight"]
+    path = write_gguf(tmp_path / "m.gguf", tensors, **{"tokenizer.ggml.tokens": tokens})
+    with pytest.raises(UnsupportedModelError, match="vocab_size"):
+        describe_model(str(path))
+
+
 def test_a_qwen3_file_without_a_head_size_does_not_get_the_hubs_default(tmp_path):
     """llama.cpp divides the width by the heads; the hub's Qwen 3 has 128 dims whatever its width."""
     file = GgufFile(write_gguf(tmp_path / "m.gguf", random_tensors(LLAMA)))
