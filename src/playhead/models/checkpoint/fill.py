@@ -50,8 +50,11 @@ def load_decoder(
 
     Of a decoder that ranks share, what this rank has is read, and nothing else.
     """
-    spec = as_stored(spec, family_named(spec.family), source)
     pieces = check_tensors(spec, source, shard)
+    family, configured = family_named(spec.family), spec
+    spec = as_stored(spec, family, source)
+    if spec != configured:
+        pieces = pieces_of(spec, family, source.tensors, shard)
     weights = weight_format(spec.stored_as, dtype=dtype, device=device, shard=shard)
     decoder = Decoder(spec, weights)
     _fill_all(targets_of(decoder, pieces, shard), source, shard, on_progress)
@@ -82,20 +85,23 @@ def check_tensors(spec: ModelSpec, source: TensorSource, shard: Shard = WHOLE) -
     """
     family = family_named(spec.family)
     pieces = pieces_of(spec, family, source.tensors, shard)
-    wanted = {name: (shape, piece) for piece in pieces for name, shape in piece.sources}
+    wanted = {name: (shape, piece.is_mxfp4) for piece in pieces for name, shape in piece.sources}
     found = source.tensors
+    if spec.is_tied:  # a head beside the embedding is the embedding once more, or is used in its place
+        vocab_shape = (spec.vocab_size, spec.hidden_size)
+        wanted |= {name: (vocab_shape, False) for name in family.head_names if name in found}
     missing = [name for name in wanted if name not in found]
-    unexpected = [name for name in found if name not in wanted and not is_ignorable(name, spec, family)]
+    unexpected = [name for name in found if name not in wanted and not is_ignorable(name, family)]
     wrong = []
-    for name, (shape, piece) in wanted.items():
+    for name, (shape, is_mxfp4) in wanted.items():
         if name not in found:
             continue
         info = found[name]
         if info.shape != shape:
             wrong.append(f"{name} is {list(info.shape)}, not {list(shape)}")
-        elif piece.is_mxfp4 and info.dtype != torch.uint8:
+        elif is_mxfp4 and info.dtype != torch.uint8:
             wrong.append(f"{name} is {info.dtype}, not torch.uint8")
-        elif not piece.is_mxfp4 and (not info.dtype.is_floating_point or info.dtype.itemsize < 2):
+        elif not is_mxfp4 and (not info.dtype.is_floating_point or info.dtype.itemsize < 2):
             wrong.append(f"{name} is {info.dtype}, not a float of 16 bits or more")
     kinds = {"missing": missing, "unexpected": unexpected, "of another shape or type": wrong}
     if problems := [f"{len(names)} {kind}: {some_of(names)}" for kind, names in kinds.items() if names]:

@@ -154,11 +154,9 @@ def pieces_of(spec: ModelSpec, family: Family, names: Collection[str], shard: Sh
     return pieces
 
 
-def is_ignorable(name: str, spec: ModelSpec, family: Family) -> bool:
+def is_ignorable(name: str, family: Family) -> bool:
     """Tensors a checkpoint may carry and the decoder has no use for."""
-    is_other_part = name.startswith(family.ignored_prefixes) if family.ignored_prefixes else False
-    is_tied_head = spec.is_tied and name in family.head_names  # the embedding once more; `as_stored` has compared them
-    return is_other_part or is_tied_head or name.endswith("rotary_emb.inv_freq")
+    return name.startswith(family.ignored_prefixes) or name.endswith("rotary_emb.inv_freq")
 
 
 def _other_pieces(
