@@ -153,13 +153,19 @@ class GgufWeights:
         return tensor if part is None else tensor[part.index]
 
     def blocks(self, name: str, part: Part | None = None) -> Blocks | None:
-        unpacked, heads = self._file.blocks(self._theirs[name]), self._paired_heads.get(name.split(".")[-2])
-        if unpacked is None or (part is not None and part.axis != 0):
+        theirs, heads = self._theirs[name], self._paired_heads.get(name.split(".")[-2])
+        if part is not None and part.axis != 0:
+            return None
+        # Rows that go back to another order are all read: a part may be of any of them.
+        wanted = None if part is None or heads is not None else slice(part.start, part.stop)
+        unpacked = self._file.blocks(theirs, wanted)
+        if unpacked is None:
             return None
         codes_OI, scales_OB, offsets_OB = map(torch.from_numpy, unpacked)
         found = Blocks(codes_OI=codes_OI, scales_OB=scales_OB, offsets_OB=offsets_OB)
-        if heads is not None:
-            found = found.changed(lambda rows: neighbours_to_halves(rows, heads))
+        if heads is None:
+            return found
+        found = found.changed(lambda rows: neighbours_to_halves(rows, heads))
         return found if part is None else found.changed(lambda rows: rows[part.index])
 
 
