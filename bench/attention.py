@@ -21,7 +21,7 @@ from itertools import product
 import torch
 from torch.nn import functional as F
 
-from bench.measure import device_us, emit
+from bench.measure import cold_copies, device_us, emit
 from playhead.attention.base import AttentionPlan, LayerAttention, decode_arguments, extend_arguments
 from playhead.attention.triton import TritonBackend, decode_shape
 from playhead.kernels.splits import num_splits
@@ -30,8 +30,7 @@ from playhead.kernels.triton.extend import ExtendTiles, launch_tiles
 
 DEVICE = torch.device("cuda")
 COPY_BYTES_PER_S = 4.25e12  # device-to-device copy on an H200, read + write
-COLD_BYTES = 256 << 20  # several times the L2
-MAX_CALLS = 96  # of one graph
+NUM_LAUNCHES = 96  # of the graph that shows what a launch takes
 MAX_BYTES = 24 << 30
 
 
@@ -129,7 +128,7 @@ def decode_case(heads: Heads, batch: int, context: int, page_size: int, max_cont
     bytes_per_call = num_pages * page_size * heads.kv_bytes
     if bytes_per_call > MAX_BYTES:
         raise MemoryError(f"one layer takes {bytes_per_call / 1e9:.0f} GB")
-    num_calls = max(1, min(MAX_CALLS, MAX_BYTES // bytes_per_call, -(-COLD_BYTES // bytes_per_call) + 1))
+    num_calls = min(MAX_BYTES // bytes_per_call, cold_copies(bytes_per_call))
     shape = (num_pages, page_size, heads.num_kv_heads, heads.head_dim)
     layers = tuple(
         LayerAttention(
@@ -244,7 +243,7 @@ def print_sweep() -> None:
         figures = [f"{cut_decode_us(case, splits):8.1f}" for splits in split_counts]
         split_lines.append(f"{heads.name:<22} {batch:>5} {context:>8}  {' '.join(figures)}")
     empty = torch.zeros(1, device=DEVICE)
-    print(f"\nan launch that writes one number: {time_us(lambda _: empty.zero_(), MAX_CALLS):.1f} us")
+    print(f"\na launch that writes one number: {time_us(lambda _: empty.zero_(), NUM_LAUNCHES):.1f} us")
     print(f"\n{'decode, us, share':<22} batch  {'  '.join(f'{context:>8} keys' for context in contexts)}")
     print("\n".join(lines))
     print(f"\n{'by splits, us':<22} batch  context  {' '.join(f'{splits:>8}' for splits in split_counts)}")

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def start(model: Path) -> tuple[MeasuredLLM, dict[str, Any]]:
     """An engine that has given its first token, and the seconds since this process was started."""
     llm = MeasuredLLM(model, MAX_MODEL_LEN)
     ready_s = workload.since_start()
-    llm.llm.generate(workload.prompts("start", [128]), GREEDY.clone())
+    llm.llm.generate(workload.prompts("start", [128]), replace(GREEDY, max_tokens=1))
     return llm, {"measured": workload.since_start(), "ready_s": ready_s}
 
 

@@ -10,7 +10,7 @@ import argparse
 import statistics
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from bench.kv_models import models
@@ -33,6 +33,10 @@ PAGE_SIZE = 16
 CHUNK_TOKENS = 1024
 CONTEXTS = (2048, 8192, 32768, 131072)
 STEADY_CONTEXTS = (8192, 32768)
+ROUNDS = 3
+
+Prompt = tuple[list[int], "array[int]"]
+"""Tokens, and the pages that they are in."""
 
 
 def plan_of(name: str, *, num_bytes: int, max_context_tokens: int, max_running: int) -> KVPlan:
@@ -81,9 +85,9 @@ def bench_steady_state(names: list[str], contexts: tuple[int, ...], num_bytes: i
 
 
 def per_second(work: Callable[[], int]) -> float:
-    """Operations per second of a callable that says how many it did; best of three."""
+    """Operations per second of a callable that says how many it did; the best of `ROUNDS` calls."""
     rates = []
-    for _ in range(3):
+    for _ in range(ROUNDS):
         started = time.perf_counter()
         num_done = work()
         rates.append(num_done / (time.perf_counter() - started))
@@ -133,15 +137,22 @@ def bench_prefix(plan: KVPlan) -> None:
         return 1
 
     emit("kv_match_32k_us", value=1e6 / per_second(match))
-    short = [[1000 + index] * 64 for index in range(200)]
-    short_pages = [array("i", allocator.allocate(4)) for _ in short]
+    prompts = unseen_prompts(allocator)
+    emit("kv_inserts_per_s", tokens=64, value=per_second(lambda: insert(prefix, next(prompts))))
 
-    def insert() -> int:
-        for prompt, prompt_pages in zip(short, short_pages, strict=True):
-            prefix.insert("", token_key(prompt), prompt_pages)
-        return len(short)
 
-    emit("kv_inserts_per_s", tokens=64, value=per_second(insert))
+def unseen_prompts(allocator: HybridAllocator) -> Iterator[list[Prompt]]:
+    """Prompts of 64 tokens for each round of `per_second`: of a prompt it knows, the tree only finds the pages."""
+    rounds = range(1000, 1000 + 200 * ROUNDS, 200)
+    pages = [[array("i", allocator.allocate(64 // PAGE_SIZE)) for _ in range(200)] for _ in rounds]
+    for first, own in zip(rounds, pages, strict=True):
+        yield [([token] * 64, own[token - first]) for token in range(first, first + 200)]
+
+
+def insert(prefix: PrefixCache, prompts: Sequence[Prompt]) -> int:
+    for tokens, pages in prompts:
+        prefix.insert("", token_key(tokens), pages)
+    return len(prompts)
 
 
 def bench_trace(num_requests: int, plot: Path | None) -> None:

@@ -10,6 +10,16 @@ from typing import Any
 
 import torch
 
+COLD_BYTES = 256 << 20  # several times the L2 of an H200
+
+
+def cold_copies(num_bytes: int) -> int:
+    """How many copies of what a call reads are together too large for a GPU's cache: 4 of 64 MiB, 1,024 of 256 KiB.
+
+    A graph that goes round so many of them finds none in the cache when it comes back.
+    """
+    return max(2, -(-COLD_BYTES // num_bytes))
+
 
 def emit(metric: str, **values: Any) -> None:
     rounded = {k: round(v, 3) if isinstance(v, float) else v for k, v in values.items()}

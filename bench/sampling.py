@@ -1,8 +1,8 @@
 """From logits to tokens on one GPU: `PYTHONPATH=src python3 -m bench.sampling`.
 
 `choose_tokens` beside torch: its argmax, and the noise as tensors; draws behind filters beside the sorted reference.
-Everything runs from CUDA graphs over logits that do not fit the cache together; GB/s are the bytes of the logits, read
-once, over the time.
+Everything runs from CUDA graphs over logits that do not fit the cache together, except the slow ways of torch, which
+have two copies and may find them there. GB/s are the bytes of the logits, read once, over the time.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ from itertools import product
 
 import torch
 
-from bench.measure import device_us, emit
+from bench.measure import cold_copies, device_us, emit
 from playhead.kernels.filters import least_keys
 from playhead.kernels.tokens import choose_scratch, choose_tokens
 
 DEVICE = torch.device("cuda")
-COLD_BYTES = 256 << 20  # several times the L2
-MAX_CALLS = 64  # of one graph
 GREEDY_BELOW = 1e-5
 BATCHES = (1, 8, 32, 128)
 VOCABS = (262_144, 128_256)
@@ -73,8 +71,8 @@ def ways(num_rows: int, vocab_size: int) -> dict[str, Callable[[torch.Tensor], o
 def bench(num_rows: int, vocab_size: int, dtype: torch.dtype) -> list[tuple[str, float, float]]:
     """(name, microseconds, GB/s) of each way."""
     num_bytes = num_rows * vocab_size * dtype.itemsize
-    num_copies = min(max(2, -(-COLD_BYTES // num_bytes)), MAX_CALLS)
-    copies = [torch.empty(num_rows, vocab_size, dtype=dtype, device=DEVICE).normal_(std=4.0) for _ in range(num_copies)]
+    shape = (cold_copies(num_bytes), num_rows, vocab_size)
+    copies = list(torch.empty(shape, dtype=dtype, device=DEVICE).normal_(std=4.0))
     rows = []
     for name, work in ways(num_rows, vocab_size).items():
         us = time_us(work, copies[: 2 if name in SLOW else None])

@@ -12,7 +12,7 @@ from playhead.kernels.norm import add_rms_norm, norm_add_, rms_norm
 from playhead.kernels.rope import qk_rope_write
 from playhead.kernels.tokens import choose_scratch, choose_tokens
 from playhead.kernels.translate import translate
-from playhead.kernels.triton.decode import launch_decode
+from playhead.kernels.triton.decode import Cut, launch_decode
 from tests.unit.attention.scenes import SceneSpec, make_scene, relative_error
 
 ERROR_BOUND = 4e-3  # one rounding to bf16
@@ -238,7 +238,7 @@ def test_one_request_merges_many_splits_to_the_same_bits_every_time(num_splits, 
     kernel_call = (*call, *scratch, arrivals, num_splits)
     outs = [scene.new_out() for _ in range(50)]
     for out in outs:
-        launch_decode(scene.q, out, *kernel_call, group_size=group_size)
+        launch_decode(scene.q, out, *kernel_call, cut=Cut(group_size=group_size))
     assert not arrivals.any()
     assert all(torch.equal(out, outs[0]) for out in outs)
     wanted = scene.new_out().float()

@@ -22,9 +22,16 @@ def every_expert_over_every_row(rows_PI: Tensor, weights_XIO: Tensor, ends_X: Te
     return out_PO
 
 
+def suits_torch(rows_PI: Tensor, weights_XIO: Tensor) -> bool:
+    """Whether torch's grouped matmul takes them: each row, of either, must begin at a multiple of 16 bytes."""
+    _, *in_matrix = weights_XIO.stride()
+    pitches = (rows_PI.stride(0), weights_XIO.stride(0), max(in_matrix))
+    return all(pitch * rows_PI.element_size() % 16 == 0 for pitch in pitches)
+
+
 def grouped_matmul_cuda(rows_PI: Tensor, weights_XIO: Tensor, ends_X: Tensor) -> Tensor:
     # torch has a kernel for bfloat16. For other types it reads the groups' ends on the host, which no graph can hold.
-    if rows_PI.dtype is torch.bfloat16:
+    if rows_PI.dtype is torch.bfloat16 and suits_torch(rows_PI, weights_XIO):
         return F.grouped_mm(rows_PI, weights_XIO, offs=ends_X)
     return every_expert_over_every_row(rows_PI, weights_XIO, ends_X)
 
@@ -36,4 +43,6 @@ def grouped_matmul_cuda(rows_PI: Tensor, weights_XIO: Tensor, ends_X: Tensor) ->
 )
 def grouped_matmul(rows_PI: Tensor, weights_XIO: Tensor, ends_X: Tensor) -> Tensor:
     """Row p times the matrix of its expert: the first x for which `ends_X[x]` is past p."""
+    if not suits_torch(rows_PI, weights_XIO):
+        return every_expert_over_every_row(rows_PI, weights_XIO, ends_X)
     return F.grouped_mm(rows_PI, weights_XIO, offs=ends_X)

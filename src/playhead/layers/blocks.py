@@ -4,7 +4,8 @@ A step of one token reads every matrix once, and takes as long as that: a 135M m
 170 MB of blocks. In a step of several tokens the multiplications take the time, and those of plain numbers are faster.
 So there are both, and the number of tokens decides. The numbers are the same; sums round differently.
 
-Shapes: T tokens, I inputs, O outputs, B blocks of a row; in groups of outputs see `playhead.kernels.blocks`.
+Shapes: T tokens, I inputs, O outputs, B blocks of a row, J = 32 inputs of a block; in groups of outputs
+see `playhead.kernels.blocks`.
 """
 
 from __future__ import annotations
@@ -45,6 +46,12 @@ class Blocks:
         return Blocks(
             codes_OI=change(self.codes_OI), scales_OB=change(self.scales_OB), offsets_OB=change(self.offsets_OB)
         )
+
+    def write_to(self, out_OI: torch.Tensor) -> None:
+        """The weights as numbers, without other memory."""
+        out_OBJ = out_OI.view(*self.scales_OB.shape, BLOCK_SIZE)
+        out_OBJ.copy_(self.codes_OI.reshape(out_OBJ.shape))
+        out_OBJ.mul_(self.scales_OB[..., None]).add_(self.offsets_OB[..., None])
 
     @property
     def can_be_packed(self) -> bool:

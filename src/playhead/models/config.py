@@ -44,10 +44,11 @@ def whole(least: int, most: int) -> Range:
     return Range(least=least, most=most, is_whole=True)
 
 
-# Products of a few such numbers stay finite in float32.
-POSITIVE = Range(least=0, most=1e18, above=True)
-# A variance is divided by its root: zero divides by zero, and one is already far more than any model's.
-EPS = Range(least=0, most=1, above=True)
+# Products of two such numbers, and quotients, stay finite in float32 and above zero.
+POSITIVE = Range(least=1e-18, most=1e18)
+# A variance is divided by its root: a number that float32 takes for zero divides by zero, and one is already far more
+# than any model's.
+EPS = Range(least=1e-30, most=1)
 # The base of a geometric series of wavelengths: at 1 they are all equal, and yarn divides by the logarithm.
 THETA = Range(least=1, most=1e18, above=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +18,18 @@ import playhead.models.checkpoint.hub
 import playhead.models.load
 import playhead.models.text.gguf_sentencepiece
 from playhead.engine.host_memory import free_host_bytes
+from playhead.kernels.blocks import BLOCK_SIZE
+from playhead.layers.blocks import Blocks
 from playhead.layers.rope import inverse_frequencies
-from playhead.models.build import spec_from_config
+from playhead.layers.spec import StoredAs
+from playhead.models.build import family_named, spec_from_config
+from playhead.models.checkpoint.fill import Filling, load_decoder
 from playhead.models.checkpoint.gguf_architectures import ARCHITECTURES
 from playhead.models.checkpoint.gguf_file import GgufFile
 from playhead.models.checkpoint.gguf_model import GgufWeights
 from playhead.models.checkpoint.hub import hub_name
+from playhead.models.checkpoint.pieces import Piece, pieces_of
+from playhead.models.checkpoint.sources import InMemoryTensors, Part
 from playhead.models.load import describe_model
 from playhead.models.spec import ModelSpec
 from playhead.models.text.gguf_vocab import tokenizer_from_gguf
@@ -56,6 +63,37 @@ def rope_factors() -> list[str]:
     plain = inverse_frequencies(replace(rope, scaling=None))
     divided = plain / torch.arange(1.0, 9.0)
     return [] if torch.equal(inverse_frequencies(rope), divided) else ["rope_freqs.weight was not obeyed"]
+
+
+class CountedBlocks:
+    """Tensors whose matrices are stored as blocks. Counts how often each tensor is unpacked."""
+
+    label = "counted tensors"
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._numbers = InMemoryTensors(tensors)
+        self.tensors, self.num_unpacked = self._numbers.tensors, Counter[str]()
+
+    def read(self, name: str, part: Part | None = None) -> torch.Tensor:
+        self.num_unpacked[name] += 1
+        return self._numbers.read(name, part)
+
+    def blocks(self, name: str, part: Part | None = None) -> Blocks | None:
+        if len(self.tensors[name].shape) != 2:
+            return None
+        self.num_unpacked[name] += 1
+        codes_OI = self._numbers.read(name, part).to(torch.int8)
+        ones_OB = torch.ones(codes_OI.shape[0], codes_OI.shape[1] // BLOCK_SIZE)
+        return Blocks(codes_OI=codes_OI, scales_OB=ones_OB, offsets_OB=torch.zeros_like(ones_OB))
+
+
+def unpacked_once() -> list[str]:
+    """A map that keeps blocks has its plain matrix from them."""
+    spec = replace(spec_from_config(base.LLAMA), stored_as=StoredAs.BLOCKS)
+    pieces = pieces_of(spec, family_named(spec.family), ())
+    source = CountedBlocks({name: torch.ones(shape) for piece in pieces for name, shape in piece.sources})
+    load_decoder(spec, source, dtype=torch.float32, device=torch.device("cpu"))
+    return [f"{name} was unpacked {count} times" for name, count in source.num_unpacked.items() if count != 1]
 
 
 def best_piece_first() -> list[str]:
@@ -99,6 +137,7 @@ def names_that_lead_out() -> list[str]:
 GGUF_CHECKERS: tuple[Checker, ...] = (
     Checker(name="norms of a Gemma file", run=norms_of_gemma),
     Checker(name="rope factors of a file", run=rope_factors),
+    Checker(name="unpacked once", run=unpacked_once),
     Checker(name="the best piece first", run=best_piece_first),
     Checker(name="memory of a container", run=memory_of_a_container),
     Checker(name="names that lead out", run=names_that_lead_out),
@@ -125,6 +164,20 @@ def rope_factors_unread() -> Patch:
         return spec_from_config(config)
 
     return swapped(playhead.models.load, "spec_from_gguf", without)
+
+
+@mutant(
+    "blocks unpacked beside the numbers",
+    source="found here: each packed tensor was read and unpacked twice",
+    killed_by=("unpacked once",),
+)
+def blocks_unpacked_beside_the_numbers() -> Patch:
+    def both(self: Filling, target: torch.Tensor, piece: Piece) -> Blocks | None:
+        name, _ = piece.sources[0]
+        target.copy_(self.source.read(name, piece.part(self.shard)))
+        return self.source.blocks(name, piece.part(self.shard)) if piece.target in self.maps else None
+
+    return swapped(Filling, "fill", both)
 
 
 @mutant(
@@ -161,6 +214,7 @@ def any_name_is_the_hubs() -> Patch:
 GGUF_MUTANTS: tuple[Mutant, ...] = (
     norms_keep_the_one,
     rope_factors_unread,
+    blocks_unpacked_beside_the_numbers,
     pieces_by_id,
     containers_limit_unseen,
     any_name_is_the_hubs,

@@ -42,6 +42,7 @@ TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{{ '<|start|>' + m['role'] + '\n' + m['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
 )
+TOKENIZER_CONFIG = {"bos_token": "<bos>", "eos_token": "<eos>", "chat_template": TEMPLATE}
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -72,7 +73,7 @@ def base_files() -> Files:
         "config.json": dumped(CONFIG),
         SINGLE: safetensors(tensors),
         "tokenizer.json": tokenizer_json(),
-        "tokenizer_config.json": dumped({"bos_token": "<bos>", "eos_token": "<eos>", "chat_template": TEMPLATE}),
+        "tokenizer_config.json": dumped(TOKENIZER_CONFIG),
         "generation_config.json": dumped(GENERATION),
     }
 

@@ -165,6 +165,24 @@ def generation_cases(seeds: range) -> Cases:
             yield case("generation config", name, make)
     yield case("tokenizer config", "sound", base.base_files, is_harmless=True)
     yield from json_cases("tokenizer config", "tokenizer_config.json", seeds)
+    for name, table in tokenizer_configs().items():
+        make = partial(_dumped_file, "tokenizer_config.json", table, base.base_files)
+        yield case("tokenizer config", name, make)
+
+
+def tokenizer_configs() -> dict[str, object]:
+    """Each key with each value: bare, where a token's text is, and where a template's name is."""
+    found: dict[str, object] = {}
+    for value in NASTY:
+        shapes: tuple[tuple[str, object], ...] = (
+            *((key, value) for key in (*base.TOKENIZER_CONFIG, "chat_stop_strings")),
+            *((key, {"content": value}) for key in ("bos_token", "eos_token")),
+            ("chat_template", [{"name": value, "template": value}]),
+            ("chat_stop_strings", [value]),
+        )
+        for key, changed in shapes:
+            found[f"{key} = {changed!r:.60}"] = {**base.TOKENIZER_CONFIG, key: changed}
+    return found
 
 
 def gguf_cases(seeds: range) -> Cases:
@@ -180,6 +198,8 @@ def gguf_cases(seeds: range) -> Cases:
             changed = {**metadata, key: _typed(type_id, value)}
             make = partial(_gguf_with, changed)
             yield case(kind, f"{key} = {value!r:.30}", make, model=name)
+            make = partial(_gguf_with, changed, without="token_embd.weight")
+            yield case(kind, f"{key} = {value!r:.30}, no embedding", make, model=name)
     for seed in seeds:
         yield case(kind, f"seed {seed}", partial(_damaged_gguf, seed), model=name)
 
@@ -234,8 +254,9 @@ def _typed(type_id: int, value: object) -> tuple[int, object]:
     return (base.U32, value) if type_id != base.ARRAY else (base.ARRAY, (base.U32, [value] * 3))
 
 
-def _gguf_with(metadata: dict[str, tuple[int, object]]) -> Files:
-    return {"m.gguf": base.gguf_bytes(metadata, base.gguf_tensors())}
+def _gguf_with(metadata: dict[str, tuple[int, object]], without: str | None = None) -> Files:
+    tensors = {name: tensor for name, tensor in base.gguf_tensors().items() if name != without}
+    return {"m.gguf": base.gguf_bytes(metadata, tensors)}
 
 
 def _damaged_gguf(seed: int) -> Files:

@@ -90,7 +90,7 @@ def load_and_answer(model: Path, *, chats: bool) -> str:
     """What a user does: load, ask, read. The tokens and their text."""
     with LLM(str(model), SETTINGS) as llm:
         prompt: Prompt = llm.chat_prompt(MESSAGES) if chats else PROMPT
-        completion = llm.generate(prompt, GREEDY)[0].outputs[0]
+        completion = llm.generate([prompt], GREEDY)[0].outputs[0]  # in a list: no ids would be no prompts
         return f"{completion.token_ids} {completion.text!r}"
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from playhead.testing import hostile_base as base
-from playhead.testing.hostile_base import Files
+from playhead.testing.hostile_base import Content, Files, Sparse
 from playhead.testing.hostile_files import Cases, case, json_cases
 from playhead.testing.hostile_run import HostileCase
 
@@ -179,12 +179,28 @@ def template_cases(seeds: range) -> Iterator[HostileCase]:
     yield case("template", "sound", base.base_files, chats=True, is_harmless=True)
     for source in GROWING:
         yield case("template", f"{source:.60}", partial(with_template, source), chats=True)
+    for name, content in template_files().items():
+        files = base.base_files() | {"chat_template.jinja": content}
+        yield case("template", name, partial(dict, files), chats=True)
     for seed in seeds:
         yield case("template", f"seed {seed}", partial(_mixed, seed), chats=True)
 
 
+def template_files() -> dict[str, Content]:
+    """A template in its own file, which no JSON parser has seen."""
+    return {
+        "an empty file": b"",
+        "a file of zeros": bytes(100),
+        "a file that is not UTF-8": b"{{ \xff }}",
+        "a file in UTF-16": base.TEMPLATE.encode("utf-16"),
+        "a file of half a character": base.TEMPLATE.encode() + "日".encode()[:2],
+        "a file of a terabyte": Sparse(head=base.TEMPLATE.encode(), num_bytes=1 << 40),
+        "a file of a megabyte": b"x" * (1 << 20),
+    }
+
+
 def with_template(source: str) -> Files:
-    config = {"bos_token": "<bos>", "eos_token": "<eos>", "chat_template": source}
+    config = {**base.TOKENIZER_CONFIG, "chat_template": source}
     return base.base_files() | {"tokenizer_config.json": base.dumped(config)}
 
 

@@ -111,13 +111,13 @@ def ignored_keys() -> list[str]:
 
 
 def senseless_numbers() -> list[str]:
-    """NaN and negative numbers are refused by their key, wherever gemma2 or a yarn rope reads them."""
+    """NaN, negative numbers and what float32 takes for zero are refused by key, in gemma2 and in a yarn rope."""
     in_rope = ("factor", "beta_fast", "beta_slow", "attention_factor", "original_max_position_embeddings")
     in_gemma2 = ("vocab_size", "rms_norm_eps", "query_pre_attn_scalar", "attn_logit_softcapping", "sliding_window")
     found = []
     for key in (*in_rope, *in_gemma2):
         assert key in RANGES, f"{key} is read without a range"
-        for value in (float("nan"), -1, 0):
+        for value in (float("nan"), -1, 0, 1e-300):
             keys: dict[str, object] = {"rope_scaling": {**YARN, key: value}} if key in in_rope else {key: value}
             try:
                 spec_from_config(config_of("gemma2", **keys))

@@ -126,6 +126,20 @@ def any_number_will_do() -> Patch:
 
 
 @mutant(
+    "any number above zero will do",
+    source="found here: 1e-300 as a factor or an eps is zero in float32",
+    killed_by=("senseless numbers",),
+)
+def any_number_above_zero_will_do() -> Patch:
+    holds = Range.holds
+
+    def holds_above_zero(self: Range, value: object) -> bool:
+        return holds(replace(self, least=min(self.least, 0.0), above=True) if 0 < self.least < 1 else self, value)
+
+    return swapped(Range, "holds", holds_above_zero)
+
+
+@mutant(
     "GGUF keys unseen",
     source="found here: logit_scale and expert_count of a GGUF file were ignored",
     killed_by=("GGUF keys",),
@@ -299,6 +313,7 @@ MODEL_MUTANTS: tuple[Mutant, ...] = (
     softcaps_of_every_family,
     window_switch_of_every_family,
     any_number_will_do,
+    any_number_above_zero_will_do,
     gguf_keys_unseen,
     gguf_rope_factor_needs_a_type,
     gguf_prompts_without_bos,

@@ -27,7 +27,7 @@ from playhead.models.text.chat import ChatTemplate
 from playhead.models.text.decoder_rules import DecoderRules, decoder_rules
 from playhead.models.text.detokenize import IncrementalDetokenizer, TokenBytes
 from playhead.models.text.template_worker import TemplateLimits, TemplateWorker
-from playhead.models.text.tokenizer import SpecialTokens, Tokenizer
+from playhead.models.text.tokenizer import SpecialTokens, Tokenizer, tokenizer_from_directory
 from playhead.sampling_params import SamplingParams
 from playhead.testing import hostile_base as base
 from playhead.testing.hostile_run import SETTINGS
@@ -114,6 +114,10 @@ def names_repeated() -> Patch:
 
 def arrays_uncounted() -> Patch:
     return swapped(gguf_file, "MAX_ARRAY_ITEMS", 1 << 40)
+
+
+def template_files_of_any_size() -> Patch:
+    return swapped(tokenizer, "MAX_TEMPLATE_BYTES", 1 << 40)
 
 
 def template_limits_changed(**limits: Any) -> Patch:
@@ -268,6 +272,12 @@ def files_are_counted_first() -> list[str]:
     return found
 
 
+def template_files_are_measured_first() -> list[str]:
+    with checkpoint() as directory:
+        (directory / "chat_template.jinja").write_bytes(b"x" * (chat.MAX_SOURCE_CHARS * 4 + 1))
+        return refusals(CheckpointError, lambda: tokenizer_from_directory(directory), "a template file over its limit")
+
+
 def a_template_is_limited() -> list[str]:
     """Memory, CPU time, and a process for the next conversation."""
     worker = TemplateWorker(TemplateLimits(cpu_s=0.3, memory_bytes=64 << 20))
@@ -307,6 +317,7 @@ def known(name: str, source: str, apply: Callable[[], Patch], checker: str) -> M
 
 WHOLE, PANICS, ONE_TEXT = "ids are whole and alike", "panics are typed", "prompt and answer are one text"
 FILES, TEMPLATES = "files are counted before they are read", "a template has limits"
+TEMPLATE_FILE = "a template's file is measured before it is read"
 
 TEXT_MUTANTS: tuple[Mutant, ...] = (
     known("truncation and padding obeyed", "fine-tunes saved with them", padding_obeyed, WHOLE),
@@ -321,6 +332,9 @@ TEXT_MUTANTS: tuple[Mutant, ...] = (
     known("tensors uncounted", "found here: 140,000 take 2 s", tensors_uncounted, FILES),
     known("a name twice in a header", "two readers would see two files", names_repeated, FILES),
     known("arrays uncounted", "found here: sparse files", arrays_uncounted, FILES),
+    known(
+        "template files of any size", "found here: read whole, then counted", template_files_of_any_size, TEMPLATE_FILE
+    ),
     known("a template's memory unlimited", "'%999999999d'", memory_unlimited, TEMPLATES),
     known("a template's time unlimited", "nested loops", time_unlimited, TEMPLATES),
     known("a dead template process kept", "one bad template ends all chats", dead_process_kept, TEMPLATES),
@@ -337,6 +351,7 @@ TEXT_CHECKERS: tuple[Checker, ...] = (
     Checker(name="end ids are known", run=end_ids_are_of_the_vocabulary),
     Checker(name="long prompts", run=long_prompts_are_not_encoded),
     Checker(name=FILES, run=files_are_counted_first),
+    Checker(name=TEMPLATE_FILE, run=template_files_are_measured_first),
     Checker(name=TEMPLATES, run=a_template_is_limited),
     Checker(name="messages are text", run=messages_are_text),
     Checker(name="the doctor sees the template", run=the_doctor_sees_the_template),

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from bench.kv import plan_of
+from bench.kv import ROUNDS, insert, plan_of, unseen_prompts
 from bench.kv_steady import SteadyRun
 from bench.kv_trace import TraceRun
+from playhead.kv.hybrid import HybridAllocator
+from playhead.kv.prefix import PrefixCache, token_key
+from playhead.kv.violations import ViolationLog
 
 GIB = 2**30
+
+
+def test_every_insert_that_is_timed_is_of_a_prompt_the_tree_does_not_know():
+    plan = plan_of("Gemma-3-4B", num_bytes=12 * GIB, max_context_tokens=8192, max_running=64)
+    allocator = HybridAllocator(plan, ViolationLog(strict=True))
+    prefix = PrefixCache(allocator)
+    rounds = list(unseen_prompts(allocator))
+    for prompts in rounds:
+        assert not any(prefix.match("", token_key(tokens)).pages for tokens, _ in prompts)
+        assert insert(prefix, prompts) == len(prompts) == 200
+    assert len(rounds) == ROUNDS
 
 
 def test_the_steady_state_stays_within_a_few_percent_of_the_bound():

@@ -56,6 +56,15 @@ def test_unpacked_blocks_are_the_numbers_that_gguf_unpacks(type_name):
     np.testing.assert_allclose(found.reshape(numbers.shape), numbers, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("type_name", SIMPLE_TYPES)
+def test_blocks_write_the_very_numbers_that_gguf_unpacks(type_name):
+    """A map with blocks has its plain matrix from them, and another map of the same file has it from the package."""
+    blocks, numbers = blocks_of(type_name)
+    found = torch.full_like(numbers, torch.nan)
+    blocks.write_to(found)
+    assert torch.equal(found, numbers)
+
+
 def test_a_product_with_blocks_is_the_product_with_their_numbers(linear):
     made, numbers = linear
     made.weight.data.fill_(torch.nan)  # whoever reads the plain matrix shows it

@@ -6,8 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn import functional as F
 
-from playhead.kernels.experts import every_expert_over_every_row, grouped_matmul
+from playhead.kernels.experts import every_expert_over_every_row, grouped_matmul, suits_torch
 from playhead.layers.linear import PlainWeights
 from playhead.layers.moe import MoeMlp
 from playhead.layers.spec import MoeSpec
@@ -15,9 +16,9 @@ from playhead.layers.spec import MoeSpec
 HIDDEN, SIZE = 8, 12
 
 
-def block(num_experts, top_k, seed=0):
-    spec = MoeSpec(num_experts=num_experts, top_k=top_k, size=SIZE, swiglu_alpha=1.702, swiglu_limit=2.0)
-    moe = MoeMlp(spec, HIDDEN, PlainWeights(dtype=torch.float32, device=torch.device("cpu")))
+def block(num_experts, top_k, seed=0, hidden=HIDDEN, size=SIZE):
+    spec = MoeSpec(num_experts=num_experts, top_k=top_k, size=size, swiglu_alpha=1.702, swiglu_limit=2.0)
+    moe = MoeMlp(spec, hidden, PlainWeights(dtype=torch.float32, device=torch.device("cpu")))
     generator = torch.Generator().manual_seed(seed)
     for parameter in moe.parameters():
         parameter.normal_(0.0, 0.7, generator=generator)
@@ -29,10 +30,10 @@ def one_token(moe, h_M):
     logits = moe.router_XM @ h_M + moe.router_bias_X
     chosen = logits.argsort(descending=True)[: moe.spec.top_k]
     weights = torch.softmax(logits[chosen], dim=0)
-    total = torch.zeros(HIDDEN)
+    total, size = torch.zeros(h_M.shape), moe.spec.size
     for weight, expert in zip(weights, chosen, strict=True):
         gate_up = moe.gate_up_XIM[expert] @ h_M + moe.gate_up_bias_XI[expert]
-        gate, up = gate_up[:SIZE].clamp(max=2.0), gate_up[SIZE:].clamp(-2.0, 2.0)
+        gate, up = gate_up[:size].clamp(max=2.0), gate_up[size:].clamp(-2.0, 2.0)
         hidden = (up + 1) * gate * torch.sigmoid(1.702 * gate)
         total += weight * (moe.down_XMI[expert] @ hidden + moe.down_bias_XM[expert])
     return total
@@ -60,6 +61,28 @@ def test_every_token_gets_its_experts(num_tokens, num_experts, data):
     h_TM = torch.randn(num_tokens, HIDDEN, generator=torch.Generator().manual_seed(num_experts)) * 2
     wanted = torch.stack([one_token(moe, h_M) for h_M in h_TM])
     torch.testing.assert_close(moe(h_TM), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("hidden", "size"), [(1, 1), (3, 5), (6, 12), (8, 3), (2, 8)])
+def test_sizes_that_torch_does_not_take_are_computed_too(hidden, size):
+    """Its grouped matmul wants rows of 16 bytes, or of a multiple of them."""
+    moe = block(3, 2, hidden=hidden, size=size)
+    h_TM = torch.randn(5, hidden, generator=torch.Generator().manual_seed(2))
+    wanted = torch.stack([one_token(moe, h_M) for h_M in h_TM])
+    torch.testing.assert_close(moe(h_TM), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("num_inputs", "num_outputs"), [(1, 1), (4, 6), (6, 4), (8, 3), (8, 16), (12, 8), (16, 6)])
+def test_torch_is_asked_for_what_it_takes_and_for_nothing_else(num_inputs, num_outputs, dtype):
+    rows_PI, ends_X = torch.ones(5, num_inputs, dtype=dtype), torch.tensor([2, 5], dtype=torch.int32)
+    weights_XIO = torch.ones(2, num_outputs, num_inputs, dtype=dtype).mT
+    if suits_torch(rows_PI, weights_XIO):
+        F.grouped_mm(rows_PI, weights_XIO, offs=ends_X)
+    else:
+        with pytest.raises(RuntimeError, match="16 bytes"):
+            F.grouped_mm(rows_PI, weights_XIO, offs=ends_X)
+    assert grouped_matmul(rows_PI, weights_XIO, ends_X).unique().tolist() == [num_inputs]
 
 
 @pytest.mark.parametrize("favourite", [0, 3])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from playhead.errors import UnsupportedModelError
+from playhead.layers.rope import Rope
 from playhead.models.build import config_problems, spec_from_config
 from playhead.models.config import RANGES
 from playhead.models.families import FAMILIES
@@ -61,6 +63,35 @@ ZERO_MEANS_SOMETHING = {"max_window_layers", "mscale", "mscale_all_dim"}
 def test_zero_is_refused_by_its_key(key):
     with pytest.raises(UnsupportedModelError, match=rf"config key '[\w.]*{key}'"):
         spec_from_config(config_with(key, 0))
+
+
+def tables_of(spec):
+    """All numbers that a decoder of this spec multiplies and divides by, in float32."""
+    ropes = {layer.attention.rope for layer in spec.layers} - {None}
+    tables = [Rope(rope, 64, device=torch.device("cpu")).table_PR.flatten() for rope in ropes]
+    layer = spec.layers[0]
+    numbers = [spec.embed_scale, spec.logit_scale, layer.attention.scale, layer.attention.output_scale, layer.norm.eps]
+    numbers += [cap for cap in (spec.final_softcap, layer.attention.softcap) if cap is not None]
+    return torch.cat((*tables, torch.tensor(numbers), 1 / torch.tensor(numbers)))
+
+
+FRACTIONS = sorted(key for key, allowed in RANGES.items() if not allowed.is_whole)
+
+
+# The low factor must be below the high one.
+CONTRADICTING = {("low_freq_factor", 1e18), ("high_freq_factor", 1e-18)}
+ENDS = [(key, end) for key in FRACTIONS for end in (RANGES[key].least, RANGES[key].most) if RANGES[key].holds(end)]
+
+
+@pytest.mark.parametrize("key", [key for key in FRACTIONS if key not in ZERO_MEANS_SOMETHING])
+def test_a_number_that_float32_takes_for_zero_is_refused_by_its_key(key):
+    with pytest.raises(UnsupportedModelError, match=rf"config key '[\w.]*{key}'"):
+        spec_from_config(config_with(key, 1e-300))
+
+
+@pytest.mark.parametrize(("key", "value"), [end for end in ENDS if end not in CONTRADICTING])
+def test_the_ends_of_a_range_leave_finite_numbers(key, value):
+    assert torch.isfinite(tables_of(spec_from_config(config_with(key, value)))).all()
 
 
 @pytest.mark.parametrize("key", sorted(ZERO_MEANS_SOMETHING))

@@ -50,13 +50,16 @@ def load_decoder(
 
     Of a decoder that ranks share, what this rank has is read, and nothing else.
     """
-    spec = as_stored(spec, family_named(spec.family), source)
     pieces = check_tensors(spec, source, shard)
+    family, configured = family_named(spec.family), spec
+    spec = as_stored(spec, family, source)
+    if spec != configured:
+        pieces = pieces_of(spec, family, source.tensors, shard)
     weights = weight_format(spec.stored_as, dtype=dtype, device=device, shard=shard)
     decoder = Decoder(spec, weights)
-    _fill_all(targets_of(decoder, pieces, shard), source, shard, on_progress)
-    if isinstance(weights, BlockWeights) and weights.keeps_blocks:
-        _keep_blocks(decoder, pieces, source)
+    keeps_blocks = isinstance(weights, BlockWeights) and weights.keeps_blocks
+    filling = Filling(source=source, shard=shard, maps=block_maps(decoder) if keeps_blocks else {})
+    _fill_all(targets_of(decoder, pieces, shard), filling, on_progress)
     weights.finish_loading(decoder)
     return decoder
 
@@ -82,20 +85,23 @@ def check_tensors(spec: ModelSpec, source: TensorSource, shard: Shard = WHOLE) -
     """
     family = family_named(spec.family)
     pieces = pieces_of(spec, family, source.tensors, shard)
-    wanted = {name: (shape, piece) for piece in pieces for name, shape in piece.sources}
+    wanted = {name: (shape, piece.is_mxfp4) for piece in pieces for name, shape in piece.sources}
     found = source.tensors
+    if spec.is_tied:  # a head beside the embedding is the embedding once more, or is used in its place
+        vocab_shape = (spec.vocab_size, spec.hidden_size)
+        wanted |= {name: (vocab_shape, False) for name in family.head_names if name in found}
     missing = [name for name in wanted if name not in found]
-    unexpected = [name for name in found if name not in wanted and not is_ignorable(name, spec, family)]
+    unexpected = [name for name in found if name not in wanted and not is_ignorable(name, family)]
     wrong = []
-    for name, (shape, piece) in wanted.items():
+    for name, (shape, is_mxfp4) in wanted.items():
         if name not in found:
             continue
         info = found[name]
         if info.shape != shape:
             wrong.append(f"{name} is {list(info.shape)}, not {list(shape)}")
-        elif piece.is_mxfp4 and info.dtype != torch.uint8:
+        elif is_mxfp4 and info.dtype != torch.uint8:
             wrong.append(f"{name} is {info.dtype}, not torch.uint8")
-        elif not piece.is_mxfp4 and (not info.dtype.is_floating_point or info.dtype.itemsize < 2):
+        elif not is_mxfp4 and (not info.dtype.is_floating_point or info.dtype.itemsize < 2):
             wrong.append(f"{name} is {info.dtype}, not a float of 16 bits or more")
     kinds = {"missing": missing, "unexpected": unexpected, "of another shape or type": wrong}
     if problems := [f"{len(names)} {kind}: {some_of(names)}" for kind, names in kinds.items() if names]:
@@ -108,20 +114,10 @@ def check_tensors(spec: ModelSpec, source: TensorSource, shard: Shard = WHOLE) -
     return pieces
 
 
-def _keep_blocks(decoder: Decoder, pieces: Sequence[Piece], source: TensorSource) -> None:
-    """Give each linear map the blocks of its matrix, if every row has some."""
-    by_matrix: dict[str, list[Piece]] = {}
-    for piece in pieces:
-        by_matrix.setdefault(piece.target, []).append(piece)
+def block_maps(decoder: Decoder) -> dict[str, BlockLinear]:
+    """The maps that may keep blocks, by the names of their matrices. A tied head's matrix is the embedding."""
     names = {id(parameter): name for name, parameter in decoder.named_parameters()}
-    for module in decoder.modules():
-        if not isinstance(module, BlockLinear):
-            continue
-        matrix = by_matrix[names[id(module.weight)]]
-        parts = [source.blocks(piece.sources[0][0], piece.part()) for piece in matrix]
-        found = [part for part in parts if part is not None]
-        if len(found) == len(parts) and (blocks := Blocks.joined(found)).can_be_packed:
-            module.keep(blocks)
+    return {names[id(module.weight)]: module for module in decoder.modules() if isinstance(module, BlockLinear)}
 
 
 def targets_of(decoder: Decoder, pieces: Sequence[Piece], shard: Shard) -> dict[Piece, torch.Tensor]:
@@ -153,18 +149,47 @@ def _bytes_of(piece: Piece, source: TensorSource) -> int:
     return num_bytes
 
 
-def _fill_all(
-    targets: Mapping[Piece, torch.Tensor], source: TensorSource, shard: Shard, on_progress: OnProgress | None
-) -> None:
-    """Read every piece, in the order that is fastest."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filling:
+    """Where parameters are filled from: a rank's part of a source. `maps` are given the blocks of their matrices."""
+
+    source: TensorSource
+    shard: Shard
+    maps: Mapping[str, BlockLinear]
+
+    def fill(self, target: torch.Tensor, piece: Piece) -> Blocks | None:
+        """Writes the piece. Gives its blocks if a map may keep them, so that no tensor is unpacked twice."""
+        name, _ = piece.sources[0]
+        blocks = self.source.blocks(name, piece.part(self.shard)) if piece.target in self.maps else None
+        if blocks is None:
+            _fill(target, piece, self.source, self.shard)
+        else:
+            blocks.write_to(target)
+        return blocks
+
+    def keep(self, target: str, parts: Sequence[Blocks | None]) -> None:
+        """Give a map the blocks of its matrix, if every row has some."""
+        found = [part for part in parts if part is not None]
+        if target in self.maps and len(found) == len(parts) and (blocks := Blocks.joined(found)).can_be_packed:
+            self.maps[target].keep(blocks)
+
+
+def _fill_all(targets: Mapping[Piece, torch.Tensor], filling: Filling, on_progress: OnProgress | None) -> None:
+    """Read every piece, those of one parameter after each other: parameters in the order that is fastest."""
+    source, by_target = filling.source, dict[str, list[Piece]]()
     place = {name: i for i, name in enumerate(source.tensors)}
+    for piece in sorted(targets, key=lambda piece: place[piece.sources[0][0]]):
+        by_target.setdefault(piece.target, []).append(piece)
     total_bytes = sum(_bytes_of(piece, source) for piece in targets)
     num_bytes = 0
-    for piece in sorted(targets, key=lambda piece: place[piece.sources[0][0]]):
-        _fill(targets[piece], piece, source, shard)
-        num_bytes += _bytes_of(piece, source)
-        if on_progress is not None:
-            on_progress(LoadProgress(num_bytes=num_bytes, total_bytes=total_bytes))
+    for target, pieces in by_target.items():
+        parts = []
+        for piece in sorted(pieces, key=lambda piece: piece.rows or (0, 0)):
+            parts.append(filling.fill(targets[piece], piece))
+            num_bytes += _bytes_of(piece, source)
+            if on_progress is not None:
+                on_progress(LoadProgress(num_bytes=num_bytes, total_bytes=total_bytes))
+        filling.keep(target, parts)
 
 
 def _fill(target: torch.Tensor, piece: Piece, source: TensorSource, shard: Shard) -> None:

@@ -151,15 +151,17 @@ class GgufFile:
             done += num_read
         return packed
 
-    def blocks(self, name: str) -> Unpacked | None:
-        """The integers of a matrix with their scales and offsets, row by row, if it has one of the simple types."""
+    def blocks(self, name: str, rows: slice | None = None) -> Unpacked | None:
+        """The integers of a matrix, or of some of its rows, with their scales and offsets; None for other types."""
         tensor, type_name = self.tensors[name], self.type_name(name)
         if type_name not in SIMPLE_TYPES or len(tensor.shape) != 2:
             return None
-        packed = self._bytes(name, tensor.start, tensor.num_bytes)
-        num_blocks = math.prod(tensor.shape) // BLOCK_SIZE
-        found = unpack_blocks(packed.reshape(num_blocks, -1), type_name)
-        return Unpacked(*(part.reshape(tensor.shape[0], -1) for part in found))
+        num_rows, num_inputs = tensor.shape
+        first, stop, _ = (rows or slice(None)).indices(num_rows)
+        row_bytes = tensor.num_bytes // num_rows
+        packed = self._bytes(name, tensor.start + first * row_bytes, (stop - first) * row_bytes)
+        found = unpack_blocks(packed.reshape((stop - first) * num_inputs // BLOCK_SIZE, -1), type_name)
+        return Unpacked(*(part.reshape(stop - first, -1) for part in found))
 
     def type_name(self, name: str) -> str:
         """How a tensor is packed, as the format calls it: F16, Q4_K."""
@@ -246,7 +248,10 @@ class _Cursor:
 
     def string(self, *, at_most: int = MAX_STRING_BYTES) -> str:
         raw = self.take(self.count(1, at_most=at_most))
-        return self._text(raw, self.offset)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            raise self._not_text(self.offset) from None
 
     def value(self, type_id: int) -> Any:
         if type_id in SCALARS:
@@ -270,23 +275,24 @@ class _Cursor:
 
     def _strings(self, number: int) -> list[str]:
         """As `string` reads them, without three calls for each: a vocabulary has half a million."""
-        offset, data, length_at = self.offset, self._data, struct.Struct("<Q").unpack_from
-        size = len(data)
-        strings = []
-        for _ in range(number):
-            end = offset + 8 + (length_at(data, offset)[0] if offset + 8 <= size else size)
-            if end > size:
-                raise _damaged(self._path, f"a string that ends at byte {end} of {size}", "lengths inside the file")
-            strings.append(self._text(data[offset + 8 : end], end))
-            offset = end
-        self.offset = offset
+        end, data, length_at = self.offset, self._data, struct.Struct("<Q").unpack_from
+        size, strings = len(data), list[str]()
+        try:
+            for _ in range(number):
+                start = end + 8
+                end = start + length_at(data, end)[0]
+                if end > size:
+                    raise _damaged(self._path, f"a string that ends at byte {end} of {size}", "lengths inside the file")
+                strings.append(data[start:end].decode())
+        except struct.error:
+            raise _damaged(self._path, f"a string at byte {end} of {size}", "lengths inside the file") from None
+        except UnicodeDecodeError:
+            raise self._not_text(end) from None
+        self.offset = end
         return strings
 
-    def _text(self, raw: bytes, end: int) -> str:
-        try:
-            return raw.decode("utf-8")
-        except UnicodeDecodeError:
-            raise _damaged(self._path, f"bytes that are not UTF-8 before byte {end}", "UTF-8 text") from None
+    def _not_text(self, end: int) -> CheckpointError:
+        return _damaged(self._path, f"bytes that are not UTF-8 before byte {end}", "UTF-8 text")
 
 
 def _damaged(path: Path, found: str, wanted: str) -> CheckpointError:

@@ -63,14 +63,21 @@ def config_from_gguf(file: GgufFile) -> dict[str, object]:
     config["num_key_value_heads"] = values.get("attention.head_count_kv", values["attention.head_count"])
     config["head_dim"] = metadata.head_dim
     config["rope_theta"] = values.get("rope.freq_base", DEFAULT_THETA)
-    embedding = file.tensors.get("token_embd.weight")
-    config["vocab_size"] = embedding.shape[0] if embedding else len(file.metadata.get("tokenizer.ggml.tokens", ()))
+    config["vocab_size"] = _vocab_size(file)
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
     config["rope_scaling"] = rope_scaling(values, name)
     for key, wanted in (("vocab_size", config["vocab_size"]), ("attention.value_length", config["head_dim"])):
         if key in values:
             require(f"{name}.{key}", values[key], (wanted,))
     return config | architecture.more_config(metadata)
+
+
+def _vocab_size(file: GgufFile) -> int:
+    """The rows of the embedding. Of a file without one, which is refused for that, the number of tokens."""
+    if "token_embd.weight" in file.tensors:
+        return file.tensors["token_embd.weight"].shape[0]
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    return len(tokens) if isinstance(tokens, list) else 0
 
 
 def spec_from_gguf(file: GgufFile, config: Mapping[str, object]) -> ModelSpec:
@@ -146,13 +153,19 @@ class GgufWeights:
         return tensor if part is None else tensor[part.index]
 
     def blocks(self, name: str, part: Part | None = None) -> Blocks | None:
-        unpacked, heads = self._file.blocks(self._theirs[name]), self._paired_heads.get(name.split(".")[-2])
-        if unpacked is None or (part is not None and part.axis != 0):
+        theirs, heads = self._theirs[name], self._paired_heads.get(name.split(".")[-2])
+        if part is not None and part.axis != 0:
+            return None
+        # Rows that go back to another order are all read: a part may be of any of them.
+        wanted = None if part is None or heads is not None else slice(part.start, part.stop)
+        unpacked = self._file.blocks(theirs, wanted)
+        if unpacked is None:
             return None
         codes_OI, scales_OB, offsets_OB = map(torch.from_numpy, unpacked)
         found = Blocks(codes_OI=codes_OI, scales_OB=scales_OB, offsets_OB=offsets_OB)
-        if heads is not None:
-            found = found.changed(lambda rows: neighbours_to_halves(rows, heads))
+        if heads is None:
+            return found
+        found = found.changed(lambda rows: neighbours_to_halves(rows, heads))
         return found if part is None else found.changed(lambda rows: rows[part.index])
 
 

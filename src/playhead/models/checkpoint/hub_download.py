@@ -13,6 +13,7 @@ import urllib.request as http
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlsplit
@@ -64,10 +65,11 @@ def fetch_blob(file: RemoteFile, blobs: Path, on_progress: OnFetch | None = None
         while (start := target.seek(0, os.SEEK_END)) < file.num_bytes:
             try:
                 _append(file, target, start, on_progress)
-            except OSError:
-                # A connection may break now and then in a long download, but each must bring something.
-                if target.tell() == start:
-                    raise
+            except (OSError, HTTPException) as error:
+                # A connection may break now and then in a long download, but each must bring the file further. A
+                # server that sends everything again may bring less than was here.
+                if target.tell() <= start:
+                    raise OSError(f"{file.name}: {type(error).__name__}: {error}") from error
         target.flush()
         _check_content(file, part)
         part.rename(blob)

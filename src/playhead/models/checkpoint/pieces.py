@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from playhead.errors import CheckpointError
 from playhead.layers.shard import WHOLE, Shard
 from playhead.layers.spec import AttentionSpec, MlpSpec, MoeSpec, QKNorm
 from playhead.models.checkpoint.sources import Part
@@ -130,7 +131,10 @@ def head_name(family: Family, names: Collection[str]) -> str:
 
 
 def pieces_of(spec: ModelSpec, family: Family, names: Collection[str], shard: Shard = WHOLE) -> list[Piece]:
-    """Everything the decoder needs. `names` decide only between forms a family is published in."""
+    """Everything the decoder needs. `names` decide only between forms a family is published in.
+
+    A `CheckpointError` if a matrix cannot have the form that they decide for.
+    """
     prefix = weight_prefix(family, names)
     vocab_shape = (spec.vocab_size, spec.hidden_size)
     embedding = embedding_name(family, names)
@@ -154,11 +158,9 @@ def pieces_of(spec: ModelSpec, family: Family, names: Collection[str], shard: Sh
     return pieces
 
 
-def is_ignorable(name: str, spec: ModelSpec, family: Family) -> bool:
+def is_ignorable(name: str, family: Family) -> bool:
     """Tensors a checkpoint may carry and the decoder has no use for."""
-    is_other_part = name.startswith(family.ignored_prefixes) if family.ignored_prefixes else False
-    is_tied_head = spec.is_tied and name in family.head_names  # the embedding once more; `as_stored` has compared them
-    return is_other_part or is_tied_head or name.endswith("rotary_emb.inv_freq")
+    return name.startswith(family.ignored_prefixes) or name.endswith("rotary_emb.inv_freq")
 
 
 def _other_pieces(
@@ -236,6 +238,11 @@ def _expert_pieces(moe: MoeSpec, hidden_size: int, *, is_mxfp4: bool) -> Iterato
     def matrix(target: str, name: str, num_outputs: int, num_inputs: int) -> Piece:
         sources: Sources = ((name, (count, num_inputs, num_outputs)),)
         if is_mxfp4:
+            if num_inputs % MXFP4_BLOCK:
+                wanted = f"whole blocks of {MXFP4_BLOCK}"
+                raise CheckpointError(
+                    f"{name}_blocks", f"rows of {num_inputs} numbers", wanted, "Use another checkpoint."
+                )
             blocks = (count, num_outputs, num_inputs // MXFP4_BLOCK, MXFP4_BLOCK // 2)
             sources = (f"{name}_blocks", blocks), (f"{name}_scales", blocks[:3])
         return Piece(target=target, sources=sources, split_axis=0, num_units=count, is_transposed=not is_mxfp4)

@@ -12,6 +12,7 @@ from tokenizers.models import BPE, Unigram
 
 from playhead.errors import CheckpointError, RequestError, shown
 from playhead.models.config import read_json
+from playhead.models.text.chat import MAX_SOURCE_CHARS
 from playhead.models.text.decoder_rules import part_state
 from playhead.models.text.detokenize import IncrementalDetokenizer, TokenBytes
 from playhead.models.text.generation_config import end_ids
@@ -26,6 +27,9 @@ MAX_TOKENIZER_VALUES = 4_000_000
 MAX_PARTS = 64
 MAX_GROWTH = 64
 SAMPLE_TEXT = "Hello, world! 3.14 naïve 日本\n"
+
+MAX_TEMPLATE_BYTES = 4 * MAX_SOURCE_CHARS
+"""UTF-8 has at most four bytes for a character."""
 
 CHAT_STOPS = "chat_stop_strings"
 MAX_CHAT_STOPS = 4
@@ -232,7 +236,7 @@ def tokenizer_from_directory(directory: Path) -> Tokenizer:
         backend = Backend.from_buffer(raw)
         added = backend.get_added_tokens_decoder()
     config = _json_or_empty(directory / "tokenizer_config.json")
-    bos, eos = _token_text(config.get("bos_token")), _token_text(config.get("eos_token"))
+    bos, eos = _token_text(config, "bos_token"), _token_text(config, "eos_token")
     endings = end_ids(directory)[0] | ({backend.token_to_id(eos)} if eos is not None else set())
     special = SpecialTokens(
         bos=bos,
@@ -250,11 +254,20 @@ def _json_or_empty(path: Path) -> dict[str, object]:
     return read_json(path) if path.is_file() else {}
 
 
-def _token_text(value: object) -> str | None:
+def _token_text(tokenizer_config: dict[str, object], key: str) -> str | None:
     """A special token is written as text, or as a table with its text under `content`."""
+    value = tokenizer_config.get(key)
     if isinstance(value, dict):
         value = value.get("content")
-    return value if isinstance(value, str) else None
+    if not isinstance(value, str):
+        return None
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # JSON can write half a character, and the library cannot take one
+        raise CheckpointError(
+            f"tokenizer_config.json, key {key!r}", shown(value), "characters that UTF-8 can write", "Correct the file."
+        ) from None
+    return value
 
 
 def _chat_stops(tokenizer_config: dict[str, object]) -> tuple[str, ...]:
@@ -271,9 +284,18 @@ def _chat_template(directory: Path, tokenizer_config: dict[str, object]) -> str 
     """The template in its own file, or the default one of those in the tokenizer's config."""
     path = directory / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        return _template_file(path)
     template = tokenizer_config.get("chat_template")
     if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
+        tables = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
+        template = tables[-1].get("template") if tables else None
     return template if isinstance(template, str) else None
+
+
+def _template_file(path: Path) -> str:
+    if (num_bytes := path.stat().st_size) > MAX_TEMPLATE_BYTES:
+        raise CheckpointError(path.name, f"{num_bytes} bytes", f"at most {MAX_TEMPLATE_BYTES}", "Use another one.")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(path.name, f"no UTF-8 ({error})", "a text", "Download it again.") from None

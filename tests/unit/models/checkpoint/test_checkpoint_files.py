@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 
 import pytest
@@ -16,6 +17,7 @@ from playhead.models.checkpoint.directory import SafetensorsDirectory
 from playhead.models.checkpoint.fill import load_decoder
 from playhead.models.checkpoint.safetensors_file import SafetensorsFile
 from playhead.models.checkpoint.sources import InMemoryTensors, Part
+from playhead.models.checkup import Checkup
 from playhead.models.load import describe_model, load_weights
 from tests.counting import LiveTensors
 from tests.unit.models.tiny import CONFIG, random_tensors, write_checkpoint
@@ -97,6 +99,29 @@ def test_a_head_that_differs_from_a_tied_embedding_is_used(tmp_path, caplog):
     decoder = load(write_checkpoint(tmp_path, CONFIG, tensors))
     assert torch.equal(decoder.lm_head.weight, tensors["lm_head.weight"])
     assert "lm_head.weight differs from model.embed_tokens.weight" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("head", "match"),
+    [
+        (torch.zeros(41, 16), r"lm_head\.weight is \[41, 16\], not \[40, 16\]"),
+        (torch.zeros(40, 16, dtype=torch.int8), r"lm_head\.weight is torch\.int8, not a float"),
+    ],
+)
+def test_a_head_beside_a_tied_embedding_is_checked_before_it_is_read(tmp_path, head, match):
+    directory = write_checkpoint(tmp_path, CONFIG, {**random_tensors(CONFIG), "lm_head.weight": head})
+    with pytest.raises(CheckpointError, match=match):
+        load(directory)
+    assert any(re.search(match, problem) for problem in Checkup(directory).run())
+
+
+def test_a_tied_head_of_a_type_that_cannot_be_compared_is_refused(tmp_path):
+    """torch has no comparison of float8, so the types are looked at before the numbers."""
+    tensors = random_tensors(CONFIG)
+    tensors["model.embed_tokens.weight"] = torch.zeros(40, 16, dtype=torch.float8_e4m3fn)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    with pytest.raises(CheckpointError, match=r"2 of another shape or type: .*float8_e4m3fn"):
+        load(write_checkpoint(tmp_path, CONFIG, tensors))
 
 
 def test_a_tied_checkpoint_may_hold_its_one_matrix_as_the_head(tmp_path):

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from playhead.engine.build import load_tokenizer
 from playhead.engine.config import EngineConfig
 from playhead.errors import CheckpointError, UnsupportedModelError
+from playhead.layers import blocks as blocks_module
+from playhead.layers.blocks import BlockLinear
 from playhead.layers.spec import LinearScaling
 from playhead.models.build import spec_from_config
 from playhead.models.checkpoint.gguf_architectures import LAYER_NAMES
@@ -52,8 +54,11 @@ def halves_to_neighbours(rows, num_heads):
     return rows[order]
 
 
-def write_gguf(path, tensors, quantised=None, **more):
-    """The tensors as a converter would have written them, under llama.cpp's names. `more` is further metadata."""
+def write_gguf(path, tensors, quantised=None, plain=(), **more):
+    """The tensors as a converter would have written them, under llama.cpp's names. `more` is further metadata.
+
+    With `quantised` matrices are packed so, except those that `plain` names.
+    """
     writer = gguf.GGUFWriter(path, "llama")
     for key, value in more.items():
         kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
@@ -71,7 +76,7 @@ def write_gguf(path, tensors, quantised=None, **more):
         if "q_proj" in name or "k_proj" in name:
             tensor = halves_to_neighbours(tensor, 4 if "q_proj" in name else 2)
         data = tensor.numpy()
-        if quantised is not None and data.ndim == 2:
+        if quantised is not None and data.ndim == 2 and name not in plain:
             writer.add_tensor(names[name], gguf.quants.quantize(data, quantised), raw_dtype=quantised)
         else:
             writer.add_tensor(names[name], data)
@@ -109,6 +114,53 @@ def test_a_quantised_file_is_close_to_what_it_was_made_from(tmp_path, kind):
     # Four bits over a range of about 8 sigma leave steps of half a sigma.
     tolerance = {"Q8_0": 1e-2, "Q4_1": 0.15, "F16": 1e-3}[kind]
     assert float((found - wanted).norm() / wanted.norm()) < tolerance
+
+
+class Reads:
+    """Counts the bytes that are read of each tensor."""
+
+    def __init__(self, monkeypatch):
+        self.num_bytes, read = {}, GgufFile._bytes
+
+        def counted(file, name, start, num_bytes):
+            self.num_bytes[name] = self.num_bytes.get(name, 0) + num_bytes
+            return read(file, name, start, num_bytes)
+
+        monkeypatch.setattr(GgufFile, "_bytes", counted)
+
+
+def num_block_maps(decoder):
+    return sum(isinstance(module, BlockLinear) and module.codes_NBJL is not None for module in decoder.modules())
+
+
+def test_a_load_reads_and_unpacks_every_tensor_once(tmp_path, monkeypatch):
+    path = write_gguf(tmp_path / "m.gguf", random_tensors(LLAMA), gguf.GGMLQuantizationType.Q4_0)
+    reads = Reads(monkeypatch)
+    decoder = load(path)
+    assert num_block_maps(decoder) == 8  # the head, of 40 outputs, makes no whole groups
+    assert reads.num_bytes == {name: tensor.num_bytes for name, tensor in GgufFile(path).tensors.items()}
+
+
+def test_a_matrix_of_which_some_rows_have_no_blocks_is_plain_and_read_once(tmp_path, monkeypatch):
+    """Files often hold v in another type than q and k."""
+    tensors = random_tensors(LLAMA)
+    values = "model.layers.0.self_attn.v_proj.weight"
+    path = write_gguf(tmp_path / "m.gguf", tensors, gguf.GGMLQuantizationType.Q8_0, plain=[values])
+    reads = Reads(monkeypatch)
+    decoder = load(path)
+    assert num_block_maps(decoder) == 7
+    assert torch.equal(dict(decoder.named_parameters())["blocks.0.attention.qkv.weight"][-32:], tensors[values])
+    assert reads.num_bytes == {name: tensor.num_bytes for name, tensor in GgufFile(path).tensors.items()}
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_a_load_with_blocks_has_the_numbers_of_a_load_without(tmp_path, monkeypatch, kind):
+    path = write_gguf(tmp_path / "m.gguf", random_tensors(LLAMA), gguf.GGMLQuantizationType[kind])
+    with_blocks = dict(load(path).named_parameters())
+    monkeypatch.setattr(blocks_module, "find_spec", lambda name: None)  # as without numba
+    decoder = load(path)
+    assert num_block_maps(decoder) == 0
+    assert all(torch.equal(with_blocks[name], parameter) for name, parameter in decoder.named_parameters())
 
 
 PACKED = (
@@ -287,6 +339,15 @@ def test_a_file_without_a_required_key_is_refused(tmp_path, key):
     del file.metadata[f"llama.{key}"]
     with pytest.raises(UnsupportedModelError, match=f"llama.{key}"):
         config_from_gguf(file)
+
+
+@pytest.mark.parametrize("tokens", [7, 0.5, True, "abc"])
+def test_a_file_without_an_embedding_is_refused_whatever_its_tokens_are(tmp_path, tokens):
+    tensors = random_tensors(LLAMA)
+    del tensors["model.embed_tokens.weight"]
+    path = write_gguf(tmp_path / "m.gguf", tensors, **{"tokenizer.ggml.tokens": tokens})
+    with pytest.raises(UnsupportedModelError, match="vocab_size"):
+        describe_model(str(path))
 
 
 def test_a_qwen3_file_without_a_head_size_does_not_get_the_hubs_default(tmp_path):

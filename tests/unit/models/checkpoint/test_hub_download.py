@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import socket
+import threading
 from dataclasses import replace
 
 import pytest
@@ -60,6 +62,39 @@ def test_a_server_that_sends_everything_again_is_taken_at_its_word(file, mirror,
     (tmp_path / f"{SHA}.part").write_bytes(b"x" * 5000)
     fetch_blob(file, tmp_path)
     assert (tmp_path / SHA).read_bytes() == DATA
+
+
+def test_a_server_that_sends_ever_other_parts_again_is_given_up(file, mirror, tmp_path):
+    """Each try brings bytes, and none brings the file further than the tries before it did."""
+    mirror.ignores_ranges, mirror.breaks_after = True, 3000
+
+    def alternate(progress):
+        assert len(mirror.requests) < 5, "this would go on for ever"
+        mirror.breaks_after = 5000 - mirror.breaks_after
+
+    with pytest.raises(OSError, match="ended after"):
+        fetch_blob(file, tmp_path, alternate)
+    assert len(mirror.requests) == 2
+
+
+@pytest.mark.parametrize(
+    "said", [b"SMTP ready\r\n\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n99\r\nx"]
+)
+def test_an_answer_that_is_no_http_is_an_error_of_the_network(file, tmp_path, said):
+    """What http.client raises about an answer is no OSError, and a caller waits for those."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=answer_once, args=(server, said))
+        thread.start()
+        with pytest.raises(OSError, match=r"m\.gguf: (BadStatusLine|IncompleteRead)"):
+            fetch_blob(replace(file, url=f"http://127.0.0.1:{server.getsockname()[1]}/m.gguf"), tmp_path)
+        thread.join()
+
+
+def answer_once(server, said):
+    connection, _ = server.accept()
+    with connection:
+        connection.recv(1 << 16)
+        connection.sendall(said)
 
 
 def test_a_file_with_another_hash_is_removed(file, tmp_path):

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
+from playhead.errors import CheckpointError
 from playhead.layers.shard import WHOLE, Shard
 from playhead.models.build import family_named, spec_from_config
 from playhead.models.checkpoint.fill import load_decoder
@@ -113,3 +114,34 @@ def test_the_parts_of_two_ranks_are_the_whole(config, mode):
             else:
                 assert all(half.shape[piece.split_axis] for half in halves), piece.target
                 assert torch.equal(torch.cat(halves, piece.split_axis), whole)
+
+
+MXFP4 = {
+    "model_type": "gpt_oss",
+    "num_local_experts": 2,
+    "num_experts_per_tok": 1,
+    "num_hidden_layers": 1,
+    "head_dim": 8,
+}
+MXFP4 |= {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 40}
+
+
+def four_bit_tensors(spec):
+    """A checkpoint with experts in four bits, of the shapes that are asked for."""
+    pieces = pieces_of(spec, family_named("gpt_oss"), ["model.layers.0.mlp.experts.gate_up_proj_blocks"])
+    kinds = {True: torch.uint8, False: torch.float32}
+    return {name: torch.zeros(shape, dtype=kinds[one.is_mxfp4]) for one in pieces for name, shape in one.sources}
+
+
+@pytest.mark.parametrize(("hidden_size", "size", "name"), [(48, 32, "gate_up"), (32, 48, "down"), (16, 16, "gate_up")])
+def test_four_bit_experts_that_are_no_whole_blocks_are_refused(hidden_size, size, name):
+    spec = spec_from_config({**MXFP4, "hidden_size": hidden_size, "intermediate_size": size})
+    with pytest.raises(CheckpointError, match=rf"{name}_proj_blocks: rows of \d+ numbers; wanted whole blocks of 32"):
+        four_bit_tensors(spec)
+
+
+@pytest.mark.parametrize(("hidden_size", "size"), [(32, 32), (64, 32), (32, 96)])
+def test_four_bit_experts_of_whole_blocks_are_filled(hidden_size, size):
+    spec = spec_from_config({**MXFP4, "hidden_size": hidden_size, "intermediate_size": size})
+    decoder = load_decoder(spec, InMemoryTensors(four_bit_tensors(spec)), dtype=torch.float32, device=CPU)
+    assert not dict(decoder.named_parameters())["blocks.0.mlp.down_XMI"].any()

@@ -44,6 +44,37 @@ def test_the_template_in_its_own_file_wins(tmp_path):
     assert tokenizer_from_directory(tmp_path).chat_template == "file"
 
 
+@pytest.mark.parametrize(("content", "match"), [(b"{{ \xff }}", "no UTF-8"), (b"x" * (1 << 20 | 1), "1048577 bytes")])
+def test_a_template_file_that_is_no_text_or_too_large_is_refused(tmp_path, content, match):
+    write(tmp_path)
+    (tmp_path / "chat_template.jinja").write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"chat_template\.jinja.*{match}"):
+        tokenizer_from_directory(tmp_path)
+
+
+def test_a_template_file_is_measured_before_it_is_read(tmp_path):
+    write(tmp_path)
+    with (tmp_path / "chat_template.jinja").open("wb") as file:
+        file.truncate(1 << 40)  # sparse: takes no room on a disk, and more memory than there is
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja"):
+        tokenizer_from_directory(tmp_path)
+
+
+@pytest.mark.parametrize("name", [[], {}, None, 3, "\ud800"])
+def test_a_template_whose_name_is_no_text_is_not_the_default_one(tmp_path, name):
+    templates = [{"name": name, "template": "a"}, {"name": "default", "template": "b"}, {"template": "c"}, "d"]
+    write(tmp_path, tokenizer_config={"chat_template": templates})
+    assert tokenizer_from_directory(tmp_path).chat_template == "b"
+
+
+@pytest.mark.parametrize("key", ["bos_token", "eos_token"])
+@pytest.mark.parametrize("value", ["\ud800", {"content": "a\udfff"}])
+def test_a_special_token_with_half_a_character_is_refused(tmp_path, key, value):
+    write(tmp_path, tokenizer_config={key: value})
+    with pytest.raises(CheckpointError, match=rf"tokenizer_config\.json, key '{key}'"):
+        tokenizer_from_directory(tmp_path)
+
+
 def test_a_missing_tokenizer_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
         tokenizer_from_directory(tmp_path)
