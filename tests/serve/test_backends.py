@@ -20,6 +20,8 @@ from playhead.sampling_params import RequestOutputKind, SamplingParams
 from playhead.serve.backend import BackendState
 from playhead.serve.limits import ServeLimits
 from playhead.serve.local import LocalBackend
+from playhead.serve.metrics import exposition
+from playhead.serve.recorder import Recorder
 from playhead.serve.remote import RemoteBackend
 from playhead.structured_outputs import StructuredOutputs
 from tests.serve.backends import CONFIG, ENDLESS, GREEDY, KINDS, first_of, last, outputs_of, submitted
@@ -291,6 +293,18 @@ def test_a_backend_that_was_not_started_refuses(kind):
     assert backend.state is BackendState.STARTING
     with pytest.raises(EngineStopped):
         backend.submit("early", None, None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_backend_that_is_closed_before_it_started_has_metrics_and_no_model(kind):
+    async def work():
+        backend = KINDS[kind]("embedded", CONFIG)
+        await backend.close()
+        with pytest.raises(EngineStopped):
+            _ = backend.facts
+        return await exposition(Recorder(), backend)
+
+    assert b'playhead_engine_state{model_name="",state="dead"} 1.0' in asyncio.run(work())
 
 
 def test_a_graph_of_steps_with_a_form_counts_as_being_captured(llm):

@@ -84,7 +84,7 @@ class Backend(Protocol):
 
     @property
     def facts(self) -> ModelFacts:
-        """Known once `start` has returned."""
+        """Known once `start` has returned; `EngineStopped` before, and if it never does."""
 
     @property
     def reader(self) -> PromptReader:

@@ -89,7 +89,8 @@ class LocalBackend:
 
     @property
     def facts(self) -> ModelFacts:
-        assert self._facts is not None, "facts are known once start has returned"
+        if self._facts is None:
+            raise EngineStopped("engine")
         return self._facts
 
     @property

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from playhead.engine.snapshot import EngineSnapshot, GraphUse, GroupUse
-from playhead.errors import PlayheadError
+from playhead.errors import EngineStopped, PlayheadError
 from playhead.serve import families as f
 from playhead.serve.backend import Backend, BackendScrape, BackendState
 from playhead.serve.call import Answer, Call
@@ -54,8 +54,10 @@ async def exposition(recorder: Recorder, backend: Backend) -> bytes:
             scraped = await asyncio.wait_for(backend.scrape(), SNAPSHOT_TIMEOUT_S)
         except (PlayheadError, TimeoutError):
             scraped = None
-    # Before the engine has started it has no name.
-    name = "" if state is BackendState.STARTING else backend.facts.name
+    try:
+        name = "" if state is BackendState.STARTING else backend.facts.name
+    except EngineStopped:  # closed before it had one
+        name = ""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Scrape(name, recorder, backend, scraped))
     return generate_latest(registry)

@@ -26,7 +26,8 @@ class RemoteFront(ABC):
 
     @property
     def facts(self) -> ModelFacts:
-        assert self._model is not None, "facts are known once start has returned"
+        if self._model is None:
+            raise EngineStopped("engine")
         return self._model.facts
 
     @property
