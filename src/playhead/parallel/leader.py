@@ -93,12 +93,16 @@ def start_rank(rank: int) -> OtherRank:
     ours, theirs = socket.socketpair()
     with theirs:
         # -P: a file in the working directory must not be taken for one of ours. The process has this one's path.
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", MODULE, str(theirs.fileno())],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            env=for_engine_process(sys.path, shown_words()),
-        )
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", MODULE, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=for_engine_process(sys.path, shown_words()),
+            )
+        except BaseException:
+            ours.close()
+            raise
     return OtherRank(rank=rank, process=process, connection=ours)
 
 
@@ -114,7 +118,13 @@ class Ranks:
         self._clock = AwakeClock(2 * TICK_S)  # of the thread that watches
         self._lock = threading.Lock()
         self._directory = tempfile.mkdtemp(prefix="playhead-ranks-")  # its owner alone may enter
-        self.others = [start_rank(rank) for rank in range(1, num_ranks)]
+        self.others: list[OtherRank] = []
+        try:
+            for rank in range(1, num_ranks):
+                self.others.append(start_rank(rank))
+        except BaseException:  # no process, or no descriptor, is to be had
+            self._end_others()
+            raise
         self._thread = threading.Thread(target=self._watch, name="playhead ranks", daemon=True)
         self._thread.start()
 
@@ -209,9 +219,14 @@ class Ranks:
                 other.process.wait(END_S if self.failure is None else 0)
             except subprocess.TimeoutExpired:
                 other.process.kill()
-                other.process.wait()
-        self._thread.join(END_S)
+        self._thread.join(END_S)  # it listens until the last socket has ended
+        self._end_others()
+
+    def _end_others(self) -> None:
+        """Kill those that still run, and leave nothing of them."""
         for other in self.others:
+            other.process.kill()
+            other.process.wait()
             other.connection.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 

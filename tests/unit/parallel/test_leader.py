@@ -120,3 +120,22 @@ def test_what_raises_in_a_common_step_ends_all_ranks(idle_rank):
     with pytest.raises(RankLost):
         idle_rank.check()
     assert idle_rank.others[0].process.wait() == -signal.SIGKILL
+
+
+def test_ranks_that_cannot_all_be_started_leave_nothing(monkeypatch, tmp_path):
+    started, start_rank = [], leader.start_rank
+
+    def at_most_one(rank):
+        if started:
+            raise OSError("no more processes")
+        started.append(start_rank(rank))
+        return started[0]
+
+    monkeypatch.setattr(leader, "MODULE", "playhead.testing.idle_rank")
+    monkeypatch.setattr(leader, "start_rank", at_most_one)
+    monkeypatch.setattr(leader.tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(OSError, match="no more processes"):
+        Ranks(3)
+    assert started[0].process.poll() is not None
+    assert started[0].connection.fileno() == -1
+    assert not list(tmp_path.iterdir())
