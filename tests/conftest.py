@@ -31,7 +31,7 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _nothing_stays_frozen():
     """An engine that captured its graphs, and that nobody closed, hides its objects from the collector for good."""
     before = gc.get_freeze_count()
