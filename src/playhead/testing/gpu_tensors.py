@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.overrides import TorchFunctionMode
 
 GPU = torch.device("cuda", 0)
@@ -22,6 +23,16 @@ def gpu_without_numbers() -> Iterator[None]:
     """In here tensors on `GPU` can be made and computed with; they have shapes, types and a device."""
     with FakeTensorMode(allow_non_fake_inputs=True), WithoutDriver(), torch.no_grad():
         yield
+
+
+@contextmanager
+def gpu_with_open_rows(num_rows: int) -> Iterator[Any]:
+    """The same with a row count that is a symbol, as a trace for all sizes has it. A step that fixes it is found so."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    open_size: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
+    rows = mode.from_tensor(torch.empty(num_rows), symbolic_context=open_size)
+    with mode, WithoutDriver(), torch.no_grad():
+        yield rows.shape[0]
 
 
 class WithoutDriver(TorchFunctionMode):
@@ -59,7 +70,7 @@ def taken(tensor: torch.Tensor, index: Any) -> tuple[torch.Tensor, list[torch.Te
         if one is None:
             tensor = tensor.unsqueeze(axis)
         elif isinstance(one, slice):
-            tensor = torch.ops.aten.slice.Tensor(tensor, axis, *one.indices(tensor.shape[axis]))
+            tensor = torch.ops.aten.slice.Tensor(tensor, axis, one.start, one.stop, one.step or 1)
         else:
             places += [None] * (axis - len(places)) + [one]
         axis += 1

@@ -8,9 +8,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from playhead.attention.triton import TritonBackend
 from playhead.graph.breaks import InlineScope
+from playhead.graph.piecewise import TraceScope
 from playhead.graph.slots import FillContext
 from playhead.kernels.experts import grouped_matmul_cuda
 from playhead.kv.cache import HybridKVCache
@@ -28,7 +30,7 @@ from playhead.step.forward import Forward, ModelStep, kv_geometry, layer_attenti
 from playhead.step.masks import masks_slot
 from playhead.step.sampling import MASKS_SLOT, SamplerRows
 from playhead.step.worker import WorkerConfig
-from playhead.testing.gpu_tensors import GPU, gpu_without_numbers
+from playhead.testing.gpu_tensors import GPU, gpu_with_open_rows, gpu_without_numbers
 from playhead.types import TPMode
 from tests.unit.models.test_decoder_capture import CONFIGS, SIZES
 from tests.unit.models.test_layer_ops import HEADS
@@ -100,6 +102,26 @@ def test_a_step_over_tokens_is_all_on_its_device(shapes, model):
         for kind in SamplingKind:
             made += forward.sample_last(h_TM, inputs, kind)
         assert {tensor.device for tensor in made} == {GPU}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_trace_of_a_step_over_tokens_serves_all_sizes_and_is_the_same_twice(shapes, model):
+    """The audit traces again and compares: what a GPU's layers call must not depend on when it is called."""
+    num_tokens = TOKENS.padded_num_tokens
+    with gpu_with_open_rows(num_tokens) as rows:
+        by_token = {name: one for name, one in shapes[1].items() if num_tokens in one[0]}
+        sizes = {name: [rows if size == num_tokens else size for size in one[0]] for name, one in by_token.items()}
+        inputs = inputs_of({name: (size, by_token[name][1]) for name, size in sizes.items()})
+        spec = forward_of(model).token_spec(lambda _: {}, has_breaks=True)
+
+        def layer_stack(*tensors):
+            return spec.fn(dict(zip(inputs, tensors, strict=True)), TraceScope())
+
+        trace = make_fx(layer_stack, tracing_mode="symbolic", _allow_non_fake_inputs=True)
+        one, other = (trace(*inputs.values()) for _ in range(2))
+    assert one.code == other.code
+    placeholders = [node.meta["val"].shape for node in one.graph.nodes if node.op == "placeholder"]
+    assert not any(isinstance(shape[0], int) for shape in placeholders)
 
 
 @pytest.mark.parametrize("shard", SECOND_OF_TWO, ids=lambda shard: shard.mode)
