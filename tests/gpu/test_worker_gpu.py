@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from playhead.graph import Mode
+from playhead.kernels.experts import every_expert_over_every_row, grouped_matmul
 from playhead.schedule.request import Chunk
 from playhead.step.audit import audit_worker
 from playhead.testing.tiny_worker import TINY_GPT_OSS, dense_logits, last_logits, tiny_worker
@@ -29,6 +30,18 @@ def test_logits_are_those_of_dense_attention(mode, page_size):
     ]
     print(f"{mode} page {page_size}: error norms {[f'{error:.1e}' for error in errors]}")
     assert max(errors) < 5e-3
+
+
+@pytest.mark.parametrize("ends", [(0, 0, 0, 0), (0, 3, 3, 5), (16, 16, 16, 16)])
+def test_experts_leave_rows_alone_that_belong_to_none(ends):
+    """A capture warms up on padding alone, and then no expert has a row."""
+    rows_PI = torch.randn(16, 64, dtype=torch.bfloat16, device="cuda")
+    weights_XIO = torch.randn(4, 64, 64, dtype=torch.bfloat16, device="cuda").mT
+    ends_X = torch.tensor(ends, dtype=torch.int32, device="cuda")
+    found_PO = grouped_matmul(rows_PI, weights_XIO, ends_X)[: ends[-1]]
+    torch.cuda.synchronize()
+    wanted_PO = every_expert_over_every_row(rows_PI.float(), weights_XIO.float(), ends_X)[: ends[-1]]
+    torch.testing.assert_close(found_PO.float(), wanted_PO, rtol=2e-2, atol=1e-1)
 
 
 def test_experts_run_on_rows_that_nobody_computed():
@@ -55,4 +68,12 @@ def test_decode_follows_the_window():
 def test_both_runners_are_clean_under_the_audit(mode):
     for report in audit_worker(tiny_worker(mode, device="cuda")):
         print(report.text())
+        assert report.ok, report.text()
+
+
+@pytest.mark.parametrize("mode", [Mode.FULL, Mode.BREAKABLE])
+def test_experts_are_clean_under_the_audit(mode):
+    """Padding goes to no expert, so what padded rows hold changes no other row."""
+    worker = tiny_worker(mode, model=TINY_GPT_OSS, dtype=torch.bfloat16, device="cuda")
+    for report in audit_worker(worker):
         assert report.ok, report.text()

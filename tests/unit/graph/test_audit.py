@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import weakref
+from importlib import import_module
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from playhead.graph import (
     Check,
@@ -23,6 +26,8 @@ from playhead.graph import (
     TapeBackend,
     audit,
 )
+from playhead.graph.audit import fill_with_waves
+from playhead.testing.gpu_tensors import GPU, gpu_without_numbers
 from playhead.testing.toy_runners import toy_rig
 
 STRAY = torch.ones(4)
@@ -149,6 +154,55 @@ def test_a_row_that_depends_on_what_is_in_the_sink_is_found():
 
     owned = (OwnedMemory(name="kv", tensors=(kv,), writable=True, sink_rows=1),)
     assert broken(one_slot_runner(fn, owned=owned)) == {Check.PADDED_VALUES}
+
+
+class DevicesOfOps(TorchDispatchMode):
+    """Where the results of ops are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.devices: set[torch.device] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.devices.add(result.device)
+        return result
+
+
+def test_other_leftovers_are_made_on_the_device_that_has_them():
+    with gpu_without_numbers():
+        sink = torch.empty(4, 2, 3, dtype=torch.bfloat16, device=GPU)[:, 1]
+        with DevicesOfOps() as made:
+            fill_with_waves(sink, 1)
+    assert made.devices == {GPU}
+
+
+@pytest.mark.parametrize("num_places", [1, 100_000])
+def test_other_leftovers_differ_by_seed_in_every_place(num_places):
+    one, other = torch.empty(2, num_places)
+    fill_with_waves(one, 1)
+    fill_with_waves(other, 2)
+    assert bool((one != other).all())
+    assert len(one.unique()) > 0.9 * num_places
+
+
+def test_no_more_than_two_copies_of_memory_are_compared_at_once(monkeypatch):
+    """On a GPU each is all KV memory."""
+    module, held = import_module("playhead.graph.audit"), []
+    copy, numbers = module.live_state, []
+
+    def counting(*args, **how):
+        numbers.append(sum(one() is not None for one in held))
+        state = copy(*args, **how)
+        held.append(weakref.ref(state[-1]))
+        return state
+
+    monkeypatch.setattr(module, "live_state", counting)
+    kv = torch.zeros(3, 1)
+    owned = (OwnedMemory(name="kv", tensors=(kv,), writable=True, sink_rows=1),)
+    assert broken(one_slot_runner(lambda inputs, scope: inputs["x"] + kv[1], owned=owned)) == set()
+    assert max(numbers) == 1, "before a copy is made there is one other"
 
 
 def test_state_that_survives_a_replay_is_found():

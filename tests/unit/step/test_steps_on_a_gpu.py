@@ -1,0 +1,154 @@
+"""Whole steps on tensors of a GPU that have no numbers: all is on one device, and nothing asks for a number.
+
+The bodies of our ops do not run: their outputs are what the declarations say.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from playhead.attention.triton import TritonBackend
+from playhead.graph.breaks import InlineScope
+from playhead.graph.piecewise import TraceScope
+from playhead.graph.slots import FillContext
+from playhead.kernels.experts import grouped_matmul_cuda
+from playhead.kv.cache import HybridKVCache
+from playhead.kv.plan import KVLimits, plan_kv
+from playhead.kv.swa_pool import create_kv_pool
+from playhead.layers.parallel import weight_format
+from playhead.layers.shard import WHOLE, Shard
+from playhead.models.build import spec_from_config
+from playhead.models.checkpoint.dummy import dummy_decoder
+from playhead.models.decoder import Decoder
+from playhead.models.spec import StoredAs
+from playhead.sampling_params import SamplingKind
+from playhead.step.build import build_worker
+from playhead.step.forward import Forward, ModelStep, kv_geometry, layer_attentions
+from playhead.step.masks import masks_slot
+from playhead.step.sampling import MASKS_SLOT, SamplerRows
+from playhead.step.worker import WorkerConfig
+from playhead.testing.gpu_tensors import GPU, gpu_with_open_rows, gpu_without_numbers
+from playhead.types import TPMode
+from tests.unit.models.test_decoder_capture import CONFIGS, SIZES
+from tests.unit.models.test_layer_ops import HEADS
+
+LIMITS = KVLimits(max_context_tokens=32, max_running=4, chunk_tokens=8)
+CONFIG = WorkerConfig(kv_memory_bytes=1 << 20, limits=LIMITS)
+MODELS = {**CONFIGS, "olmo3": {"model_type": "olmo3", **SIZES, **HEADS, "sliding_window": 4}}
+DECODE = FillContext(raw_bs=3, padded_bs=3, raw_num_tokens=3, padded_num_tokens=3)
+TOKENS = FillContext(raw_bs=2, padded_bs=2, raw_num_tokens=7, padded_num_tokens=7)
+SECOND_OF_TWO = [Shard(rank=1, num_ranks=2, mode=mode, is_grouped=True) for mode in TPMode]
+
+
+@pytest.fixture(scope="module")
+def shapes():
+    """Shapes and types of a step's slots: of decode, and of a step over tokens. All models have the same."""
+    decoder = dummy_decoder(spec_from_config(MODELS["gemma3"]), dtype=torch.bfloat16, device=torch.device("cpu"))
+    worker = build_worker(decoder, CONFIG)
+    registries = (worker.decode.registry, DECODE), (worker.prefill.registry, TOKENS)
+    views = [registry.extract_buffer(ctx) for registry, ctx in registries]
+    return [{name: (slot.shape, slot.dtype) for name, slot in one.items()} for one in views]
+
+
+def inputs_of(shapes):
+    return {name: torch.empty(shape, dtype=dtype, device=GPU) for name, (shape, dtype) in shapes.items()}
+
+
+def forward_of(model, shard=WHOLE):
+    """A model's steps on a GPU, as `build_worker` puts them together."""
+    spec = spec_from_config(MODELS[model])
+    decoder = Decoder(spec, weight_format(StoredAs.PLAIN, dtype=torch.bfloat16, device=GPU, shard=shard))
+    decoder.reach(LIMITS.max_context_tokens)
+    geometry = kv_geometry(decoder.spec, page_size=CONFIG.page_size, dtype=torch.bfloat16)
+    plan = plan_kv(num_bytes=CONFIG.kv_memory_bytes, geometry=geometry, limits=LIMITS)
+    pool = create_kv_pool(plan, HybridKVCache(plan).allocator.mapping, device=GPU)
+    layers = layer_attentions(decoder, pool)
+    table_RP = torch.zeros(1 + LIMITS.max_running, 2, dtype=torch.int32, device=GPU)
+    attention = TritonBackend(table_RP, layers, max_bs=LIMITS.max_running)
+    sampler = SamplerRows(max_running=LIMITS.max_running, vocab_size=spec.vocab_size, device=GPU)
+    sampler.make_tables()
+    return Forward(ModelStep(decoder, pool, layers, attention), sampler, table_RP)
+
+
+def decode(forward, inputs, kind):
+    spec = forward.decode_spec(kind, placeholder=lambda _: {})
+    return spec.fn(inputs, InlineScope(spec.plan({}, DECODE, inputs)))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_decode_is_all_on_its_device(shapes, model):
+    with gpu_without_numbers():
+        forward, inputs = forward_of(model), inputs_of(shapes[0])
+        slot = masks_slot(forward.model.decoder.spec.vocab_size)
+        masked = {**inputs, MASKS_SLOT: torch.empty(slot.shape_fn(3, 3), dtype=slot.dtype, device=GPU)}
+        for kind in SamplingKind:
+            for one in (inputs, masked):
+                output = decode(forward, one, kind)
+                assert {tensor.device for tensor in output} == {GPU}
+                assert output.tokens_N.shape == (3,)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_step_over_tokens_is_all_on_its_device(shapes, model):
+    with gpu_without_numbers():
+        forward, inputs = forward_of(model), inputs_of(shapes[1])
+        spec = forward.token_spec(lambda _: {}, has_breaks=True)
+        h_TM = spec.fn(inputs, InlineScope(spec.plan({}, TOKENS, inputs)))
+        index_T = torch.empty(5, dtype=torch.int64, device=GPU)
+        made = [*forward.report_prompt(h_TM, index_T, index_T, 2)]
+        for kind in SamplingKind:
+            made += forward.sample_last(h_TM, inputs, kind)
+        assert {tensor.device for tensor in made} == {GPU}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_trace_of_a_step_over_tokens_serves_all_sizes_and_is_the_same_twice(shapes, model):
+    """The audit traces again and compares: what a GPU's layers call must not depend on when it is called."""
+    num_tokens = TOKENS.padded_num_tokens
+    with gpu_with_open_rows(num_tokens) as rows:
+        by_token = {name: one for name, one in shapes[1].items() if num_tokens in one[0]}
+        sizes = {name: [rows if size == num_tokens else size for size in one[0]] for name, one in by_token.items()}
+        inputs = inputs_of({name: (size, by_token[name][1]) for name, size in sizes.items()})
+        spec = forward_of(model).token_spec(lambda _: {}, has_breaks=True)
+
+        def layer_stack(*tensors):
+            return spec.fn(dict(zip(inputs, tensors, strict=True)), TraceScope())
+
+        trace = make_fx(layer_stack, tracing_mode="symbolic", _allow_non_fake_inputs=True)
+        one, other = (trace(*inputs.values()) for _ in range(2))
+    assert one.code == other.code
+    placeholders = [node.meta["val"].shape for node in one.graph.nodes if node.op == "placeholder"]
+    assert not any(isinstance(shape[0], int) for shape in placeholders)
+
+
+@pytest.mark.parametrize("shard", SECOND_OF_TWO, ids=lambda shard: shard.mode)
+@pytest.mark.parametrize("model", ["gemma3", "gpt_oss", "cohere2"])
+def test_a_rank_of_two_is_all_on_its_device(shapes, model, shard):
+    with gpu_without_numbers():
+        forward, inputs = forward_of(model, shard), inputs_of(shapes[0])
+        for kind in SamplingKind:
+            assert {tensor.device for tensor in decode(forward, inputs, kind)} == {GPU}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("num_inputs", [16, 24, 20])
+def test_experts_of_any_size_give_their_rows_on_their_device(num_inputs, dtype):
+    with gpu_without_numbers():
+        rows_PI = torch.empty(6, num_inputs, dtype=dtype, device=GPU)
+        weights_XOI = torch.empty(4, 8, num_inputs, dtype=dtype, device=GPU)
+        ends_X = torch.empty(4, dtype=torch.int32, device=GPU)
+        out_PO = grouped_matmul_cuda(rows_PI, weights_XOI.mT, ends_X)
+        assert (out_PO.shape, out_PO.dtype, out_PO.device) == ((6, 8), dtype, GPU)
+        assert out_PO.is_contiguous()
+
+
+def test_a_look_at_a_number_and_a_tensor_of_the_host_are_found():
+    with gpu_without_numbers():
+        numbers = torch.empty(3, device=GPU)
+        with pytest.raises(DataDependentOutputException):
+            bool(numbers.any())
+        with pytest.raises(RuntimeError, match="on the same device"):
+            numbers + torch.empty(3)
