@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from llguidance import LLMatcher, LLTokenizer, grammar_from
 
-from playhead.serve.tools import calls, constraint
+from playhead.serve.service import ENCODER
+from playhead.serve.tools import calls, constraint, gemma4
 from playhead.serve.tools.constraint import TokenNames
 from playhead.serve.tools.definitions import tool_request
-from playhead.serve.tools.events import ParsedAnswer, gathered
+from playhead.serve.tools.events import Content, ParsedAnswer, gathered
 from playhead.serve.tools.formats import FORMATS, format_for
+from playhead.serve.tools.harmony import CHANNEL, MESSAGE, HarmonyMessages
 from playhead.serve.tools.reasoning import ReasoningMarks
 from playhead.serve.tools.text import MarkerFinder, TextOut
 from playhead.testing.mutant import Checker, Mutant, Patch, mutant, swapped
@@ -21,6 +24,7 @@ FORCED = tool_request([{"type": "function", "name": "weather", "parameters": SCH
 
 PIECES, KNOWN, BEGUN = "pieces of an answer", "functions that were not given", "reasoning begun in the prompt"
 FITS, KEPT, SPACE = "forced arguments fit", "a call without an end", "white space around calls"
+SENT = "calls that can be sent"
 
 
 def answer(pieces: Sequence[str], template: str = "<tool_call>", prompt_end: str = "") -> ParsedAnswer:
@@ -60,9 +64,37 @@ def line_ends_are_content() -> Patch:
     return swapped(TextOut, "drop_space", lambda self: self.flush())
 
 
+@mutant("a dialect told by a space", source="found here: a piece that ends after `{ `", killed_by=(PIECES,))
+def dialect_told_by_a_space() -> Patch:
+    return swapped(gemma4, "BEGIN", re.compile(r"\{[ \t\n\r]{0,64}(.)", re.DOTALL))
+
+
+@mutant("a call followed by a line end is content", source="found here: harmony", killed_by=(SPACE,))
+def line_end_of_harmony() -> Patch:
+    return swapped(HarmonyMessages, "_after_arguments", lambda self: self._begin(Content) or True)
+
+
+@mutant("half a surrogate pair sent", source="found here: quoted arguments", killed_by=(SENT,))
+def half_a_pair_sent() -> Patch:
+    return swapped(calls, "SURROGATE", re.compile("(?!)"))
+
+
 def pieces_give_the_same() -> list[str]:
-    whole, cut = answer([f"a {CALL} b"]), answer(list(f"a {CALL} b"))
-    return [] if whole == cut and len(whole.calls) == 1 else [f"whole {whole}, in pieces {cut}"]
+    json_call = '<|tool_call>call:weather{ "city": "Rome"}<tool_call|>'
+    found = []
+    for template, text in (("<tool_call>", f"a {CALL} b"), ("<|tool_call>", json_call)):
+        whole, cut = answer([text], template), answer(list(text), template)
+        found += [] if whole == cut and len(whole.calls) == 1 else [f"whole {whole}, in pieces {cut}"]
+    return found
+
+
+def calls_can_be_sent() -> list[str]:
+    text = CALL.replace('{"city": "Rome"}', '"{\\"city\\": \\"\\ud83d\\"}"')
+    try:
+        ENCODER.encode([call.arguments for call in answer([text]).calls])
+    except UnicodeEncodeError as error:
+        return [f"arguments that no answer can hold: {error.reason}"]
+    return []
 
 
 def only_given_functions_are_called() -> list[str]:
@@ -109,8 +141,12 @@ def an_endless_call_is_let_go() -> list[str]:
 
 
 def white_space_around_calls_is_dropped() -> list[str]:
-    read = answer([f"\n\n{CALL}\n{CALL}\n"])
-    return [] if (read.content, len(read.calls)) == (None, 2) else [f"{read}"]
+    channel = "<|channel|>commentary to=functions.weather<|message|>{}\n<|call|>"
+    found = []
+    for text, template, num_calls in ((f"\n\n{CALL}\n{CALL}\n", "<tool_call>", 2), (channel, CHANNEL + MESSAGE, 1)):
+        read = answer([text], template)
+        found += [] if (read.content, len(read.calls)) == (None, num_calls) else [f"{read}"]
+    return found
 
 
 TOOL_MUTANTS: tuple[Mutant, ...] = (
@@ -120,6 +156,9 @@ TOOL_MUTANTS: tuple[Mutant, ...] = (
     schema_left_out,
     kept_without_limit,
     line_ends_are_content,
+    dialect_told_by_a_space,
+    line_end_of_harmony,
+    half_a_pair_sent,
 )
 
 TOOL_CHECKERS: tuple[Checker, ...] = (
@@ -129,4 +168,5 @@ TOOL_CHECKERS: tuple[Checker, ...] = (
     Checker(name=FITS, run=forced_arguments_fit),
     Checker(name=KEPT, run=an_endless_call_is_let_go),
     Checker(name=SPACE, run=white_space_around_calls_is_dropped),
+    Checker(name=SENT, run=calls_can_be_sent),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from playhead.serve.tools.events import Content, Reasoning, ToolCallArguments, ToolCallStart
@@ -80,6 +81,21 @@ def test_arguments_may_stand_before_the_name_or_be_quoted_or_be_absent():
     assert calls_of(swapped) == [("weather", ROME)]
     assert calls_of(quoted) == [("weather", '{"city": "Rome"}')]
     assert calls_of(absent) == [("clock", "{}")]
+
+
+def test_quoted_arguments_that_are_no_text_are_no_call():
+    """Half of a surrogate pair cannot be sent: its answer would end with an error of ours."""
+    for escaped, is_call in (
+        ("\\\\ud83d", True),
+        ("\\ud83d\\ude00", True),
+        ("\\ud83d", False),
+        ("\\ude00\\ud83d", False),
+    ):
+        text = f'<tool_call>{{"name": "weather", "arguments": "{{\\"city\\": \\"{escaped}\\"}}"}}</tool_call>'
+        answer = read(HERMES, text)
+        assert len(answer.calls) == is_call, escaped
+        assert answer.content == (None if is_call else text)
+        msgspec.json.encode([call.arguments for call in answer.calls])
 
 
 def test_arguments_that_stop_being_json_end_the_call_and_the_rest_is_content():
