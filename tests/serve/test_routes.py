@@ -20,7 +20,7 @@ from playhead.serve.config import ServeConfig
 from playhead.serve.openapi import document
 from playhead.serve.routes import ROUTES
 from playhead.serve.service import Service, respond
-from playhead.testing.scripted_backend import ScriptedBackend
+from playhead.testing.scripted_backend import ScriptedBackend, embedded_tokenizer
 from tests.serve.listening import listening
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -128,6 +128,39 @@ def test_a_response_has_an_item_for_text_and_one_for_each_call(size):
     last = events[-1]
     assert last["type"] == "response.completed"
     assert [item["type"] for item in last["response"]["output"]] == ["message", "function_call"]
+
+
+def test_a_response_reports_the_tokens_of_its_message_and_counts_those_of_its_reasoning():
+    """Whole and streamed alike. The text of "<" waits, for a call may begin with it, and its report waits with it."""
+    tokenizer = embedded_tokenizer()
+    ids = tokenizer.encode("<|channel>thought\nHm, so<channel|>Ay, a < b", add_special_tokens=False)
+    backend = ScriptedBackend(pieces=[tokenizer.token_text(one) for one in ids], token_ids=ids)
+    service = Service(backend=backend, tool_format="gemma4")
+    fields = {"input": "hello", "tools": [FLAT], "include": ["message.output_text.logprobs"]}
+    _, whole = ask(service, "/v1/responses", **fields)
+    streamed = stream(service, "/v1/responses", **fields)[-1]["response"]
+    for body in (whole, streamed):
+        thought, message = body["output"]
+        assert (thought["type"], thought["content"][0]["text"]) == ("reasoning", "Hm, so")
+        (part,) = message["content"]
+        assert part["text"] == "".join(one["token"] for one in part["logprobs"]) == "Ay, a < b"
+        num_thought = body["usage"]["output_tokens_details"]["reasoning_tokens"]
+        assert num_thought == len(tokenizer.encode("Hm, so", add_special_tokens=False))
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_an_answer_of_a_form_is_content_where_the_prompt_begins_reasoning(streams):
+    """Templates of reasoning models end prompts so. The form leaves no room for the marker that ends the reasoning."""
+    service = Service(backend=ScriptedBackend(pieces=['{"a"', ": 1}"]), tool_format="gemma4")
+    messages = [*HELLO, {"role": "assistant", "content": "<|channel>thought\n"}]
+    body = {"messages": messages, "add_generation_prompt": False, "continue_final_message": True}
+    for fields, wanted in (({}, "reasoning_content"), ({"response_format": {"type": "json_object"}}, "content")):
+        if streams:
+            chunks = stream(service, "/v1/chat/completions", **body, **fields)
+            said = "".join(one["choices"][0]["delta"].get(wanted) or "" for one in chunks)
+        else:
+            said = ask(service, "/v1/chat/completions", **body, **fields)[1]["choices"][0]["message"][wanted]
+        assert said == '{"a": 1}', fields
 
 
 def test_an_answer_of_nothing_is_an_empty_message():

@@ -11,8 +11,8 @@ As OpenAI's own, the stream has no [DONE]: the last event says that it is the la
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from playhead.outputs import CompletionOutput, RequestOutput
@@ -78,7 +78,8 @@ class Accepted:
         """The response to a request that is not streamed."""
         items = Items(has_reports=self.reports_tokens)
         for one in output.outputs:
-            self.take(items, one)
+            for piece in self.by_token(one):
+                self.take(items, piece)
         status = status_of(output)
         items.end_all(status)
         self.count.add(0, output)
@@ -106,6 +107,27 @@ class Accepted:
         finally:
             stream.close()
 
+    def by_token(self, completion: CompletionOutput) -> Iterator[CompletionOutput]:
+        """A whole answer as a stream would have it, so that each token counts for the item that it wrote."""
+        if self.turn.new_parser is None or not completion.token_ids:
+            yield completion
+            return
+        prompt, last = self.turn.prompt, len(completion.token_ids) - 1
+        tokenizer, skips = self.service.backend.reader.tokenizer, prompt.params.skip_special_tokens
+        detokenizer = tokenizer.detokenizer(skip_special_tokens=skips, prompt_ids=prompt.ids)
+        begin = 0
+        for i, token_id in enumerate(completion.token_ids):
+            # A stop string ends the text before its tokens do.
+            end = len(completion.text) if i == last else begin + len(detokenizer.feed((token_id,)))
+            yield replace(
+                completion,
+                text=completion.text[begin:end],
+                token_ids=[token_id],
+                logprobs=None if completion.logprobs is None else completion.logprobs[i : i + 1],
+                finish_reason=completion.finish_reason if i == last else None,
+            )
+            begin = end
+
     def take(self, items: Items, completion: CompletionOutput) -> None:
         """Add what is new to the items."""
         reports = self.reports(completion)
@@ -119,9 +141,7 @@ class Accepted:
             found += items.parser.finish()
         if found and all(isinstance(one, Reasoning) for one in found):
             self.count.num_reasoning += len(completion.token_ids)
-        for one in found:
-            items.add(one, reports)
-            reports = []  # they go with the first piece
+        items.take(found, reports)
 
     @property
     def reports_tokens(self) -> bool:
