@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from llguidance import LLMatcher, LLTokenizer, grammar_from
 
 from playhead.serve.service import ENCODER
-from playhead.serve.tools import calls, constraint, gemma4
+from playhead.serve.tools import calls, constraint, gemma4, messages
 from playhead.serve.tools.constraint import TokenNames
 from playhead.serve.tools.definitions import tool_request
 from playhead.serve.tools.events import Content, ParsedAnswer, gathered
@@ -24,7 +24,7 @@ FORCED = tool_request([{"type": "function", "name": "weather", "parameters": SCH
 
 PIECES, KNOWN, BEGUN = "pieces of an answer", "functions that were not given", "reasoning begun in the prompt"
 FITS, KEPT, SPACE = "forced arguments fit", "a call without an end", "white space around calls"
-SENT = "calls that can be sent"
+SENT, ALL_CALLS = "calls that can be sent", "earlier calls are all seen"
 
 
 def answer(pieces: Sequence[str], template: str = "<tool_call>", prompt_end: str = "") -> ParsedAnswer:
@@ -77,6 +77,11 @@ def line_end_of_harmony() -> Patch:
 @mutant("half a surrogate pair sent", source="found here: quoted arguments", killed_by=(SENT,))
 def half_a_pair_sent() -> Patch:
     return swapped(calls, "SURROGATE", re.compile("(?!)"))
+
+
+@mutant("calls beside the first unseen", source="found here: the template of gpt-oss", killed_by=(ALL_CALLS,))
+def later_calls_unseen() -> Patch:
+    return swapped(messages, "split_calls", lambda message: [message] if message.get("tool_calls") else [])
 
 
 def pieces_give_the_same() -> list[str]:
@@ -134,6 +139,15 @@ def forced_arguments_fit() -> list[str]:
     return found
 
 
+def every_call_is_a_message() -> list[str]:
+    """The template of gpt-oss reads the first call of a message and no other."""
+    asked = [{"id": one, "type": "function", "function": {"name": "f", "arguments": "{}"}} for one in "ab"]
+    talk = [{"role": "assistant", "content": None, "tool_calls": asked, "reasoning_content": "hm"}]
+    read = FORMATS["harmony"].messages(talk, tool_request(None))
+    seen = [one["tool_calls"][0]["id"] for one in read]
+    return [] if (seen, read[0].get("thinking")) == (["a", "b"], "hm") else [f"{read}"]
+
+
 def an_endless_call_is_let_go() -> list[str]:
     parser = FORMATS["hermes"].parser(names=["weather"])
     events = parser.feed('<tool_call>{"name": "' + "x" * (1 << 17))
@@ -159,6 +173,7 @@ TOOL_MUTANTS: tuple[Mutant, ...] = (
     dialect_told_by_a_space,
     line_end_of_harmony,
     half_a_pair_sent,
+    later_calls_unseen,
 )
 
 TOOL_CHECKERS: tuple[Checker, ...] = (
@@ -169,4 +184,5 @@ TOOL_CHECKERS: tuple[Checker, ...] = (
     Checker(name=KEPT, run=an_endless_call_is_let_go),
     Checker(name=SPACE, run=white_space_around_calls_is_dropped),
     Checker(name=SENT, run=calls_can_be_sent),
+    Checker(name=ALL_CALLS, run=every_call_is_a_message),
 )
