@@ -13,13 +13,16 @@ import pytest
 
 from playhead.errors import EngineStopped, RequestFailed, RequestTimedOut, StepFailed
 from playhead.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput
+from playhead.sampling_params import SamplingParams
 from playhead.serve.assemble import make_application
 from playhead.serve.auth import KeyRing
 from playhead.serve.call import Answer, Call, EventStream, Tenant
 from playhead.serve.config import ServeConfig
 from playhead.serve.openapi import document
 from playhead.serve.routes import ROUTES
+from playhead.serve.routes.turn import added_stops
 from playhead.serve.service import Service, respond
+from playhead.serve.tools.formats import OutputSettings
 from playhead.testing.scripted_backend import ScriptedBackend, embedded_tokenizer
 from tests.serve.listening import listening
 
@@ -161,6 +164,24 @@ def test_an_answer_of_a_form_is_content_where_the_prompt_begins_reasoning(stream
         else:
             said = ask(service, "/v1/chat/completions", **body, **fields)[1]["choices"][0]["message"][wanted]
         assert said == '{"a": 1}', fields
+
+
+def test_the_models_own_end_is_no_stop_token_of_the_format():
+    """It would be the `stop_reason` of every answer with tools, and of no other."""
+    settings = OutputSettings(skip_special_tokens=True, stop_token_ids=(2, 9))
+    assert added_stops(SamplingParams(), settings, frozenset({2})) == (9,)
+    assert added_stops(SamplingParams(ignore_eos=True), settings, frozenset({2})) == ()
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_cached_tokens_of_a_prompt_count_whether_it_is_answered_or_not(max_tokens):
+    service = Service(backend=ScriptedBackend(pieces=["a"], num_cached_tokens=3))
+    body = {"prompt": ["a", "b"], "echo": True, "max_tokens": max_tokens}
+    _, whole = ask(service, "/v1/completions", **body)
+    streamed = stream(service, "/v1/completions", **body, stream_options={"include_usage": True})[-1]
+    for usage in (whole["usage"], streamed["usage"]):
+        assert usage["prompt_tokens_details"]["cached_tokens"] == 6
+        assert usage["completion_tokens"] == 2 * max_tokens
 
 
 def test_an_answer_of_nothing_is_an_empty_message():

@@ -14,7 +14,7 @@ import playhead.serve.routes.turn
 import playhead.serve.service
 import playhead.serve.validate
 from playhead.engine.front import CheckedPrompt, RequestOptions
-from playhead.outputs import CompletionOutput
+from playhead.outputs import CompletionOutput, RequestOutput
 from playhead.request_limits import RequestLimits
 from playhead.sampling_params import SamplingParams
 from playhead.serve.backend import Backend, Stream
@@ -23,11 +23,12 @@ from playhead.serve.protocol.chat import TokenLogprob
 from playhead.serve.protocol.responses import ResponsesRequest
 from playhead.serve.routes import ROUTES
 from playhead.serve.routes.chat import ChatEvents
-from playhead.serve.routes.completions import TextPlace
+from playhead.serve.routes.completions import Completions, TextPlace
 from playhead.serve.routes.items import Items
 from playhead.serve.routes.responses import Accepted
 from playhead.serve.service import Service, respond
 from playhead.serve.tools.events import Event
+from playhead.serve.tools.formats import OutputSettings
 from playhead.serve.validate import Rules
 from playhead.testing.mutant import Checker, Mutant, Patch, mutant, swapped
 from playhead.testing.scripted_backend import ScriptedBackend, embedded_tokenizer
@@ -133,6 +134,22 @@ def forms_are_reasoning() -> Patch:
     return swapped(playhead.serve.routes.turn, "begun_by", lambda prompt_end, params: prompt_end)
 
 
+@mutant("every end a stop token", source="found here: stop_reason with tools", killed_by=("ends of the model",))
+def every_end_a_stop_token() -> Patch:
+    return swapped(playhead.serve.routes.turn, "added_stops", lambda params, settings, eos_ids: settings.stop_token_ids)
+
+
+@mutant("a scored prompt has nothing cached", source="found here: max_tokens of 0", killed_by=("cached tokens",))
+def scored_without_cache() -> Patch:
+    original = Completions.add
+
+    def careless(self: Completions, number: int, output: RequestOutput) -> None:
+        if not self.wanted.is_scored:
+            original(self, number, output)
+
+    return swapped(Completions, "add", careless)
+
+
 @mutant("calls apart from their message", source="found here: templates refuse it", killed_by=("items of a turn",))
 def calls_apart() -> Patch:
     original = playhead.serve.validate.item_tables
@@ -235,6 +252,23 @@ def check_response() -> list[str]:
     return [] if (text, num_thought > 0) == ("a < b", True) else [f"{text!r} reported, {num_thought} of reasoning"]
 
 
+def check_stops() -> list[str]:
+    """A format adds no stop token that ends the model's answers anyway."""
+    settings = OutputSettings(skip_special_tokens=True, stop_token_ids=(2, 9))
+    found = playhead.serve.routes.turn.added_stops(SamplingParams(), settings, {2})
+    return [] if found == (9,) else [f"{found} added"]
+
+
+def check_cached() -> list[str]:
+    """A prompt that is only scored tells how much of it was cached."""
+    service = Service(backend=ScriptedBackend(pieces=["a"], num_cached_tokens=3))
+    answer = called(service, COMPLETIONS, {"prompt": "a", "echo": True, "max_tokens": 0})
+    assert isinstance(answer, Answer), "no stream was asked for"
+    used = json.loads(answer.body)["usage"]
+    num_cached = used["prompt_tokens_details"]["cached_tokens"]
+    return [] if (num_cached, used["completion_tokens"]) == (3, 0) else [f"{used}"]
+
+
 def check_forms() -> list[str]:
     """An answer of a form is content, though the prompt ends where reasoning begins."""
     service = Service(backend=ScriptedBackend(pieces=["{}"]), tool_format="gemma4")
@@ -270,6 +304,8 @@ PROTOCOL_MUTANTS: tuple[Mutant, ...] = (
     waiting_reports_lost,
     calls_apart,
     forms_are_reasoning,
+    every_end_a_stop_token,
+    scored_without_cache,
 )
 PROTOCOL_CHECKERS: tuple[Checker, ...] = (
     Checker(name="bodies", run=check_bodies),
@@ -281,4 +317,6 @@ PROTOCOL_CHECKERS: tuple[Checker, ...] = (
     Checker(name=RESPONSES, run=check_response),
     Checker(name="items of a turn", run=check_items),
     Checker(name="forms of answers", run=check_forms),
+    Checker(name="ends of the model", run=check_stops),
+    Checker(name="cached tokens", run=check_cached),
 )

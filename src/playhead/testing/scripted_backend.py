@@ -73,6 +73,7 @@ class ScriptedBackend:
     finish: FinishReason = FinishReason.STOP
     error: Exception | None = None
     token_ids: Sequence[int] = ()
+    num_cached_tokens: int = 0
     room: int = 1 << 30
     has_chat_template: bool = True
     submitted: list[CheckedPrompt] = field(default_factory=list)
@@ -143,6 +144,7 @@ class ScriptedBackend:
                     prompt_token_ids=list(checked.ids),
                     outputs=samples,
                     finished=finish is not None,
+                    num_cached_tokens=self.num_cached_tokens,
                 )
             )
         if checked.params.output_kind is RequestOutputKind.FINAL_ONLY:

@@ -14,6 +14,7 @@ from playhead.serve.tools.definitions import tool_request
 from playhead.serve.tools.events import Content, ParsedAnswer, gathered
 from playhead.serve.tools.formats import FORMATS, format_for
 from playhead.serve.tools.harmony import CHANNEL, MESSAGE, HarmonyMessages
+from playhead.serve.tools.json_calls import JsonCalls
 from playhead.serve.tools.reasoning import ReasoningMarks
 from playhead.serve.tools.text import MarkerFinder, TextOut
 from playhead.testing.mutant import Checker, Mutant, Patch, mutant, swapped
@@ -77,6 +78,15 @@ def line_end_of_harmony() -> Patch:
 @mutant("half a surrogate pair sent", source="found here: quoted arguments", killed_by=(SENT,))
 def half_a_pair_sent() -> Patch:
     return swapped(calls, "SURROGATE", re.compile("(?!)"))
+
+
+@mutant("half an end of a call is content", source="found here: answers cut at max_tokens", killed_by=(SPACE,))
+def half_an_end_shown() -> Patch:
+    def finish(self: JsonCalls) -> None:
+        self._out.put(self._text[self._at :])
+        self._out.flush()
+
+    return swapped(JsonCalls, "finish", finish)
 
 
 @mutant("calls beside the first unseen", source="found here: the template of gpt-oss", killed_by=(ALL_CALLS,))
@@ -156,8 +166,13 @@ def an_endless_call_is_let_go() -> list[str]:
 
 def white_space_around_calls_is_dropped() -> list[str]:
     channel = "<|channel|>commentary to=functions.weather<|message|>{}\n<|call|>"
+    texts = (
+        (f"\n\n{CALL}\n{CALL}\n", "<tool_call>", 2),
+        (CALL[:-3], "<tool_call>", 1),
+        (channel, CHANNEL + MESSAGE, 1),
+    )
     found = []
-    for text, template, num_calls in ((f"\n\n{CALL}\n{CALL}\n", "<tool_call>", 2), (channel, CHANNEL + MESSAGE, 1)):
+    for text, template, num_calls in texts:
         read = answer([text], template)
         found += [] if (read.content, len(read.calls)) == (None, num_calls) else [f"{read}"]
     return found
@@ -174,6 +189,7 @@ TOOL_MUTANTS: tuple[Mutant, ...] = (
     line_end_of_harmony,
     half_a_pair_sent,
     later_calls_unseen,
+    half_an_end_shown,
 )
 
 TOOL_CHECKERS: tuple[Checker, ...] = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from playhead.engine.front import CheckedPrompt
@@ -10,6 +10,7 @@ from playhead.sampling_params import SamplingParams
 from playhead.serve.decode import BodyError
 from playhead.serve.service import Service
 from playhead.serve.tools.events import Parser
+from playhead.serve.tools.formats import OutputSettings
 from playhead.serve.validate import ChatWanted
 from playhead.structured_outputs import structured_outputs
 
@@ -68,10 +69,18 @@ def parsed_params(service: Service, wanted: ChatWanted, prompt_end: str) -> Samp
         found = "a call that must be made, and a form of the answer"
         raise BodyError("tool_choice", found, "one of them", 'Leave out the form, or say tool_choice: "auto".')
     form = params.structured_outputs if forced is None else structured_outputs("tool_choice", forced)
-    stops = () if params.ignore_eos else settings.stop_token_ids
+    eos_ids = service.backend.reader.tokenizer.special.eos_ids
     return replace(
         params,
         skip_special_tokens=params.skip_special_tokens and settings.skip_special_tokens,
-        stop_token_ids=(*(params.stop_token_ids or ()), *stops),
+        stop_token_ids=(*(params.stop_token_ids or ()), *added_stops(params, settings, eos_ids)),
         structured_outputs=form,
     )
+
+
+def added_stops(params: SamplingParams, settings: OutputSettings, eos_ids: Collection[int]) -> tuple[int, ...]:
+    """The format's stop tokens that do not end an answer already.
+
+    A token that the client did not name and that ends every answer of the model is no `stop_reason` to the client.
+    """
+    return () if params.ignore_eos else tuple(one for one in settings.stop_token_ids if one not in eos_ids)

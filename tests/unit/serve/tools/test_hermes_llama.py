@@ -108,6 +108,13 @@ def test_a_cut_answer_has_the_arguments_that_came():
     assert (calls_of(answer), answer.content) == ([("weather", '{"city": "Ro')], None)
 
 
+@pytest.mark.parametrize("num_chars", range(len("\n</tool_call>") + 1))
+def test_an_end_of_a_call_that_was_cut_off_is_dropped(num_chars):
+    """An answer may end at its limit of tokens there."""
+    answer = read(HERMES, f"<tool_call>{WEATHER}" + "\n</tool_call>"[:num_chars])
+    assert (answer.content, len(answer.calls)) == (None, 1)
+
+
 def test_text_after_a_call_is_content():
     answer = read(HERMES, f"<tool_call>{WEATHER}</tool_call>\n\nDone.\n")
     assert (answer.content, len(answer.calls)) == ("Done.\n", 1)
