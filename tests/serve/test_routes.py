@@ -184,6 +184,30 @@ def test_cached_tokens_of_a_prompt_count_whether_it_is_answered_or_not(max_token
         assert usage["completion_tokens"] == 2 * max_tokens
 
 
+BAD = {"type": "object", "properties": {"a": {"type": "strin"}}}
+BAD_TOOL = {"type": "function", "function": {"name": "f", "parameters": BAD}}
+BAD_FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": BAD}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/chat/completions", {"response_format": BAD_FORMAT}, "response_format"),
+        ("/v1/chat/completions", {"tools": [BAD_TOOL], "tool_choice": "required"}, "tools"),
+        ("/v1/chat/completions", {"structured_outputs": {"json": BAD}}, "structured_outputs.json"),
+        ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ("/v1/completions", {"response_format": BAD_FORMAT}, "response_format"),
+        ("/v1/completions", {"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+        ("/v1/completions", {"logprobs": 21}, "logprobs"),
+        ("/v1/responses", {"text": {"format": {"type": "json_schema", "name": "a", "schema": BAD}}}, "text.format"),
+        ("/v1/responses", {"tools": [{**FLAT, "parameters": BAD}], "tool_choice": "required"}, "tools"),
+    ],
+)
+def test_a_refusal_names_the_field_that_was_sent(path, fields, param):
+    status, body = ask(Service(backend=ScriptedBackend()), path, **GENERATING[path], **fields)
+    assert (status, body["error"]["param"], body["error"]["code"]) == (400, param, "invalid_value")
+
+
 def test_an_answer_of_nothing_is_an_empty_message():
     service = Service(backend=ScriptedBackend(pieces=[""]))
     _, body = ask(service, "/v1/responses", input="hello")

@@ -150,6 +150,11 @@ def scored_without_cache() -> Patch:
     return swapped(Completions, "add", careless)
 
 
+@mutant("forms named as the library names them", source="found here: response_format", killed_by=("names of forms",))
+def forms_named_otherwise() -> Patch:
+    return swapped(playhead.serve.routes.chat, "form_field", lambda request, name, response_format: None)
+
+
 @mutant("calls apart from their message", source="found here: templates refuse it", killed_by=("items of a turn",))
 def calls_apart() -> Patch:
     original = playhead.serve.validate.item_tables
@@ -269,6 +274,16 @@ def check_cached() -> list[str]:
     return [] if (num_cached, used["completion_tokens"]) == (3, 0) else [f"{used}"]
 
 
+def check_names() -> list[str]:
+    """A schema that cannot be served is refused under the name of the field that had it."""
+    named = {"name": "a", "schema": {"type": "nothing"}}
+    body = {**HELLO, "response_format": {"type": "json_schema", "json_schema": named}}
+    answer = called(Service(backend=ScriptedBackend()), CHAT, body)
+    assert isinstance(answer, Answer), "no stream was asked for"
+    param = json.loads(answer.body)["error"]["param"]
+    return [] if param == "response_format" else [f"{param} was refused"]
+
+
 def check_forms() -> list[str]:
     """An answer of a form is content, though the prompt ends where reasoning begins."""
     service = Service(backend=ScriptedBackend(pieces=["{}"]), tool_format="gemma4")
@@ -304,6 +319,7 @@ PROTOCOL_MUTANTS: tuple[Mutant, ...] = (
     waiting_reports_lost,
     calls_apart,
     forms_are_reasoning,
+    forms_named_otherwise,
     every_end_a_stop_token,
     scored_without_cache,
 )
@@ -317,6 +333,7 @@ PROTOCOL_CHECKERS: tuple[Checker, ...] = (
     Checker(name=RESPONSES, run=check_response),
     Checker(name="items of a turn", run=check_items),
     Checker(name="forms of answers", run=check_forms),
+    Checker(name="names of forms", run=check_names),
     Checker(name="ends of the model", run=check_stops),
     Checker(name="cached tokens", run=check_cached),
 )

@@ -13,7 +13,7 @@ from playhead.models.text.detokenize import IncrementalDetokenizer
 from playhead.outputs import CompletionOutput, Logprob, RequestOutput
 from playhead.serve.backend import Stream
 from playhead.serve.call import Answer, Call, EventStream
-from playhead.serve.decode import decode
+from playhead.serve.decode import decode, forms_named
 from playhead.serve.protocol.completions import (
     CompletionAnswer,
     CompletionChoice,
@@ -43,8 +43,9 @@ async def complete(service: Service, call: Call) -> Answer | EventStream:
     """The handler."""
     request = decode(call.body, CompletionRequest)
     service.check_model(request.model)
-    wanted = validate_completion(request, service.rules(call))
-    prompts = [await service.read_prompt(prompt, wanted.params) for prompt in wanted.prompts]
+    with forms_named("response_format" if request.response_format is not None else None):
+        wanted = validate_completion(request, service.rules(call))
+        prompts = [await service.read_prompt(prompt, wanted.params) for prompt in wanted.prompts]
     head, count = Head.of(service, "cmpl"), Count.begin(call.spent, prompts)
     streams = submit_all(service.backend, head.id, prompts, wanted.options)
     accepted = Completions(service=service, request=request, wanted=wanted, prompts=prompts, head=head, count=count)

@@ -18,7 +18,7 @@ from typing import Literal
 from playhead.outputs import CompletionOutput, RequestOutput
 from playhead.serve.backend import Stream
 from playhead.serve.call import Answer, Call, EventStream
-from playhead.serve.decode import decode
+from playhead.serve.decode import decode, forms_named
 from playhead.serve.protocol.chat import TokenLogprob
 from playhead.serve.protocol.responses import (
     IncompleteDetails,
@@ -34,7 +34,7 @@ from playhead.serve.protocol.responses import (
 )
 from playhead.serve.routes.generation import Count, chat_logprob_entries, ended_by, submit_all, whole_outputs
 from playhead.serve.routes.items import Items
-from playhead.serve.routes.turn import Turn, check_template, read_turn
+from playhead.serve.routes.turn import Turn, check_template, form_field, read_turn
 from playhead.serve.service import Service, answer, guarded, new_id, now_s
 from playhead.serve.tools.events import Content, Reasoning
 from playhead.serve.validate import validate_responses
@@ -47,8 +47,9 @@ async def create_response(service: Service, call: Call) -> Answer | EventStream:
     request = decode(call.body, ResponsesRequest)
     service.check_model(request.model)
     check_template(service, "input")
-    wanted = validate_responses(request, service.rules(call))
-    turn = await read_turn(service, wanted)
+    with forms_named(form_field(request, "text.format", request.text and request.text.format)):
+        wanted = validate_responses(request, service.rules(call))
+        turn = await read_turn(service, wanted)
     accepted = Accepted(
         service=service,
         request=request,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from playhead.engine.front import CheckedPrompt
 from playhead.sampling_params import SamplingParams
 from playhead.serve.decode import BodyError
+from playhead.serve.protocol.fields import ServedFields
 from playhead.serve.service import Service
 from playhead.serve.tools.events import Parser
 from playhead.serve.tools.formats import OutputSettings
@@ -31,6 +32,13 @@ def check_template(service: Service, param: str) -> None:
     if not service.backend.facts.has_chat_template:
         found = "a model without a chat template"
         raise BodyError(param, found, "a model with one", "Use /v1/completions.", code="no_chat_template")
+
+
+def form_field(request: ServedFields, name: str, response_format: object) -> str | None:
+    """The field that asks for the form of an answer: `name`, the tools one of which is forced, or None for the form."""
+    if request.structured_outputs is not None:
+        return None
+    return "tools" if response_format is None else name
 
 
 async def read_turn(service: Service, wanted: ChatWanted) -> Turn:
