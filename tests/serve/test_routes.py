@@ -13,14 +13,17 @@ import pytest
 
 from playhead.errors import EngineStopped, RequestFailed, RequestTimedOut, StepFailed
 from playhead.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput
+from playhead.sampling_params import SamplingParams
 from playhead.serve.assemble import make_application
 from playhead.serve.auth import KeyRing
 from playhead.serve.call import Answer, Call, EventStream, Tenant
 from playhead.serve.config import ServeConfig
 from playhead.serve.openapi import document
 from playhead.serve.routes import ROUTES
+from playhead.serve.routes.turn import added_stops
 from playhead.serve.service import Service, respond
-from playhead.testing.scripted_backend import ScriptedBackend
+from playhead.serve.tools.formats import OutputSettings
+from playhead.testing.scripted_backend import ScriptedBackend, embedded_tokenizer
 from tests.serve.listening import listening
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -128,6 +131,81 @@ def test_a_response_has_an_item_for_text_and_one_for_each_call(size):
     last = events[-1]
     assert last["type"] == "response.completed"
     assert [item["type"] for item in last["response"]["output"]] == ["message", "function_call"]
+
+
+def test_a_response_reports_the_tokens_of_its_message_and_counts_those_of_its_reasoning():
+    """Whole and streamed alike. The text of "<" waits, for a call may begin with it, and its report waits with it."""
+    tokenizer = embedded_tokenizer()
+    ids = tokenizer.encode("<|channel>thought\nHm, so<channel|>Ay, a < b", add_special_tokens=False)
+    backend = ScriptedBackend(pieces=[tokenizer.token_text(one) for one in ids], token_ids=ids)
+    service = Service(backend=backend, tool_format="gemma4")
+    fields = {"input": "hello", "tools": [FLAT], "include": ["message.output_text.logprobs"]}
+    _, whole = ask(service, "/v1/responses", **fields)
+    streamed = stream(service, "/v1/responses", **fields)[-1]["response"]
+    for body in (whole, streamed):
+        thought, message = body["output"]
+        assert (thought["type"], thought["content"][0]["text"]) == ("reasoning", "Hm, so")
+        (part,) = message["content"]
+        assert part["text"] == "".join(one["token"] for one in part["logprobs"]) == "Ay, a < b"
+        num_thought = body["usage"]["output_tokens_details"]["reasoning_tokens"]
+        assert num_thought == len(tokenizer.encode("Hm, so", add_special_tokens=False))
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_an_answer_of_a_form_is_content_where_the_prompt_begins_reasoning(streams):
+    """Templates of reasoning models end prompts so. The form leaves no room for the marker that ends the reasoning."""
+    service = Service(backend=ScriptedBackend(pieces=['{"a"', ": 1}"]), tool_format="gemma4")
+    messages = [*HELLO, {"role": "assistant", "content": "<|channel>thought\n"}]
+    body = {"messages": messages, "add_generation_prompt": False, "continue_final_message": True}
+    for fields, wanted in (({}, "reasoning_content"), ({"response_format": {"type": "json_object"}}, "content")):
+        if streams:
+            chunks = stream(service, "/v1/chat/completions", **body, **fields)
+            said = "".join(one["choices"][0]["delta"].get(wanted) or "" for one in chunks)
+        else:
+            said = ask(service, "/v1/chat/completions", **body, **fields)[1]["choices"][0]["message"][wanted]
+        assert said == '{"a": 1}', fields
+
+
+def test_the_models_own_end_is_no_stop_token_of_the_format():
+    """It would be the `stop_reason` of every answer with tools, and of no other."""
+    settings = OutputSettings(skip_special_tokens=True, stop_token_ids=(2, 9))
+    assert added_stops(SamplingParams(), settings, frozenset({2})) == (9,)
+    assert added_stops(SamplingParams(ignore_eos=True), settings, frozenset({2})) == ()
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_cached_tokens_of_a_prompt_count_whether_it_is_answered_or_not(max_tokens):
+    service = Service(backend=ScriptedBackend(pieces=["a"], num_cached_tokens=3))
+    body = {"prompt": ["a", "b"], "echo": True, "max_tokens": max_tokens}
+    _, whole = ask(service, "/v1/completions", **body)
+    streamed = stream(service, "/v1/completions", **body, stream_options={"include_usage": True})[-1]
+    for usage in (whole["usage"], streamed["usage"]):
+        assert usage["prompt_tokens_details"]["cached_tokens"] == 6
+        assert usage["completion_tokens"] == 2 * max_tokens
+
+
+BAD = {"type": "object", "properties": {"a": {"type": "strin"}}}
+BAD_TOOL = {"type": "function", "function": {"name": "f", "parameters": BAD}}
+BAD_FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": BAD}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/chat/completions", {"response_format": BAD_FORMAT}, "response_format"),
+        ("/v1/chat/completions", {"tools": [BAD_TOOL], "tool_choice": "required"}, "tools"),
+        ("/v1/chat/completions", {"structured_outputs": {"json": BAD}}, "structured_outputs.json"),
+        ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ("/v1/completions", {"response_format": BAD_FORMAT}, "response_format"),
+        ("/v1/completions", {"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+        ("/v1/completions", {"logprobs": 21}, "logprobs"),
+        ("/v1/responses", {"text": {"format": {"type": "json_schema", "name": "a", "schema": BAD}}}, "text.format"),
+        ("/v1/responses", {"tools": [{**FLAT, "parameters": BAD}], "tool_choice": "required"}, "tools"),
+    ],
+)
+def test_a_refusal_names_the_field_that_was_sent(path, fields, param):
+    status, body = ask(Service(backend=ScriptedBackend()), path, **GENERATING[path], **fields)
+    assert (status, body["error"]["param"], body["error"]["code"]) == (400, param, "invalid_value")
 
 
 def test_an_answer_of_nothing_is_an_empty_message():

@@ -13,7 +13,6 @@ from playhead.engine.conversations import (
     as_conversations,
     chat_options,
     plain_messages,
-    up_to_final_message,
 )
 from playhead.errors import AbsentFeature, ChatTemplateError, RequestError
 from playhead.inputs import GenerateKeywords, as_prompts, checked_ids, plain_prompt
@@ -207,9 +206,21 @@ def test_the_last_message_can_be_continued(llm):
     (output,) = llm.chat(messages, GREEDY, **options)
     prompt = llm.get_tokenizer().decode(output.prompt_token_ids)
     assert prompt == "<user>The whale</user><assistant>It was "
-    assert up_to_final_message("a b</a>", [{"content": " b "}]) == "a b"
-    with pytest.raises(RequestError, match="whose text the chat template leaves out"):
-        up_to_final_message("nothing", messages)
+    left_out = {**options, "chat_template": "{{ messages[0]['content'] }}"}
+    for last, keywords in (("It was", left_out), (None, options)):
+        with pytest.raises(RequestError, match="whose text the chat template leaves out"):
+            llm.chat([*HELLO, {"role": "assistant", "content": last}], GREEDY, **keywords)
+
+
+@pytest.mark.parametrize("last", ["<", "a", "/assistant", "", "It was", "The whale"])
+def test_the_last_message_is_found_whatever_the_template_writes_after_it(llm, last):
+    """Its text may stand in the words of the template, or be nothing at all."""
+    messages = [*HELLO, {"role": "assistant", "content": f" {last}"}]
+    options = {"add_generation_prompt": False, "continue_final_message": True}
+    for template, wanted in ((TEMPLATE, f" {last}"), (TEMPLATE.replace("content']", "content'] | trim"), last)):
+        (output,) = llm.chat(messages, GREEDY, chat_template=template, **options)
+        prompt = llm.get_tokenizer().decode(output.prompt_token_ids)
+        assert prompt == f"<user>The whale</user><assistant>{wanted}"
 
 
 @pytest.mark.parametrize(

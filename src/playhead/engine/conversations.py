@@ -25,6 +25,7 @@ UNREAD_PARTS = frozenset(
 RESERVED = frozenset({"self", "messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
 """Variables of a template that the engine sets."""
 
+END_MARK = "END_OF_THE_LAST_MESSAGE "
 TEXT_ONLY = "Leave it out: images, audio and video are not read, for Playhead runs the text part of a model."
 
 
@@ -150,12 +151,26 @@ def _part_text(part: object) -> str:
     return text
 
 
-def up_to_final_message(prompt: str, messages: Sequence[Message]) -> str:
-    """The prompt up to the end of the last message's text, as transformers cuts it: what follows is the model's."""
+def with_mark(messages: Sequence[Message]) -> list[Message]:
+    """The messages with a mark at the end of the last one's text, for `up_to_mark`.
+
+    The text itself is no mark: "<" or "end" stand in `<|im_end|>` too, which the template writes after it.
+    """
     final = messages[-1].get("content") if messages else None
-    if not isinstance(final, str) or final.strip() not in prompt:
-        found = "a last message whose text the chat template leaves out or changes"
-        raise RequestError("chat, continue_final_message", found, "its text in the prompt", "Use generate instead.")
-    start = prompt.rindex(final.strip())
-    kept = final.lstrip() if prompt[start:].startswith(final.lstrip()) else final.strip()
-    return prompt[:start] + kept
+    if not isinstance(final, str):
+        raise left_out()
+    return [*messages[:-1], {**messages[-1], "content": final + END_MARK}]
+
+
+def up_to_mark(prompt: str) -> str:
+    """The prompt up to the end of the last message's text, as transformers cuts it: what follows is the model's."""
+    before, mark, after = prompt.rpartition(END_MARK.strip())
+    if not mark:
+        raise left_out()
+    # A template that trims the message has trimmed the mark's space, and the message has none at its end.
+    return before if after.startswith(" ") else before.rstrip()
+
+
+def left_out() -> RequestError:
+    found = "a last message whose text the chat template leaves out or changes"
+    return RequestError("chat, continue_final_message", found, "its text in the prompt", "Use generate instead.")

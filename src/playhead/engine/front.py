@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from playhead.engine.bad_words import bad_word_ids
-from playhead.engine.conversations import ChatOptions, Conversation, plain_messages, up_to_final_message
+from playhead.engine.conversations import ChatOptions, Conversation, plain_messages, up_to_mark, with_mark
 from playhead.errors import PlayheadError, RequestError, shown
 from playhead.grammar.compiler import Grammar, GrammarCompiler, Vocabulary
 from playhead.inputs import Prompt, plain_prompt
@@ -149,12 +149,12 @@ class PromptReader:
         """A conversation as its chat template writes it."""
         plain = plain_messages(messages)
         text = self._template_of(options.chat_template).render(
-            plain,
+            with_mark(plain) if options.continue_final_message else plain,
             add_generation_prompt=options.add_generation_prompt,
             tools=options.tools,
             **options.chat_template_kwargs,
         )
-        return up_to_final_message(text, plain) if options.continue_final_message else text
+        return up_to_mark(text) if options.continue_final_message else text
 
     def _template_of(self, source: str | None) -> ChatTemplate:
         """The template of this source, or the model's own. All share one process."""

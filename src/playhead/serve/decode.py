@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import NoReturn, TypeVar
 
 import msgspec
@@ -50,6 +51,17 @@ class BodyError(RequestError):
     def __init__(self, param: str | None, found: str, wanted: str, fix: str, *, code: str | None = None) -> None:
         super().__init__(param or "body", found, wanted, fix)
         self.param, self.code = param, code
+
+
+@contextmanager
+def forms_named(field: str | None) -> Iterator[None]:
+    """An error about the form of an answer names the field that asked for the form. None: that is the form's own."""
+    try:
+        yield
+    except RequestError as error:
+        if field is None or not error.where.startswith("structured_outputs field"):
+            raise
+        raise BodyError(field, error.found, error.wanted, error.fix, code="invalid_value") from None
 
 
 def decode(body: bytes, kind: type[T]) -> T:

@@ -312,7 +312,8 @@ def called_table(call_id: str, name: str, arguments: str) -> dict[str, object]:
 def item_tables(request: ResponsesRequest, rules: Rules) -> list[dict[str, object]]:
     """The instructions and the items of a response's input as messages.
 
-    Calls that follow each other are one message of the assistant. Reasoning belongs to the message after it.
+    Calls belong to the assistant's message before them, as they did in the answer; templates refuse two messages of the
+    assistant in a row. Reasoning belongs to the message after it.
     """
     tables: list[dict[str, object]] = []
     if request.instructions is not None:
@@ -324,17 +325,19 @@ def item_tables(request: ResponsesRequest, rules: Rules) -> list[dict[str, objec
     for i, item in enumerate(request.input):
         if item.type == "function_call" and calls is not None:
             calls.append(item_call(item, f"input[{i}]"))
+            tables[-1]["tool_calls"] = calls
             continue
         calls = None
         if item.type == "reasoning":
             reasoning = parts_text(item.content)
             continue
         table = item_table(item, f"input[{i}]", rules)
+        if table["role"] == "assistant":
+            calls = []
+            table |= {"reasoning_content": reasoning} if reasoning else {}
         if item.type == "function_call":
             calls = [item_call(item, f"input[{i}]")]
             table["tool_calls"] = calls
-        if table["role"] == "assistant" and reasoning:
-            table["reasoning_content"] = reasoning
         reasoning = None
         tables.append(table)
     return tables

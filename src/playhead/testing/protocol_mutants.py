@@ -10,22 +10,33 @@ from typing import Any
 import playhead.serve.decode
 import playhead.serve.routes.chat
 import playhead.serve.routes.completions
+import playhead.serve.routes.turn
 import playhead.serve.service
 import playhead.serve.validate
 from playhead.engine.front import CheckedPrompt, RequestOptions
-from playhead.outputs import CompletionOutput
+from playhead.outputs import CompletionOutput, RequestOutput
+from playhead.request_limits import RequestLimits
+from playhead.sampling_params import SamplingParams
 from playhead.serve.backend import Backend, Stream
 from playhead.serve.call import Answer, Call, EventStream, Tenant
+from playhead.serve.protocol.chat import TokenLogprob
+from playhead.serve.protocol.responses import ResponsesRequest
 from playhead.serve.routes import ROUTES
 from playhead.serve.routes.chat import ChatEvents
-from playhead.serve.routes.completions import TextPlace
+from playhead.serve.routes.completions import Completions, TextPlace
+from playhead.serve.routes.items import Items
+from playhead.serve.routes.responses import Accepted
 from playhead.serve.service import Service, respond
+from playhead.serve.tools.events import Event
+from playhead.serve.tools.formats import OutputSettings
+from playhead.serve.validate import Rules
 from playhead.testing.mutant import Checker, Mutant, Patch, mutant, swapped
 from playhead.testing.scripted_backend import ScriptedBackend, embedded_tokenizer
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 BY_PATH = {route.path: route for route in ROUTES}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+RESPONSES = "tokens of a response"
 
 
 @mutant("a key twice", source="servers whose checks and work read different values", killed_by=("bodies",))
@@ -104,6 +115,59 @@ def texts_added_up() -> Patch:
     return swapped(TextPlace, "after", after)
 
 
+@mutant("a whole response read as one piece", source="found here: reasoning_tokens of 0", killed_by=(RESPONSES,))
+def read_as_one_piece() -> Patch:
+    return swapped(Accepted, "by_token", lambda self, completion: iter([completion]))
+
+
+@mutant("reports of text that waits are lost", source="found here: logprobs beside tools", killed_by=(RESPONSES,))
+def waiting_reports_lost() -> Patch:
+    def forgetful(self: Items, found: Sequence[Event], reports: list[TokenLogprob]) -> None:
+        for i, one in enumerate(found):
+            self.add(one, [] if i else reports)
+
+    return swapped(Items, "take", forgetful)
+
+
+@mutant("an answer of a form is reasoning", source="found here: an empty content", killed_by=("forms of answers",))
+def forms_are_reasoning() -> Patch:
+    return swapped(playhead.serve.routes.turn, "begun_by", lambda prompt_end, params: prompt_end)
+
+
+@mutant("every end a stop token", source="found here: stop_reason with tools", killed_by=("ends of the model",))
+def every_end_a_stop_token() -> Patch:
+    return swapped(playhead.serve.routes.turn, "added_stops", lambda params, settings, eos_ids: settings.stop_token_ids)
+
+
+@mutant("a scored prompt has nothing cached", source="found here: max_tokens of 0", killed_by=("cached tokens",))
+def scored_without_cache() -> Patch:
+    original = Completions.add
+
+    def careless(self: Completions, number: int, output: RequestOutput) -> None:
+        if not self.wanted.is_scored:
+            original(self, number, output)
+
+    return swapped(Completions, "add", careless)
+
+
+@mutant("forms named as the library names them", source="found here: response_format", killed_by=("names of forms",))
+def forms_named_otherwise() -> Patch:
+    return swapped(playhead.serve.routes.chat, "form_field", lambda request, name, response_format: None)
+
+
+@mutant("calls apart from their message", source="found here: templates refuse it", killed_by=("items of a turn",))
+def calls_apart() -> Patch:
+    original = playhead.serve.validate.item_tables
+
+    def apart(request: ResponsesRequest, rules: Rules) -> list[dict[str, object]]:
+        tables = []
+        for table in original(request, rules):
+            tables += [{**table, "tool_calls": None}] * ("tool_calls" in table) + [table]
+        return tables
+
+    return swapped(playhead.serve.validate, "item_tables", apart)
+
+
 def called(service: Service, path: str, body: Any, salt: str = "") -> Answer | bytes:
     """The answer of a route, or all bytes of its stream."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -179,6 +243,69 @@ def check_refused() -> list[str]:
     return [] if status(service, COMPLETIONS, {"prompt": "a", "suffix": "b"}) == 400 else ["a suffix was ignored"]
 
 
+def check_response() -> list[str]:
+    """A whole response with reasoning counts its tokens, and reports those of the message."""
+    tokenizer, tool = embedded_tokenizer(), {"type": "function", "name": "f"}
+    ids = tokenizer.encode("<|channel>thought\nHm<channel|>a < b", add_special_tokens=False)
+    backend = ScriptedBackend(pieces=[tokenizer.token_text(one) or "" for one in ids], token_ids=ids)
+    body = {"input": "a", "tools": [tool], "include": ["message.output_text.logprobs"]}
+    answer = called(Service(backend=backend, tool_format="gemma4"), "/v1/responses", body)
+    assert isinstance(answer, Answer), "no stream was asked for"
+    read = json.loads(answer.body)
+    text = "".join(one["token"] for one in read["output"][-1]["content"][0]["logprobs"])
+    num_thought = read["usage"]["output_tokens_details"]["reasoning_tokens"]
+    return [] if (text, num_thought > 0) == ("a < b", True) else [f"{text!r} reported, {num_thought} of reasoning"]
+
+
+def check_stops() -> list[str]:
+    """A format adds no stop token that ends the model's answers anyway."""
+    settings = OutputSettings(skip_special_tokens=True, stop_token_ids=(2, 9))
+    found = playhead.serve.routes.turn.added_stops(SamplingParams(), settings, {2})
+    return [] if found == (9,) else [f"{found} added"]
+
+
+def check_cached() -> list[str]:
+    """A prompt that is only scored tells how much of it was cached."""
+    service = Service(backend=ScriptedBackend(pieces=["a"], num_cached_tokens=3))
+    answer = called(service, COMPLETIONS, {"prompt": "a", "echo": True, "max_tokens": 0})
+    assert isinstance(answer, Answer), "no stream was asked for"
+    used = json.loads(answer.body)["usage"]
+    num_cached = used["prompt_tokens_details"]["cached_tokens"]
+    return [] if (num_cached, used["completion_tokens"]) == (3, 0) else [f"{used}"]
+
+
+def check_names() -> list[str]:
+    """A schema that cannot be served is refused under the name of the field that had it."""
+    named = {"name": "a", "schema": {"type": "nothing"}}
+    body = {**HELLO, "response_format": {"type": "json_schema", "json_schema": named}}
+    answer = called(Service(backend=ScriptedBackend()), CHAT, body)
+    assert isinstance(answer, Answer), "no stream was asked for"
+    param = json.loads(answer.body)["error"]["param"]
+    return [] if param == "response_format" else [f"{param} was refused"]
+
+
+def check_forms() -> list[str]:
+    """An answer of a form is content, though the prompt ends where reasoning begins."""
+    service = Service(backend=ScriptedBackend(pieces=["{}"]), tool_format="gemma4")
+    messages = [*HELLO["messages"], {"role": "assistant", "content": "<|channel>thought"}]
+    options = {"add_generation_prompt": False, "continue_final_message": True}
+    body = {"messages": messages, **options, "response_format": {"type": "json_object"}}
+    answer = called(service, CHAT, body)
+    assert isinstance(answer, Answer), "no stream was asked for"
+    said = json.loads(answer.body)["choices"][0]["message"]
+    return [] if said["content"] == "{}" else [f"{said}"]
+
+
+def check_items() -> list[str]:
+    """What the model said and called in one answer is one message."""
+    items = [{"role": "assistant", "content": "I look."}]
+    items.append({"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"})
+    request = playhead.serve.decode.as_struct({"input": items}, ResponsesRequest)
+    rules = Rules(defaults=SamplingParams(), limits=RequestLimits())
+    num_messages = len(playhead.serve.validate.validate_responses(request, rules).messages)
+    return [] if num_messages == 1 else [f"{num_messages} messages"]
+
+
 PROTOCOL_MUTANTS: tuple[Mutant, ...] = (
     a_key_twice,
     depth_unchecked,
@@ -188,6 +315,13 @@ PROTOCOL_MUTANTS: tuple[Mutant, ...] = (
     half_a_call_queued,
     refused_fields_ignored,
     texts_added_up,
+    read_as_one_piece,
+    waiting_reports_lost,
+    calls_apart,
+    forms_are_reasoning,
+    forms_named_otherwise,
+    every_end_a_stop_token,
+    scored_without_cache,
 )
 PROTOCOL_CHECKERS: tuple[Checker, ...] = (
     Checker(name="bodies", run=check_bodies),
@@ -196,4 +330,10 @@ PROTOCOL_CHECKERS: tuple[Checker, ...] = (
     Checker(name="prompts of one call", run=check_prompts),
     Checker(name="refused fields", run=check_refused),
     Checker(name="places", run=check_places),
+    Checker(name=RESPONSES, run=check_response),
+    Checker(name="items of a turn", run=check_items),
+    Checker(name="forms of answers", run=check_forms),
+    Checker(name="names of forms", run=check_names),
+    Checker(name="ends of the model", run=check_stops),
+    Checker(name="cached tokens", run=check_cached),
 )

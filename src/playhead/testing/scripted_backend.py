@@ -13,7 +13,7 @@ from playhead.engine.snapshot import EngineSnapshot
 from playhead.engine.timeline import EngineStats
 from playhead.errors import QueueFull
 from playhead.models.text.tokenizer import Tokenizer, tokenizer_from_directory
-from playhead.outputs import CompletionOutput, FinishReason, RequestOutput
+from playhead.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput
 from playhead.sampling_params import RequestOutputKind, SamplingParams
 from playhead.serve.backend import BackendScrape, BackendState, ModelFacts
 
@@ -39,6 +39,11 @@ def embedded_reader() -> PromptReader:
     )
 
 
+def logprob_of(token_id: int) -> dict[int, Logprob]:
+    """The report of a token that was certain."""
+    return {token_id: Logprob(logprob=0.0, rank=1, decoded_token=embedded_tokenizer().token_text(token_id))}
+
+
 @dataclass(slots=True, kw_only=True, eq=False)  # mutable: it is closed
 class ScriptedStream:
     """One answer, piece by piece, or whole at its end; then `error`, if there is one."""
@@ -61,12 +66,14 @@ class ScriptedStream:
 class ScriptedBackend:
     """Every sample of every request gets `pieces`, one token each. With `error` the last output never comes.
 
-    `room` requests are taken, and the next is refused.
+    `room` requests are taken, and the next is refused. `token_ids` has one id for each piece; without them all are 0.
     """
 
     pieces: Sequence[str] = ("Ay", ", sir", ".")
     finish: FinishReason = FinishReason.STOP
     error: Exception | None = None
+    token_ids: Sequence[int] = ()
+    num_cached_tokens: int = 0
     room: int = 1 << 30
     has_chat_template: bool = True
     submitted: list[CheckedPrompt] = field(default_factory=list)
@@ -115,11 +122,19 @@ class ScriptedBackend:
     def _outputs(self, request_id: str, checked: CheckedPrompt) -> list[RequestOutput]:
         """One output per piece, or one with all of them. A sample that has ended stays in the outputs, as empty."""
         num_samples, last = checked.params.n, len(self.pieces) - 1
+        ids = list(self.token_ids) or [0] * len(self.pieces)
+        tables = None if checked.params.logprobs is None else [logprob_of(one) for one in ids]
         outputs = []
         for i, piece in enumerate(self.pieces):
             finish = self.finish if i == last and self.error is None else None
             samples = [
-                CompletionOutput(index=index, text=piece, token_ids=[0], finish_reason=finish)
+                CompletionOutput(
+                    index=index,
+                    text=piece,
+                    token_ids=ids[i : i + 1],
+                    finish_reason=finish,
+                    logprobs=None if tables is None else tables[i : i + 1],
+                )
                 for index in range(num_samples)
             ]
             outputs.append(
@@ -129,11 +144,12 @@ class ScriptedBackend:
                     prompt_token_ids=list(checked.ids),
                     outputs=samples,
                     finished=finish is not None,
+                    num_cached_tokens=self.num_cached_tokens,
                 )
             )
         if checked.params.output_kind is RequestOutputKind.FINAL_ONLY:
             whole = "".join(self.pieces)
-            many = [replace(one, text=whole, token_ids=[0] * len(self.pieces)) for one in outputs[-1].outputs]
+            many = [replace(one, text=whole, token_ids=ids, logprobs=tables) for one in outputs[-1].outputs]
             return [replace(outputs[-1], outputs=many)] if self.error is None else []
         return outputs
 

@@ -17,6 +17,8 @@ from tokenizers import decoders, pre_tokenizers
 from tokenizers.models import BPE, Unigram
 
 import playhead.models.load
+from playhead.engine import conversations
+from playhead.engine.conversations import ChatOptions
 from playhead.errors import ChatTemplateError, CheckpointError, PlayheadError, RequestError, UnsupportedModelError
 from playhead.llm import LLM
 from playhead.models.checkpoint import bounded_json, gguf_file, safetensors_file
@@ -32,6 +34,7 @@ from playhead.sampling_params import SamplingParams
 from playhead.testing import hostile_base as base
 from playhead.testing.hostile_run import SETTINGS
 from playhead.testing.mutant import Checker, Mutant, Patch, swapped
+from playhead.testing.scripted_backend import embedded_reader
 
 NO_SPECIAL = SpecialTokens(bos=None, eos=None, eos_ids=frozenset(), special_ids=frozenset())
 
@@ -54,6 +57,18 @@ def dropout_obeyed() -> Patch:
 
 def panics_let_through() -> Patch:
     return swapped(library, "PANIC", "no such name")
+
+
+def mark_of_templates() -> Patch:
+    return swapped(conversations, "END_MARK", "<")
+
+
+def last_message_goes_on() -> list[str]:
+    """The prompt ends with the last message, whatever the template writes after it."""
+    template = "{{ messages[0]['content'] }}</end>"
+    options = ChatOptions(add_generation_prompt=False, continue_final_message=True, chat_template=template)
+    found = embedded_reader().chat_text([{"role": "assistant", "content": "a "}], options)
+    return [] if found == "a " else [f"{found!r}"]
 
 
 def answers_begin_a_text() -> Patch:
@@ -338,11 +353,13 @@ TEXT_MUTANTS: tuple[Mutant, ...] = (
     known("a template's memory unlimited", "'%999999999d'", memory_unlimited, TEMPLATES),
     known("a template's time unlimited", "nested loops", time_unlimited, TEMPLATES),
     known("a dead template process kept", "one bad template ends all chats", dead_process_kept, TEMPLATES),
+    known("a mark that templates write", "found here: a last message of '<'", mark_of_templates, "the last message"),
     known("surrogates handed over", "found here", surrogates_handed_over, "messages are text"),
     known("a doctor that reads no template", "found here", doctor_reads_no_template, "the doctor sees the template"),
 )
 
 TEXT_CHECKERS: tuple[Checker, ...] = (
+    Checker(name="the last message", run=last_message_goes_on),
     Checker(name=WHOLE, run=ids_are_whole_and_alike),
     Checker(name=PANICS, run=panics_are_typed),
     Checker(name=ONE_TEXT, run=prompt_and_answer_are_one_text),

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from llguidance import LLMatcher, LLTokenizer, grammar_from
 
-from playhead.serve.tools import calls, constraint
+from playhead.serve.service import ENCODER
+from playhead.serve.tools import calls, constraint, gemma4, messages
 from playhead.serve.tools.constraint import TokenNames
 from playhead.serve.tools.definitions import tool_request
-from playhead.serve.tools.events import ParsedAnswer, gathered
+from playhead.serve.tools.events import Content, ParsedAnswer, gathered
 from playhead.serve.tools.formats import FORMATS, format_for
+from playhead.serve.tools.harmony import CHANNEL, MESSAGE, HarmonyMessages
+from playhead.serve.tools.json_calls import JsonCalls
 from playhead.serve.tools.reasoning import ReasoningMarks
 from playhead.serve.tools.text import MarkerFinder, TextOut
 from playhead.testing.mutant import Checker, Mutant, Patch, mutant, swapped
@@ -21,6 +25,7 @@ FORCED = tool_request([{"type": "function", "name": "weather", "parameters": SCH
 
 PIECES, KNOWN, BEGUN = "pieces of an answer", "functions that were not given", "reasoning begun in the prompt"
 FITS, KEPT, SPACE = "forced arguments fit", "a call without an end", "white space around calls"
+SENT, ALL_CALLS = "calls that can be sent", "earlier calls are all seen"
 
 
 def answer(pieces: Sequence[str], template: str = "<tool_call>", prompt_end: str = "") -> ParsedAnswer:
@@ -60,9 +65,51 @@ def line_ends_are_content() -> Patch:
     return swapped(TextOut, "drop_space", lambda self: self.flush())
 
 
+@mutant("a dialect told by a space", source="found here: a piece that ends after `{ `", killed_by=(PIECES,))
+def dialect_told_by_a_space() -> Patch:
+    return swapped(gemma4, "BEGIN", re.compile(r"\{[ \t\n\r]{0,64}(.)", re.DOTALL))
+
+
+@mutant("a call followed by a line end is content", source="found here: harmony", killed_by=(SPACE,))
+def line_end_of_harmony() -> Patch:
+    return swapped(HarmonyMessages, "_after_arguments", lambda self: self._begin(Content) or True)
+
+
+@mutant("half a surrogate pair sent", source="found here: quoted arguments", killed_by=(SENT,))
+def half_a_pair_sent() -> Patch:
+    return swapped(calls, "SURROGATE", re.compile("(?!)"))
+
+
+@mutant("half an end of a call is content", source="found here: answers cut at max_tokens", killed_by=(SPACE,))
+def half_an_end_shown() -> Patch:
+    def finish(self: JsonCalls) -> None:
+        self._out.put(self._text[self._at :])
+        self._out.flush()
+
+    return swapped(JsonCalls, "finish", finish)
+
+
+@mutant("calls beside the first unseen", source="found here: the template of gpt-oss", killed_by=(ALL_CALLS,))
+def later_calls_unseen() -> Patch:
+    return swapped(messages, "split_calls", lambda message: [message] if message.get("tool_calls") else [])
+
+
 def pieces_give_the_same() -> list[str]:
-    whole, cut = answer([f"a {CALL} b"]), answer(list(f"a {CALL} b"))
-    return [] if whole == cut and len(whole.calls) == 1 else [f"whole {whole}, in pieces {cut}"]
+    json_call = '<|tool_call>call:weather{ "city": "Rome"}<tool_call|>'
+    found = []
+    for template, text in (("<tool_call>", f"a {CALL} b"), ("<|tool_call>", json_call)):
+        whole, cut = answer([text], template), answer(list(text), template)
+        found += [] if whole == cut and len(whole.calls) == 1 else [f"whole {whole}, in pieces {cut}"]
+    return found
+
+
+def calls_can_be_sent() -> list[str]:
+    text = CALL.replace('{"city": "Rome"}', '"{\\"city\\": \\"\\ud83d\\"}"')
+    try:
+        ENCODER.encode([call.arguments for call in answer([text]).calls])
+    except UnicodeEncodeError as error:
+        return [f"arguments that no answer can hold: {error.reason}"]
+    return []
 
 
 def only_given_functions_are_called() -> list[str]:
@@ -102,6 +149,15 @@ def forced_arguments_fit() -> list[str]:
     return found
 
 
+def every_call_is_a_message() -> list[str]:
+    """The template of gpt-oss reads the first call of a message and no other."""
+    asked = [{"id": one, "type": "function", "function": {"name": "f", "arguments": "{}"}} for one in "ab"]
+    talk = [{"role": "assistant", "content": None, "tool_calls": asked, "reasoning_content": "hm"}]
+    read = FORMATS["harmony"].messages(talk, tool_request(None))
+    seen = [one["tool_calls"][0]["id"] for one in read]
+    return [] if (seen, read[0].get("thinking")) == (["a", "b"], "hm") else [f"{read}"]
+
+
 def an_endless_call_is_let_go() -> list[str]:
     parser = FORMATS["hermes"].parser(names=["weather"])
     events = parser.feed('<tool_call>{"name": "' + "x" * (1 << 17))
@@ -109,8 +165,17 @@ def an_endless_call_is_let_go() -> list[str]:
 
 
 def white_space_around_calls_is_dropped() -> list[str]:
-    read = answer([f"\n\n{CALL}\n{CALL}\n"])
-    return [] if (read.content, len(read.calls)) == (None, 2) else [f"{read}"]
+    channel = "<|channel|>commentary to=functions.weather<|message|>{}\n<|call|>"
+    texts = (
+        (f"\n\n{CALL}\n{CALL}\n", "<tool_call>", 2),
+        (CALL[:-3], "<tool_call>", 1),
+        (channel, CHANNEL + MESSAGE, 1),
+    )
+    found = []
+    for text, template, num_calls in texts:
+        read = answer([text], template)
+        found += [] if (read.content, len(read.calls)) == (None, num_calls) else [f"{read}"]
+    return found
 
 
 TOOL_MUTANTS: tuple[Mutant, ...] = (
@@ -120,6 +185,11 @@ TOOL_MUTANTS: tuple[Mutant, ...] = (
     schema_left_out,
     kept_without_limit,
     line_ends_are_content,
+    dialect_told_by_a_space,
+    line_end_of_harmony,
+    half_a_pair_sent,
+    later_calls_unseen,
+    half_an_end_shown,
 )
 
 TOOL_CHECKERS: tuple[Checker, ...] = (
@@ -129,4 +199,6 @@ TOOL_CHECKERS: tuple[Checker, ...] = (
     Checker(name=FITS, run=forced_arguments_fit),
     Checker(name=KEPT, run=an_endless_call_is_let_go),
     Checker(name=SPACE, run=white_space_around_calls_is_dropped),
+    Checker(name=SENT, run=calls_can_be_sent),
+    Checker(name=ALL_CALLS, run=every_call_is_a_message),
 )

@@ -10,7 +10,7 @@ from msgspec import UNSET
 from playhead.outputs import CompletionOutput, RequestOutput
 from playhead.serve.backend import Stream
 from playhead.serve.call import Answer, Call, EventStream
-from playhead.serve.decode import decode
+from playhead.serve.decode import decode, forms_named
 from playhead.serve.protocol.chat import (
     AssistantMessage,
     CalledDelta,
@@ -35,7 +35,7 @@ from playhead.serve.routes.generation import (
     submit_all,
     whole_outputs,
 )
-from playhead.serve.routes.turn import Turn, check_template, read_turn
+from playhead.serve.routes.turn import Turn, check_template, form_field, read_turn
 from playhead.serve.service import ENCODER, Service, answer, guarded
 from playhead.serve.tools.events import Content, Event, Parser, Reasoning, ToolCallArguments, ToolCallStart, gathered
 from playhead.serve.validate import validate_chat
@@ -48,8 +48,9 @@ async def answer_chat(service: Service, call: Call) -> Answer | EventStream:
     request = decode(call.body, ChatRequest)
     service.check_model(request.model)
     check_template(service, "messages")
-    wanted = validate_chat(request, service.rules(call))
-    turn = await read_turn(service, wanted)
+    with forms_named(form_field(request, "response_format", request.response_format)):
+        wanted = validate_chat(request, service.rules(call))
+        turn = await read_turn(service, wanted)
     head, count = Head.of(service, "chatcmpl"), Count.begin(call.spent, [turn.prompt])
     streams = submit_all(service.backend, head.id, [turn.prompt], wanted.options)
     accepted = Chat(service=service, request=request, turn=turn, head=head, count=count)

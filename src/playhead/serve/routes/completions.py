@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from msgspec import UNSET
@@ -13,7 +13,7 @@ from playhead.models.text.detokenize import IncrementalDetokenizer
 from playhead.outputs import CompletionOutput, Logprob, RequestOutput
 from playhead.serve.backend import Stream
 from playhead.serve.call import Answer, Call, EventStream
-from playhead.serve.decode import decode
+from playhead.serve.decode import decode, forms_named
 from playhead.serve.protocol.completions import (
     CompletionAnswer,
     CompletionChoice,
@@ -43,8 +43,9 @@ async def complete(service: Service, call: Call) -> Answer | EventStream:
     """The handler."""
     request = decode(call.body, CompletionRequest)
     service.check_model(request.model)
-    wanted = validate_completion(request, service.rules(call))
-    prompts = [await service.read_prompt(prompt, wanted.params) for prompt in wanted.prompts]
+    with forms_named("response_format" if request.response_format is not None else None):
+        wanted = validate_completion(request, service.rules(call))
+        prompts = [await service.read_prompt(prompt, wanted.params) for prompt in wanted.prompts]
     head, count = Head.of(service, "cmpl"), Count.begin(call.spent, prompts)
     streams = submit_all(service.backend, head.id, prompts, wanted.options)
     accepted = Completions(service=service, request=request, wanted=wanted, prompts=prompts, head=head, count=count)
@@ -89,9 +90,8 @@ class Completions:
 
     def whole(self, outputs: Sequence[RequestOutput]) -> CompletionAnswer:
         """The answer to prompts that are not streamed."""
-        if not self.wanted.is_scored:
-            for number, output in enumerate(outputs):
-                self.count.add(number, output)
+        for number, output in enumerate(outputs):
+            self.add(number, output)
         return CompletionAnswer(
             id=self.head.id,
             created=self.head.created,
@@ -102,6 +102,10 @@ class Completions:
             system_fingerprint=self.head.system_fingerprint,
             usage=self.count.usage,
         )
+
+    def add(self, number: int, output: RequestOutput) -> None:
+        """Count the tokens of an output. The one token of a prompt that is only scored does not count."""
+        self.count.add(number, replace(output, outputs=[]) if self.wanted.is_scored else output)
 
     def choice(self, number: int, output: RequestOutput, completion: CompletionOutput) -> CompletionChoice:
         reports = output.prompt_logprobs if self.request.prompt_logprobs is not None else None
@@ -186,8 +190,7 @@ class CompletionEvents:
         accepted, num_samples = self._accepted, self._accepted.wanted.params.n
         try:
             async for number, output in merged(streams):
-                if not accepted.wanted.is_scored:
-                    accepted.count.add(number, output)
+                accepted.add(number, output)
                 events = b"".join(
                     [self._events(number, number * num_samples + one.index, output, one) for one in output.outputs]
                 )

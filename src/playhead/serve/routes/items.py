@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,6 +80,7 @@ class Items:
         self._open: OpenItem | None = None
         self._number = 0
         self._events: list[bytes] = []
+        self._waiting: list[TokenLogprob] = []
 
     def tell(self, kind: str, **fields: Any) -> None:
         """An event of this kind happens. `fields` are those of `StreamEvent`."""
@@ -89,6 +91,18 @@ class Items:
         """The events since the last call."""
         events, self._events = b"".join(self._events), []
         return events
+
+    def take(self, found: Sequence[Event], reports: list[TokenLogprob]) -> None:
+        """What some tokens made, with the reports of these tokens, which go with the first piece.
+
+        A parser keeps text that may become a marker. The reports of such tokens wait for the message's next piece.
+        """
+        reports, self._waiting = self._waiting + reports, []
+        if not found and (self._open is None or self._open.events == TEXT):
+            self._waiting = reports
+        for one in found:
+            self.add(one, reports)
+            reports = []
 
     def add(self, event: Event, reports: list[TokenLogprob]) -> None:
         """One more piece of the answer. Reports belong to the text of a message."""
@@ -122,6 +136,8 @@ class Items:
 
     def end_all(self, status: Status) -> None:
         """The answer has ended. An answer of nothing is a message without text."""
+        if self._waiting:
+            self.add(Content(text=""), self._waiting)
         if self._open is None and not self.done:
             self._begin(TEXT, None)
         self.end(status)

@@ -11,14 +11,14 @@ As OpenAI's own, the stream has no [DONE]: the last event says that it is the la
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from playhead.outputs import CompletionOutput, RequestOutput
 from playhead.serve.backend import Stream
 from playhead.serve.call import Answer, Call, EventStream
-from playhead.serve.decode import decode
+from playhead.serve.decode import decode, forms_named
 from playhead.serve.protocol.chat import TokenLogprob
 from playhead.serve.protocol.responses import (
     IncompleteDetails,
@@ -34,7 +34,7 @@ from playhead.serve.protocol.responses import (
 )
 from playhead.serve.routes.generation import Count, chat_logprob_entries, ended_by, submit_all, whole_outputs
 from playhead.serve.routes.items import Items
-from playhead.serve.routes.turn import Turn, check_template, read_turn
+from playhead.serve.routes.turn import Turn, check_template, form_field, read_turn
 from playhead.serve.service import Service, answer, guarded, new_id, now_s
 from playhead.serve.tools.events import Content, Reasoning
 from playhead.serve.validate import validate_responses
@@ -47,8 +47,9 @@ async def create_response(service: Service, call: Call) -> Answer | EventStream:
     request = decode(call.body, ResponsesRequest)
     service.check_model(request.model)
     check_template(service, "input")
-    wanted = validate_responses(request, service.rules(call))
-    turn = await read_turn(service, wanted)
+    with forms_named(form_field(request, "text.format", request.text and request.text.format)):
+        wanted = validate_responses(request, service.rules(call))
+        turn = await read_turn(service, wanted)
     accepted = Accepted(
         service=service,
         request=request,
@@ -78,7 +79,8 @@ class Accepted:
         """The response to a request that is not streamed."""
         items = Items(has_reports=self.reports_tokens)
         for one in output.outputs:
-            self.take(items, one)
+            for piece in self.by_token(one):
+                self.take(items, piece)
         status = status_of(output)
         items.end_all(status)
         self.count.add(0, output)
@@ -106,6 +108,27 @@ class Accepted:
         finally:
             stream.close()
 
+    def by_token(self, completion: CompletionOutput) -> Iterator[CompletionOutput]:
+        """A whole answer as a stream would have it, so that each token counts for the item that it wrote."""
+        if self.turn.new_parser is None or not completion.token_ids:
+            yield completion
+            return
+        prompt, last = self.turn.prompt, len(completion.token_ids) - 1
+        tokenizer, skips = self.service.backend.reader.tokenizer, prompt.params.skip_special_tokens
+        detokenizer = tokenizer.detokenizer(skip_special_tokens=skips, prompt_ids=prompt.ids)
+        begin = 0
+        for i, token_id in enumerate(completion.token_ids):
+            # A stop string ends the text before its tokens do.
+            end = len(completion.text) if i == last else begin + len(detokenizer.feed((token_id,)))
+            yield replace(
+                completion,
+                text=completion.text[begin:end],
+                token_ids=[token_id],
+                logprobs=None if completion.logprobs is None else completion.logprobs[i : i + 1],
+                finish_reason=completion.finish_reason if i == last else None,
+            )
+            begin = end
+
     def take(self, items: Items, completion: CompletionOutput) -> None:
         """Add what is new to the items."""
         reports = self.reports(completion)
@@ -119,9 +142,7 @@ class Accepted:
             found += items.parser.finish()
         if found and all(isinstance(one, Reasoning) for one in found):
             self.count.num_reasoning += len(completion.token_ids)
-        for one in found:
-            items.add(one, reports)
-            reports = []  # they go with the first piece
+        items.take(found, reports)
 
     @property
     def reports_tokens(self) -> bool:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from playhead.engine.front import CheckedPrompt
 from playhead.sampling_params import SamplingParams
 from playhead.serve.decode import BodyError
+from playhead.serve.protocol.fields import ServedFields
 from playhead.serve.service import Service
 from playhead.serve.tools.events import Parser
+from playhead.serve.tools.formats import OutputSettings
 from playhead.serve.validate import ChatWanted
 from playhead.structured_outputs import structured_outputs
 
@@ -32,6 +34,13 @@ def check_template(service: Service, param: str) -> None:
         raise BodyError(param, found, "a model with one", "Use /v1/completions.", code="no_chat_template")
 
 
+def form_field(request: ServedFields, name: str, response_format: object) -> str | None:
+    """The field that asks for the form of an answer: `name`, the tools one of which is forced, or None for the form."""
+    if request.structured_outputs is not None:
+        return None
+    return "tools" if response_format is None else name
+
+
 async def read_turn(service: Service, wanted: ChatWanted) -> Turn:
     """The conversation as the model reads it, and how its answer will be read; or `RequestError`."""
     form = service.format
@@ -42,12 +51,21 @@ async def read_turn(service: Service, wanted: ChatWanted) -> Turn:
     tokenizer = service.backend.reader.tokenizer
     prompt_end = tokenizer.decode(ids[-NUM_END_TOKENS:], skip_special_tokens=False)
     params = parsed_params(service, wanted, prompt_end)
+    begun = begun_by(prompt_end, wanted.params)
 
     def new_parser() -> Parser:
         names, is_forced = wanted.tools.names, wanted.tools.is_forced
-        return form.parser(names=names, prompt_end=prompt_end, is_forced=is_forced)
+        return form.parser(names=names, prompt_end=begun, is_forced=is_forced)
 
     return Turn(prompt=await service.read_prompt(ids, params), new_parser=new_parser)
+
+
+def begun_by(prompt_end: str, params: SamplingParams) -> str:
+    """The end of the prompt that the answer goes on with: reasoning may have begun there.
+
+    A form of the answer holds from the first token, so the model cannot go on with that reasoning, nor end it.
+    """
+    return prompt_end if params.structured_outputs is None else ""
 
 
 def parsed_params(service: Service, wanted: ChatWanted, prompt_end: str) -> SamplingParams:
@@ -59,10 +77,18 @@ def parsed_params(service: Service, wanted: ChatWanted, prompt_end: str) -> Samp
         found = "a call that must be made, and a form of the answer"
         raise BodyError("tool_choice", found, "one of them", 'Leave out the form, or say tool_choice: "auto".')
     form = params.structured_outputs if forced is None else structured_outputs("tool_choice", forced)
-    stops = () if params.ignore_eos else settings.stop_token_ids
+    eos_ids = service.backend.reader.tokenizer.special.eos_ids
     return replace(
         params,
         skip_special_tokens=params.skip_special_tokens and settings.skip_special_tokens,
-        stop_token_ids=(*(params.stop_token_ids or ()), *stops),
+        stop_token_ids=(*(params.stop_token_ids or ()), *added_stops(params, settings, eos_ids)),
         structured_outputs=form,
     )
+
+
+def added_stops(params: SamplingParams, settings: OutputSettings, eos_ids: Collection[int]) -> tuple[int, ...]:
+    """The format's stop tokens that do not end an answer already.
+
+    A token that the client did not name and that ends every answer of the model is no `stop_reason` to the client.
+    """
+    return () if params.ignore_eos else tuple(one for one in settings.stop_token_ids if one not in eos_ids)

@@ -10,6 +10,7 @@ cannot be taken back. Arguments that stop being JSON end the call there, and the
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ MAX_HELD_CHARS = 1 << 16
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 OTHER_KEYS = ("id", "type")
+SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def new_call_id() -> str:
@@ -183,7 +185,9 @@ class CallReader:
         quoted = json.loads(text) if text.startswith('"') else ""
         scanner = JsonScanner()
         end = scanner.read(quoted, 0, len(quoted)) if quoted.lstrip().startswith("{") else 0
-        if scanner.status is not Status.WHOLE or quoted[end:].strip():
+        # Half of a surrogate pair is JSON inside quotes, and no text once the quotes are gone.
+        is_text = SURROGATE.search(quoted) is None
+        if not is_text or scanner.status is not Status.WHOLE or quoted[end:].strip():
             self._is_refused = True
             return
         self._arguments = [quoted.strip()]

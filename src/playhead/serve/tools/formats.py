@@ -21,7 +21,7 @@ from playhead.serve.tools.events import Content, Event, Parser
 from playhead.serve.tools.gemma4 import Gemma4Arguments
 from playhead.serve.tools.harmony import CHANNEL, HARMONY_TEXT, MARKERS, MESSAGE, HarmonyMessages
 from playhead.serve.tools.json_calls import JsonCalls, JsonCallSyntax
-from playhead.serve.tools.messages import as_text, for_template
+from playhead.serve.tools.messages import as_text, for_template, one_call_each
 from playhead.serve.tools.reasoning import ReasoningMarks, ReasoningSplitter
 from playhead.structured_outputs import MAX_GRAMMAR_BYTES
 
@@ -85,6 +85,7 @@ class ToolFormat:
     `markers` are texts that must be seen in an answer. `stop_tokens` end an answer besides the model's own ends.
     `has_channels`: `calls` reads the reasoning too, whether there are tools or not.
     `template_knows`: the chat template writes tools, calls and results. Where it does not, messages have them as text.
+    `to_template` makes messages with calls what such a template reads.
     `can_choose`: the model knows how to write a call. Where it does not, only a forced `tool_choice` makes calls.
     """
 
@@ -98,6 +99,7 @@ class ToolFormat:
     can_choose: bool = True
     reasoning: ReasoningMarks | None = None
     new_id: Callable[[], str] = new_call_id
+    to_template: Callable[[Sequence[Mapping[str, Any]]], list[dict[str, Any]]] = for_template
 
     def parser(
         self,
@@ -123,7 +125,7 @@ class ToolFormat:
     def messages(self, messages: Sequence[Mapping[str, Any]], request: ToolRequest) -> list[dict[str, Any]]:
         """The messages as the chat template takes them."""
         if self.template_knows:
-            return for_template(messages)
+            return self.to_template(messages)
         return as_text(messages, request if self.can_choose else ToolRequest())
 
     def template_tools(self, request: ToolRequest) -> list[dict[str, object]] | None:
@@ -206,6 +208,7 @@ FORMATS = {
             calls=HarmonyMessages,
             text=HARMONY_TEXT,
             has_channels=True,
+            to_template=one_call_each,
         ),
         json_format(
             "gemma4",

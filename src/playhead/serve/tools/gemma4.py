@@ -19,7 +19,7 @@ QUOTE = MarkerFinder(['<|"|>'])
 KEY = re.compile(r"[^{}\[\]:,<\"\x00-\x1f]{1,128}")
 SCALAR = re.compile(r"[-+.0-9a-zA-Z]{1,128}")
 SPACE = re.compile(r"[ \t\n\r]+")
-BEGIN = re.compile(r"\{[ \t\n\r]{0,64}(.)", re.DOTALL)
+BEGIN = re.compile(r"\{[ \t\n\r]{0,64}([^ \t\n\r])")
 MAX_BEGIN_CHARS = 66
 
 

@@ -137,7 +137,18 @@ class HarmonyMessages:
         self._at = self._reader.feed(self._text, self._at)
         if self._reader.status is Status.OPEN:
             return False
-        self._begin(Content)
+        if self._reader.status is Status.WHOLE:
+            self._state = self._after_arguments
+        else:
+            self._begin(Content)
+        return True
+
+    def _after_arguments(self) -> bool:
+        """White space between a call and its end is no text."""
+        if self._text[self._at].isspace():
+            self._at += 1
+        else:
+            self._begin(Content)
         return True
 
     def _in_body(self) -> bool:

@@ -63,6 +63,8 @@ class JsonCalls:
 
     def finish(self) -> None:
         """Make events of the rest. What is not a call by now is content."""
+        if self._state == self._after and self._syntax.close.startswith(self._text[self._at :].lstrip()):
+            return  # the end of a call, cut off
         if self._reader is None:
             self._out.put("".join(self._raw) + self._text[self._at :])
         elif self._reader.held:

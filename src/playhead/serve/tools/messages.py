@@ -43,6 +43,39 @@ def for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return out
 
 
+def one_call_each(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The messages of a request as the template of gpt-oss reads them, which sees one call of a message and no more.
+
+    Each call is a message, and its result follows it. The template takes what stands before a call as `thinking`, and
+    refuses a message that has content beside it.
+    """
+    out: list[dict[str, Any]] = []
+    waiting: list[dict[str, Any]] = []
+    for message in for_template(messages):
+        if message["role"] == "tool" and waiting:
+            # A result of no known call belongs to the first that has none.
+            place = next((i for i, one in enumerate(waiting) if is_result(message, one)), 0)
+            out += [waiting.pop(place), message]
+            continue
+        out += waiting
+        waiting = list(split_calls(message))
+        out += [] if waiting else [message]
+    return out + waiting
+
+
+def split_calls(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """One message for each call of a message."""
+    calls = message.get("tool_calls", ())
+    thought = "\n".join(text for text in (message.get("reasoning_content"), message["content"]) if text)
+    for i, call in enumerate(calls):
+        yield {**message, "content": "", "tool_calls": [call]} | ({"thinking": thought} if thought and i == 0 else {})
+
+
+def is_result(result: Message, called: Message) -> bool:
+    """Whether this is the result of the call in that message."""
+    return any(call.get("id") == result.get("tool_call_id") for call in called["tool_calls"])
+
+
 def with_table(call: Mapping[str, Any]) -> dict[str, Any]:
     """A call whose arguments are a table. Arguments that are no JSON object stay as they are."""
     function = call["function"]

@@ -34,6 +34,14 @@ def test_a_call_has_its_recipient_before_or_after_the_channel(header):
         assert (answer.reasoning, calls_of(answer), answer.content) == ("Rome, then.", [("weather", ROME)], None)
 
 
+@pytest.mark.parametrize("space", ["\n", " " * 70])
+def test_white_space_between_a_call_and_its_end_is_no_content(space):
+    header = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+    for end in ("", "<|call|>", "<|call|><|start|>assistant"):
+        for pieces in ([f"{header}{ROME}{space}{end}"], list(f"{header}{ROME}{space}{end}")):
+            assert [type(one) for one in merged(events_of(HARMONY, pieces))] == [ToolCallStart, ToolCallArguments]
+
+
 def test_events_come_in_the_order_of_the_messages():
     text = (
         f"{THOUGHT}<|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from playhead.serve.tools.events import Content, Reasoning, ToolCallArguments, ToolCallStart
@@ -82,6 +83,21 @@ def test_arguments_may_stand_before_the_name_or_be_quoted_or_be_absent():
     assert calls_of(absent) == [("clock", "{}")]
 
 
+def test_quoted_arguments_that_are_no_text_are_no_call():
+    """Half of a surrogate pair cannot be sent: its answer would end with an error of ours."""
+    for escaped, is_call in (
+        ("\\\\ud83d", True),
+        ("\\ud83d\\ude00", True),
+        ("\\ud83d", False),
+        ("\\ude00\\ud83d", False),
+    ):
+        text = f'<tool_call>{{"name": "weather", "arguments": "{{\\"city\\": \\"{escaped}\\"}}"}}</tool_call>'
+        answer = read(HERMES, text)
+        assert len(answer.calls) == is_call, escaped
+        assert answer.content == (None if is_call else text)
+        msgspec.json.encode([call.arguments for call in answer.calls])
+
+
 def test_arguments_that_stop_being_json_end_the_call_and_the_rest_is_content():
     answer = read(HERMES, '<tool_call>{"name": "weather", "arguments": {"city": Rome}}</tool_call>')
     assert (calls_of(answer), answer.content) == ([("weather", '{"city": ')], "Rome}}</tool_call>")
@@ -90,6 +106,13 @@ def test_arguments_that_stop_being_json_end_the_call_and_the_rest_is_content():
 def test_a_cut_answer_has_the_arguments_that_came():
     answer = read(HERMES, '<tool_call>{"name": "weather", "arguments": {"city": "Ro')
     assert (calls_of(answer), answer.content) == ([("weather", '{"city": "Ro')], None)
+
+
+@pytest.mark.parametrize("num_chars", range(len("\n</tool_call>") + 1))
+def test_an_end_of_a_call_that_was_cut_off_is_dropped(num_chars):
+    """An answer may end at its limit of tokens there."""
+    answer = read(HERMES, f"<tool_call>{WEATHER}" + "\n</tool_call>"[:num_chars])
+    assert (answer.content, len(answer.calls)) == (None, 1)
 
 
 def test_text_after_a_call_is_content():

@@ -89,3 +89,32 @@ def test_a_template_that_knows_no_tools_gets_them_as_text_in_turns_that_alternat
 def test_a_model_without_tools_is_told_nothing_of_them():
     messages = FORMATS["none"].messages(TALK, TOOLS)
     assert messages[0] == {"role": "system", "content": "Be brief."}
+
+
+GPT_OSS = (
+    "{% set last = namespace(name='') %}{% for m in messages %}{% if m.tool_calls %}"
+    "{% if m.content and m.thinking %}{{ raise_exception('both') }}{% endif %}"
+    "{% if m.thinking %}[{{ m.thinking }}]{% endif %}"
+    "{% set last.name = m.tool_calls[0].function.name %}to={{ last.name }};"
+    "{% elif m.role == 'tool' %}{{ last.name }}={{ m.content }};{% else %}{{ m.content }};{% endif %}{% endfor %}"
+)
+"""As the template of gpt-oss: it reads the first call of a message, and a result is of the call before it."""
+
+
+@pytest.mark.parametrize(
+    ("order", "wanted"),
+    [
+        ("ab", "[hm\nI look.]to=weather;weather=a;to=clock;clock=b;"),
+        ("ba", "to=clock;clock=b;[hm\nI look.]to=weather;weather=a;"),
+        ("a", "[hm\nI look.]to=weather;weather=a;to=clock;"),
+        ("?", "[hm\nI look.]to=weather;weather=?;to=clock;"),
+        ("", "[hm\nI look.]to=weather;to=clock;"),
+    ],
+)
+def test_gpt_oss_sees_every_call_with_its_result_and_the_reasoning_before_them(order, wanted):
+    called = {**CALLED, "content": "I look.", "reasoning_content": "hm"}
+    results = [{"role": "tool", "tool_call_id": one, "content": one} for one in order]
+    talk = [{"role": "user", "content": "Q"}, called, *results, {"role": "user", "content": "Q"}]
+    messages = FORMATS["harmony"].messages(talk, TOOLS)
+    text = render(compile_template(GPT_OSS), {"messages": messages}, datetime(2026, 1, 1))
+    assert text == f"Q;{wanted}Q;"
