@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from playhead.cli.command import MODEL
-from playhead.engine.config import EMBEDDED
+from playhead.engine.config import EMBEDDED, MAX_BYTES
 from playhead.errors import ConfigError
 from playhead.sampling_params import PARAMETERS, SamplingParams
 from playhead.settings import Setting, check_settings, declare, parse_size, refused_flag, settings_of
@@ -110,9 +110,17 @@ class PlanOptions:
             help="plan for a GPU with this much, like 139GiB; this machine's own memory if left out",
             metavar="SIZE",
             parse=parse_size,
+            low=1,
+            high=MAX_BYTES,
         ),
     )
     as_json: bool = declare(False, AS_JSON)
+
+    def __post_init__(self) -> None:
+        check_settings(self, PLAN_OPTIONS, refused_flag)
+
+
+PLAN_OPTIONS = settings_of(PlanOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -218,6 +218,18 @@ def test_sizes_read_as_people_write_them():
         parse_size("size", "-1GB")
 
 
+@pytest.mark.parametrize("size", ["0B", "2000TiB", f"{10**20}GiB", f"{'9' * 400}GiB", f"{'9' * 5000}GiB"])
+@pytest.mark.parametrize("flag", ["--gpu-memory", "--kv-memory-bytes"])
+def test_a_size_that_no_machine_has_is_refused_in_words(flag, size):
+    result = run("plan", "embedded", flag, size)
+    assert result.exit_code == 2, result.output
+    assert f"{flag}: found" in result.output
+
+
+def test_a_size_is_read_to_the_byte():
+    assert parse_size("size", f"{2**53 + 1}B") == 2**53 + 1
+
+
 def test_a_size_without_a_unit_is_refused_where_it_is_text():
     with pytest.raises(ConfigError, match=r"kv_memory_bytes: found '24'; .* Write 24GiB"):
         EngineConfig(kv_memory_bytes="24")
