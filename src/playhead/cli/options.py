@@ -9,6 +9,7 @@ from pathlib import Path
 
 from playhead.cli.command import MODEL
 from playhead.engine.config import EMBEDDED, MAX_BYTES
+from playhead.env import user_path
 from playhead.errors import ConfigError
 from playhead.sampling_params import PARAMETERS, SamplingParams
 from playhead.settings import Setting, check_settings, declare, parse_size, refused_flag, settings_of
@@ -19,7 +20,7 @@ AS_JSON = Setting(help="print JSON", flag="--json")
 
 def output_path(where: str, text: str) -> Path:
     """A file that can be written, looked at before the work begins: its figures would be lost after it."""
-    path = Path(text).expanduser()
+    path = user_path(text)
     if path.is_dir():
         raise ConfigError(f"{where}: found the directory {text!r}; wanted a file. Add a file name.")
     if not path.parent.is_dir():

@@ -22,7 +22,7 @@ import playhead.models.text.gguf_sentencepiece
 from playhead.engine.config import EngineConfig
 from playhead.engine.host_memory import free_host_bytes
 from playhead.engine.memory import fit_beside_weights, fit_memory
-from playhead.errors import ConfigError
+from playhead.errors import CheckpointError, ConfigError
 from playhead.kernels.blocks import BLOCK_SIZE
 from playhead.kv.geometry import KVGeometry
 from playhead.kv.plan import KVLimits, KVPlan, least_bytes
@@ -34,7 +34,7 @@ from playhead.models.checkpoint.fill import Filling, load_decoder
 from playhead.models.checkpoint.gguf_architectures import ARCHITECTURES
 from playhead.models.checkpoint.gguf_file import GgufFile
 from playhead.models.checkpoint.gguf_model import GgufWeights
-from playhead.models.checkpoint.hub import hub_name
+from playhead.models.checkpoint.hub import hub_name, resolve_model
 from playhead.models.checkpoint.pieces import Piece, pieces_of
 from playhead.models.checkpoint.sources import InMemoryTensors, Part
 from playhead.models.load import ModelDescription, describe_model, load_weights
@@ -178,6 +178,17 @@ def memory_that_is_enough() -> list[str]:
     return found
 
 
+def home_that_is_unknown() -> list[str]:
+    """A model in the home of a user whom the machine does not know is a model that is not there."""
+    try:
+        resolve_model("~nosuchuser/some/model")
+    except CheckpointError:
+        return []
+    except RuntimeError as error:
+        return [f"refused as {error!r}"]
+    return ["found a model in the home of nobody"]
+
+
 def names_that_lead_out() -> list[str]:
     """No name of the hub is a path that leaves its repository."""
     names = ("me/../x", "../me/x", "me/x:../y.gguf", "me/x:/y.gguf", "me/x:a/../../y.gguf", "me/x:weights.bin")
@@ -190,6 +201,7 @@ GGUF_CHECKERS: tuple[Checker, ...] = (
     Checker(name="unpacked once", run=unpacked_once),
     Checker(name="planned with blocks", run=planned_with_blocks),
     Checker(name="memory that is enough", run=memory_that_is_enough),
+    Checker(name="a home that is unknown", run=home_that_is_unknown),
     Checker(name="the best piece first", run=best_piece_first),
     Checker(name="memory of a container", run=memory_of_a_container),
     Checker(name="names that lead out", run=names_that_lead_out),
@@ -309,6 +321,18 @@ def chunk_longer_than_all_contexts() -> Patch:
     return swapped(playhead.kv.plan, "most_running", uncut)
 
 
+@mutant(
+    "homes of users that there are not",
+    source="found here: ~name of nobody raised RuntimeError wherever a path is taken",
+    killed_by=("a home that is unknown",),
+)
+def homes_of_nobody() -> Patch:
+    def expanded(text: str) -> Path:
+        return Path(text).expanduser()
+
+    return swapped(playhead.models.checkpoint.hub, "user_path", expanded)
+
+
 @mutant("any name is the hub's", source="a path in a name leaves the cache", killed_by=("names that lead out",))
 def any_name_is_the_hubs() -> Patch:
     return swapped(playhead.models.checkpoint.hub, "HUB_NAME", re.compile(r"([^:]+/[^:]+)(?::(.+))?"))
@@ -324,5 +348,6 @@ GGUF_MUTANTS: tuple[Mutant, ...] = (
     chunks_give_way_to_a_short_context,
     names_without_bytes,
     chunk_longer_than_all_contexts,
+    homes_of_nobody,
     any_name_is_the_hubs,
 )

@@ -26,6 +26,7 @@ from playhead.cli.screen import Screen
 from playhead.engine.config import ENGINE_SETTINGS
 from playhead.engine.memory import num_weight_bytes
 from playhead.engine.tokenizer_files import resolve_model_name
+from playhead.env import state_directory
 from playhead.errors import ConfigError
 from playhead.graph.report import Check, Finding, Report
 from playhead.llm import LLM, EngineConfig
@@ -216,6 +217,30 @@ def test_sizes_read_as_people_write_them():
     assert [show_size(size) for size in (7, 1536, 139 << 30)] == ["7 bytes", "1.50 KiB", "139.00 GiB"]
     with pytest.raises(ConfigError, match=r"size: found '-1GB'; .* 139GiB"):
         parse_size("size", "-1GB")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("plan", "~nosuchuser/m"),
+        ("doctor", "~nosuchuser/m"),
+        ("pull", "~nosuchuser/m"),
+        ("generate", "hi", "--trace", "~nosuchuser/trace.json"),
+        ("serve", "--config", "~nosuchuser/serve.toml"),
+        ("serve", "--api-key-file", "~nosuchuser/keys"),
+    ],
+)
+def test_a_home_that_the_machine_does_not_know_is_a_path_that_is_not_there(asked):
+    """`Path.expanduser` raises `RuntimeError` for it."""
+    result = run(*asked)
+    assert result.exit_code in (1, 2), result.output
+    assert "unexpected" not in result.output
+
+
+def test_a_user_without_a_home_has_no_history(monkeypatch):
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as with a number that no account has
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    assert state_directory() is None
 
 
 @pytest.mark.parametrize("size", ["0B", "2000TiB", f"{10**20}GiB", f"{'9' * 400}GiB", f"{'9' * 5000}GiB"])
