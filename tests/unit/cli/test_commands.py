@@ -32,6 +32,8 @@ from playhead.graph.report import Check, Finding, Report
 from playhead.llm import LLM, EngineConfig
 from playhead.models.load import describe_model
 from playhead.sampling_params import SamplingParams
+from playhead.serve.auth import load_keys
+from playhead.serve.config import read_config
 from playhead.settings import parse_size, show_size
 from playhead.types import Mode
 
@@ -119,7 +121,7 @@ def test_generate_stops_before_the_stop_text():
     [
         (("generate", "x", "--temperature", "-1"), "--temperature: -1"),
         (("generate", "x", "--kv-memory-bytes", "1KiB"), "--kv-memory-bytes: found 1024B"),
-        (("generate", "x", "--kv-memory-bytes", "1MiB", "--max-model-len", "1024"), "--max-model-len: found 1024"),
+        (("generate", "x", "--kv-memory-bytes", "900KiB", "--max-model-len", "1024"), "--max-model-len: found 1024"),
         (("generate", "x", "--kv-memory-bytes", "much"), "--kv-memory-bytes: found 'much'"),
         (("generate", "x", "--kv-memory-bytes", "24"), "Write 24GiB"),
         (("generate", "x", "--max-tokens", "many"), "--max-tokens: found 'many'; wanted a 64-bit integer from 1"),
@@ -226,8 +228,6 @@ def test_sizes_read_as_people_write_them():
         ("doctor", "~nosuchuser/m"),
         ("pull", "~nosuchuser/m"),
         ("generate", "hi", "--trace", "~nosuchuser/trace.json"),
-        ("serve", "--config", "~nosuchuser/serve.toml"),
-        ("serve", "--api-key-file", "~nosuchuser/keys"),
     ],
 )
 def test_a_home_that_the_machine_does_not_know_is_a_path_that_is_not_there(asked):
@@ -235,6 +235,12 @@ def test_a_home_that_the_machine_does_not_know_is_a_path_that_is_not_there(asked
     result = run(*asked)
     assert result.exit_code in (1, 2), result.output
     assert "unexpected" not in result.output
+
+
+@pytest.mark.parametrize("read", [load_keys, read_config])
+def test_a_servers_file_in_a_home_that_the_machine_does_not_know_is_refused(read):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read("~nosuchuser/file")
 
 
 def test_a_user_without_a_home_has_no_history(monkeypatch):
