@@ -36,9 +36,21 @@ def api_keys_text() -> str | None:
     return os.environ.get(API_KEYS)
 
 
-def state_directory() -> Path:
-    """Where a user's history is kept: $XDG_STATE_HOME/playhead, or ~/.local/state/playhead."""
-    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "playhead"
+def user_path(text: str) -> Path:
+    """A path as a shell reads it: ~ and ~name are home directories, and stay as they are where there is none.
+
+    `Path.expanduser` raises `RuntimeError` for a name that the machine does not know.
+    """
+    return Path(os.path.expanduser(text))
+
+
+def state_directory() -> Path | None:
+    """Where a user's history is kept: $XDG_STATE_HOME/playhead, or ~/.local/state/playhead.
+
+    None for a user without a home, as in a container that runs under any number.
+    """
+    directory = user_path(os.environ.get("XDG_STATE_HOME") or "~/.local/state")
+    return directory / "playhead" if directory.is_absolute() else None
 
 
 def hides_gpus() -> bool:

@@ -21,13 +21,15 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from fractions import Fraction
 from operator import attrgetter
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from playhead.errors import INT64_MAX, ConfigError, PlayheadError, shown
 
 METADATA_KEY = "setting"
-SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:B|([KMGT])(i?)B?)", re.IGNORECASE)
+# Python refuses to read integers of thousands of digits.
+SIZE = re.compile(r"(\d{1,100}(?:\.\d{1,100})?)\s*(?:B|([KMGT])(i?)B?)", re.IGNORECASE)
 POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
 
 Refused = Callable[[str, object, str], PlayheadError]
@@ -211,7 +213,7 @@ def parse_size(where: str, text: str) -> int:
         raise ConfigError(f"{where}: found {shown(text)}; wanted a number and its unit. Write {example}.")
     amount, prefix, binary = found.groups()
     base = 1024 if binary else 1000
-    return int(float(amount) * base ** (POWERS[prefix.upper()] if prefix else 0))
+    return int(Fraction(amount) * base ** (POWERS[prefix.upper()] if prefix else 0))  # a float would round
 
 
 def show_size(num_bytes: int) -> str:

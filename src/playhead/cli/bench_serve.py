@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -18,7 +17,7 @@ from rich.table import Table
 from playhead.cli.load_options import BenchServeOptions, CompareOptions
 from playhead.cli.screen import Screen
 from playhead.engine.config import EMBEDDED
-from playhead.env import key_of
+from playhead.env import key_of, user_path
 from playhead.load.client import Load, Target
 from playhead.load.compare import Verdict, compare, differing, shown_rate
 from playhead.load.exchange import Outcome
@@ -131,7 +130,7 @@ def show_run(screen: Screen, result: LoadResult, run: RunResult) -> None:
 
 def run_compare(screen: Screen, options: CompareOptions) -> int:
     """Print a row per figure. The exit code is 1 if one is worse."""
-    first, second = (read_results(Path(path).expanduser()) for path in (options.first, options.second))
+    first, second = (read_results(user_path(path)) for path in (options.first, options.second))
     compared = list(compare(first, second, threshold=options.threshold))
     if options.as_json:
         rows = [{"run": title, **asdict(row)} for title, found in compared for row in found]

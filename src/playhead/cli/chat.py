@@ -34,7 +34,8 @@ def run_chat(screen: Screen, options: ChatOptions, asked: Mapping[str, Any], con
     """Talk until the input ends."""
     refuse_without_template(options.model)
     is_interactive = both_are_terminals()
-    history = state_directory() / HISTORY_FILE if is_interactive and not options.no_history else None
+    directory = state_directory() if is_interactive and not options.no_history else None
+    history = None if directory is None else directory / HISTORY_FILE
     with loaded(options.model, replace(config, max_num_seqs=1)) as llm, kept_history(history):
         own = replace(llm.get_default_sampling_params(), max_tokens=asked.get("max_tokens"))
         talk = Conversation(params=sampling_of(llm, asked), own_params=own, system=options.system)

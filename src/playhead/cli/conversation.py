@@ -10,6 +10,7 @@ from typing import Any
 
 from playhead.cli.command import parsed
 from playhead.cli.options import output_path
+from playhead.env import user_path
 from playhead.errors import ConfigError, PlayheadError, RequestError, did_you_mean, shown
 from playhead.sampling_params import SAMPLING_SETTINGS, SamplingParams
 
@@ -115,7 +116,7 @@ class Conversation:
         messages = read_messages(text)
         first = messages[0]["content"] if messages and messages[0]["role"] == "system" else ""
         self.system, self.turns = first, [one for one in messages if one["role"] != "system"]
-        self._written.add(Path(text).expanduser().resolve())
+        self._written.add(user_path(text).resolve())
         return f"{len(self.turns)} messages from {text}"
 
 
@@ -136,7 +137,7 @@ def value_of(name: str, text: str) -> Any:
 
 def read_messages(text: str) -> list[dict[str, str]]:
     """The messages of a saved conversation."""
-    path = Path(text).expanduser()
+    path = user_path(text)
     wanted = "a JSON list of messages, each with a role and a content"
     try:
         with path.open("rb") as file:

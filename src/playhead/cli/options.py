@@ -8,7 +8,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from playhead.cli.command import MODEL
-from playhead.engine.config import EMBEDDED
+from playhead.engine.config import EMBEDDED, MAX_BYTES
+from playhead.env import user_path
 from playhead.errors import ConfigError
 from playhead.sampling_params import PARAMETERS, SamplingParams
 from playhead.settings import Setting, check_settings, declare, parse_size, refused_flag, settings_of
@@ -19,7 +20,7 @@ AS_JSON = Setting(help="print JSON", flag="--json")
 
 def output_path(where: str, text: str) -> Path:
     """A file that can be written, looked at before the work begins: its figures would be lost after it."""
-    path = Path(text).expanduser()
+    path = user_path(text)
     if path.is_dir():
         raise ConfigError(f"{where}: found the directory {text!r}; wanted a file. Add a file name.")
     if not path.parent.is_dir():
@@ -110,9 +111,17 @@ class PlanOptions:
             help="plan for a GPU with this much, like 139GiB; this machine's own memory if left out",
             metavar="SIZE",
             parse=parse_size,
+            low=1,
+            high=MAX_BYTES,
         ),
     )
     as_json: bool = declare(False, AS_JSON)
+
+    def __post_init__(self) -> None:
+        check_settings(self, PLAN_OPTIONS, refused_flag)
+
+
+PLAN_OPTIONS = settings_of(PlanOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

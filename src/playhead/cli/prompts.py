@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import BinaryIO
 
 from playhead.cli.options import GenerateOptions, InputFormat
+from playhead.env import user_path
 from playhead.errors import ConfigError, shown
 
 Text = str | list[int]
@@ -46,7 +46,7 @@ def text_of(source: str) -> str:
     if source == STDIN:
         return decoded(STDIN_NAME, sys.stdin.buffer)
     try:
-        with Path(source).expanduser().open("rb") as file:
+        with user_path(source).open("rb") as file:
             return decoded(source, file)
     except OSError as error:
         raise ConfigError(f"--file: {source!r} cannot be read: {error.strerror}. Check the path.") from None

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from playhead.cli.options import PullOptions
 from playhead.cli.screen import Screen
 from playhead.engine.progress import fetch_bar
+from playhead.env import user_path
 from playhead.errors import CheckpointError
 from playhead.models.build import spec_from_config
 from playhead.models.checkpoint.hub import WANTED, HubName, fetch, hub_name
@@ -31,6 +30,6 @@ def named(model: str) -> HubName:
     """The hub's name; a path of this machine needs no fetching."""
     name = hub_name(model)
     if name is None:
-        fix = "It is here already." if Path(model).expanduser().exists() else "Check the name."
+        fix = "It is here already." if user_path(model).exists() else "Check the name."
         raise CheckpointError(model, "no name of the hub", WANTED.removeprefix("a directory, a .gguf file, or "), fix)
     return name

@@ -183,13 +183,16 @@ class AsyncEngine:
 
     async def start(self) -> None:
         """Start the thread now. The first request does so too, unless the engine was closed."""
+        if self._is_closed:
+            await self.close()  # an earlier call may have been cancelled before the thread had ended
         self._is_closed = False
         self._serve_here()
 
     async def close(self) -> None:
         """Stop after the step under way. Consumers that still wait get `EngineStopped`.
 
-        Others may use the engine from then on; `start` or `async with` starts it again.
+        Others may use the engine from then on; `start` or `async with` starts it again. A call that is cancelled has
+        closed the engine too, and does not wait for the end of the step.
         """
         self._is_closed = True
         serving = self._serving_or_none
@@ -197,8 +200,7 @@ class AsyncEngine:
         if serving is None or thread is None or serving.engine.use.is_in_child:
             return
         serving.ask_to_stop()
-        await asyncio.to_thread(thread.join)
-        serving.forget(thread)
+        await asyncio.to_thread(serving.wait_for, thread)
 
     def shutdown(self) -> None:
         """Stop for good and give all memory back, on an event loop or without. A second call does nothing.
@@ -291,6 +293,7 @@ class AsyncEngine:
         for one in [request_id] if isinstance(request_id, str) else list(request_id):
             ticket = self._serving.ticket_of(one)
             if ticket is not None:
+                self._serve_here()  # a request is with the thread, which answers on one event loop
                 done = asyncio.get_running_loop().create_future()
                 self._serving.abort(ticket, done)
                 waiting.append(done)

@@ -24,6 +24,8 @@ DTYPE_NAMES = {**{name: name for name in ("auto", *DTYPES)}, "half": "float16", 
 """What vLLM calls them, with the name that torch has."""
 GPU_SHARE = 0.9
 """What an engine takes of a GPU that nobody else wants, as in vLLM."""
+MAX_BYTES = 1 << 50
+"""More than any machine has."""
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,2})?")
 
 
@@ -165,7 +167,7 @@ class EngineConfig:
             aliases=("--kv-cache-memory-bytes",),
             parse=parse_size,
             low=1,
-            high=1 << 50,
+            high=MAX_BYTES,
         ),
     )
     page_size: int = declare(

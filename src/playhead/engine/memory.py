@@ -18,11 +18,12 @@ from playhead.kv.plan import KVLimits, least_bytes, longest_context, most_runnin
 from playhead.layers.parallel import weight_format
 from playhead.layers.shard import WHOLE, Shard
 from playhead.models.decoder import Decoder
-from playhead.models.load import ModelDescription
+from playhead.models.load import ModelDescription, num_block_bytes
 from playhead.models.spec import ModelSpec
 from playhead.settings import show_size
 from playhead.step.forward import kv_geometry
 from playhead.step.worker import WorkerConfig
+from playhead.types import LoadFormat
 
 LOG = logging.getLogger(__name__)
 
@@ -67,6 +68,8 @@ def fit_beside_weights(
     """The sizes of an engine that has `free` bytes for its weights and its KV. Nothing has been loaded yet."""
     dtype = resolve_dtype(config, device, description)
     weight_bytes = num_weight_bytes(description.spec, dtype, first_shard(config))
+    if config.load_format is not LoadFormat.DUMMY:
+        weight_bytes += num_block_bytes(description, dtype, device)
     if weight_bytes >= free:
         raise ConfigError(
             f"memory: {show_size(free)} are free, and the weights alone take {show_size(weight_bytes)} in {dtype}. "
@@ -92,9 +95,10 @@ def fit_memory(description: ModelDescription, config: EngineConfig, device: torc
     kv_bytes = _kv_bytes(config, device, free, useful_bytes(geometry, limits))
     kv_bytes = min(kv_bytes, most_useful_bytes(geometry)) if config.kv_memory_bytes is None else kv_bytes
     notes: list[str] = []
-    useful = min(limits.max_context_tokens, MIN_CONTEXT_TOKENS)
+    least_context, least_running = _least_context(limits, config), config.max_num_seqs or 1
     while config.max_num_batched_tokens is None and limits.chunk_tokens > 1:
-        if longest_context(kv_bytes, geometry, limits) >= useful and most_running(kv_bytes, geometry, limits):
+        has_context = longest_context(kv_bytes, geometry, limits) >= least_context
+        if has_context and most_running(kv_bytes, geometry, limits) >= least_running:
             break
         limits = replace(limits, chunk_tokens=limits.chunk_tokens // 2)
     limits = _with_context_that_fits(limits, config, geometry, kv_bytes, notes)
@@ -146,6 +150,12 @@ def _kv_bytes(config: EngineConfig, device: torch.device, free: int, useful: int
     return min(max(CPU_KV_BYTES, useful), int(free * CPU_SHARE_OF_FREE))
 
 
+def _least_context(limits: KVLimits, config: EngineConfig) -> int:
+    """The context without which there is no engine: the one that was asked for, or else a short one."""
+    wanted = limits.max_context_tokens
+    return min(wanted, MIN_CONTEXT_TOKENS) if config.max_model_len is None else wanted
+
+
 def _with_context_that_fits(
     limits: KVLimits, config: EngineConfig, geometry: KVGeometry, kv_bytes: int, notes: list[str]
 ) -> KVLimits:
@@ -158,7 +168,7 @@ def _with_context_that_fits(
             f"max_model_len: found {wanted}, which needs {needed} bytes of KV where there are {kv_bytes}. "
             f"Lower max_model_len to {longest}, or raise kv_memory_bytes to {needed}."
         )
-    useful = min(wanted, MIN_CONTEXT_TOKENS)
+    useful = _least_context(limits, config)
     if longest < useful:
         least = least_bytes(geometry, replace(limits, max_context_tokens=useful))
         raise ConfigError(
@@ -179,7 +189,12 @@ def _with_requests_that_fit(
     most = most_running(kv_bytes, geometry, limits)
     if limits.max_running <= most:
         return limits
-    if config.max_num_seqs is not None or not most:
+    if not most:
+        raise ConfigError(
+            f"kv_memory_bytes: found {kv_bytes}, where steps of {limits.chunk_tokens} tokens leave no page for a "
+            "request. Raise kv_memory_bytes or lower max_num_batched_tokens."
+        )
+    if config.max_num_seqs is not None:
         raise ConfigError(
             f"max_num_seqs: found {limits.max_running}; wanted at most {most}, so many have a page each in {kv_bytes} "
             "bytes of KV. Lower max_num_seqs or max_num_batched_tokens, or raise kv_memory_bytes."

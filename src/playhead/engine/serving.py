@@ -145,6 +145,11 @@ class Serving:
             thread.join(END_S)
         self.forget(thread)
 
+    def wait_for(self, thread: threading.Thread) -> None:
+        """Return when the thread has ended and others may use the engine. Blocks: not for the event loop."""
+        thread.join()
+        self.forget(thread)
+
     def forget(self, thread: threading.Thread) -> None:
         """The thread has ended: others may use the engine. By now another may have been started."""
         if self.thread is thread:
@@ -239,9 +244,8 @@ class Serving:
         """Tell the consumers whose tickets changed, and let those in line in, as far as there is room."""
         with self._work:
             fresh, self._fresh = self._fresh, set()
-            if self.is_open:
-                self._admit()
-            else:
+            self._admit()
+            if not self.is_open:
                 for ticket in self.line:
                     ticket.error = caused(EngineStopped(f"request {ticket.request_id!r}"), self.cause)
                 fresh |= set(self.line)
@@ -261,7 +265,8 @@ class Serving:
         return not self.tickets or self._num_there + num_sequences <= self.max_requests
 
     def _admit(self) -> None:
-        while self.line and self._has_room(len(self.line[0].samples)):
+        # Once the thread is to end, nobody would serve who is let in. `wake` tells those in line.
+        while self.is_open and self.line and self._has_room(len(self.line[0].samples)):
             self._hand_over(self.line.popleft())
 
     def _hand_over(self, ticket: Ticket) -> None:
@@ -299,9 +304,11 @@ class Serving:
         """Wait until there is an order or a step to run; gives the orders, or None once closed."""
         with self._work:
             self._work.wait_for(lambda: not self.is_open or self._orders or self._errands or self.engine.has_work)
+            if not self.is_open:
+                return None  # `_stop` answers the orders there are
             orders = list(self._orders)
             self._orders.clear()
-            return orders if self.is_open else None
+            return orders
 
     def _turn(self, orders: Sequence[Order]) -> None:
         """Follow these orders and run errands, then run one step if anything is left to run."""

@@ -6,6 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from playhead.engine.config import EMBEDDED, EngineConfig
+from playhead.env import user_path
 from playhead.models.checkpoint.gguf_file import GgufFile
 from playhead.models.checkpoint.hub import HUB_PREFIX, resolve_model
 from playhead.models.text.generation_config import read_generation_config
@@ -41,5 +42,5 @@ def tokenizer_path(model_path: Path, config: EngineConfig) -> Path:
 def tokenizer_path_here(model: str, config: EngineConfig) -> Path | None:
     """Where the tokenizer's files of a model are, if they are on this machine and not in the hub's cache."""
     name = model if config.tokenizer is None or config.skip_tokenizer_init else config.tokenizer
-    path = Path(resolve_model_name(name)).expanduser()
+    path = user_path(resolve_model_name(name))
     return path if path.exists() and not name.startswith(HUB_PREFIX) else None

@@ -7,7 +7,7 @@ need them. The plan fixes the arena, states what fits in it, and refuses what ne
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from playhead.errors import ConfigError
 from playhead.kv.geometry import KVGeometry, KVGroup, num_pages_for
@@ -158,7 +158,7 @@ class KVPlan:
 def plan_kv(*, num_bytes: int, geometry: KVGeometry, limits: KVLimits) -> KVPlan:
     """The arena for these bytes, or a `ConfigError` that names the value that would fit."""
     plan = _plan_of(geometry, limits, num_bytes)
-    least = least_bytes(geometry, limits)
+    least = _least_slabs(plan, limits.max_context_tokens) * plan.layout.slab_bytes
     if num_bytes < least:
         longest = longest_context(num_bytes, geometry, limits)
         advice = f"lower max_context_tokens to {longest}" if longest else "lower chunk_tokens"
@@ -183,15 +183,26 @@ def plan_kv(*, num_bytes: int, geometry: KVGeometry, limits: KVLimits) -> KVPlan
 
 
 def least_bytes(geometry: KVGeometry, limits: KVLimits) -> int:
-    """What one request of the longest context needs, with its chunks in flight and the sink."""
-    plan = _plan_of(geometry, limits, num_bytes=0)
-    return _least_slabs(plan, limits.max_context_tokens) * plan.layout.slab_bytes
+    """What one request of the longest context needs, with its chunks in flight and the sink.
+
+    These are the bytes at which `longest_context` gives that context.
+    """
+    return _bytes_with_names(_plan_of(geometry, limits, num_bytes=0), num_requests=1)
 
 
 def useful_bytes(geometry: KVGeometry, limits: KVLimits) -> int:
     """What all running requests need if each has the longest context: more would only keep prompts for later."""
-    plan = _plan_of(geometry, limits, num_bytes=0)
-    return _least_slabs(plan, limits.max_context_tokens, limits.max_running) * plan.layout.slab_bytes
+    return _bytes_with_names(_plan_of(geometry, limits, num_bytes=0), num_requests=limits.max_running)
+
+
+def _bytes_with_names(plan: KVPlan, num_requests: int) -> int:
+    """Bytes for so many requests of the longest context. Without full layers every running request's tokens need names:
+    128 tokens of 16 requests take 65,536 bytes for these, however short the window."""
+    limits = plan.limits
+    num_bytes = _least_slabs(plan, limits.max_context_tokens, num_requests) * plan.layout.slab_bytes
+    if plan.layout.groups[0].has_bytes:
+        return num_bytes
+    return max(num_bytes, BYTES_PER_NAME * 2 * limits.max_running * limits.max_context_tokens)
 
 
 def longest_context(num_bytes: int, geometry: KVGeometry, limits: KVLimits) -> int:
@@ -205,9 +216,19 @@ def longest_context(num_bytes: int, geometry: KVGeometry, limits: KVLimits) -> i
 
 
 def most_running(num_bytes: int, geometry: KVGeometry, limits: KVLimits) -> int:
-    """How many requests these bytes hold with one page each."""
+    """How many requests these bytes hold with one page each, beside the chunks in flight.
+
+    A chunk has no more tokens than so many requests of the longest context: one request of 64 tokens has no chunk of
+    512.
+    """
     plan = _plan_of(geometry, limits, num_bytes)
-    return _largest(lambda n: plan._holds([n] * len(geometry.groups)))
+
+    def holds(num_requests: int) -> bool:
+        chunk_tokens = min(limits.chunk_tokens, num_requests * limits.max_context_tokens)
+        cut = replace(plan, limits=replace(limits, chunk_tokens=chunk_tokens))
+        return cut._holds([num_requests] * len(geometry.groups))
+
+    return _largest(holds)
 
 
 def most_useful_bytes(geometry: KVGeometry) -> int:

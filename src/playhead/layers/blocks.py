@@ -22,6 +22,8 @@ from playhead.layers.linear import PlainLinear, PlainWeights
 from playhead.layers.spec import StoredAs
 
 MOST_TOKENS = 2  # of a step that multiplies by blocks
+BYTES_PER_BLOCK = BLOCK_SIZE + 4 + 4
+"""A code of one byte for each weight, a scale and an offset in float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -58,6 +60,13 @@ class Blocks:
         """Whether the outputs make whole groups, of whole blocks."""
         num_outputs, num_inputs = self.codes_OI.shape
         return num_outputs % LANES == 0 and num_inputs == BLOCK_SIZE * self.scales_OB.shape[1]
+
+
+def packed_bytes(num_outputs: int, num_inputs: int) -> int:
+    """Bytes of a matrix in blocks; 0 if it does not make whole groups of whole blocks. 64 x 32 weights: 2,560."""
+    if num_outputs % LANES or num_inputs % BLOCK_SIZE:
+        return 0
+    return num_outputs * (num_inputs // BLOCK_SIZE) * BYTES_PER_BLOCK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

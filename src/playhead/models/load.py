@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from playhead.layers.blocks import BlockWeights, packed_bytes
+from playhead.layers.parallel import weight_format
 from playhead.layers.shard import WHOLE, Shard
-from playhead.models.build import spec_from_config
+from playhead.models.build import family_named, spec_from_config
 from playhead.models.checkpoint.directory import SafetensorsDirectory
 from playhead.models.checkpoint.dummy import dummy_decoder
-from playhead.models.checkpoint.fill import OnProgress, load_decoder
+from playhead.models.checkpoint.fill import OnProgress, block_maps, load_decoder
 from playhead.models.checkpoint.gguf_file import GgufFile
 from playhead.models.checkpoint.gguf_model import GgufWeights, config_from_gguf, spec_from_gguf
 from playhead.models.checkpoint.hub import resolve_model
+from playhead.models.checkpoint.pieces import pieces_of
 from playhead.models.checkpoint.sources import TensorSource
 from playhead.models.config import read_json
 from playhead.models.decoder import Decoder
@@ -81,6 +84,19 @@ def load_weights(
         shard=shard,
         on_progress=on_progress,
     )
+
+
+def num_block_bytes(description: ModelDescription, dtype: torch.dtype, device: torch.device) -> int:
+    """Bytes of the blocks that a loaded decoder keeps beside its parameters. Headers are enough: no tensor is read."""
+    spec = description.spec
+    weights = weight_format(spec.stored_as, dtype=dtype, device=device)
+    if description.gguf is None or not (isinstance(weights, BlockWeights) and weights.keeps_blocks):
+        return 0
+    source = GgufWeights(description.gguf, description.config, description.path.name)
+    maps = block_maps(Decoder(spec, replace(weights, device=torch.device("meta"))))
+    pieces = pieces_of(spec, family_named(spec.family), source.tensors)
+    plain = {piece.target for piece in pieces if not all(source.has_blocks(name) for name, _ in piece.sources)}
+    return sum(packed_bytes(*one.weight.shape) for target, one in maps.items() if target not in plain)
 
 
 def _source(description: ModelDescription) -> TensorSource:

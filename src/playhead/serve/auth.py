@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from playhead.env import API_KEYS, api_keys_text
+from playhead.env import API_KEYS, api_keys_text, user_path
 from playhead.errors import ConfigError
 from playhead.serve.call import Tenant
 
@@ -89,7 +89,7 @@ def digest(key: bytes) -> bytes:
 
 def load_keys(path: str | None) -> KeyRing:
     """The keys of the file and of the environment together, or `ConfigError`."""
-    keys = keys_of_file(Path(path).expanduser()) if path is not None else []
+    keys = keys_of_file(user_path(path)) if path is not None else []
     keys += keys_of_environment(first_number=len(keys) + 1)
     refuse_twins(keys)
     return KeyRing(keys)

@@ -21,10 +21,10 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 from playhead.engine.config import EMBEDDED, EngineConfig, by_field
+from playhead.env import user_path
 from playhead.errors import ConfigError, did_you_mean, shown
 from playhead.request_limits import REQUEST_LIMITS, RequestLimits
 from playhead.serve.tools import FORMAT_NAMES
@@ -184,7 +184,7 @@ SERVE_SETTINGS = settings_of(ServeConfig)
 def read_config(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a configuration file sets of the server and of the engine, or `ConfigError` that names the key."""
     try:
-        text = Path(path).expanduser().read_bytes()
+        text = user_path(path).read_bytes()
     except OSError as error:
         raise ConfigError(f"config: {path!r} cannot be read ({error.strerror}). Check the path.") from None
     if len(text) > MAX_CONFIG_BYTES:

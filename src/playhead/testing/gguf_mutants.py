@@ -13,13 +13,20 @@ from tempfile import TemporaryDirectory
 import torch
 
 import playhead.engine.host_memory
+import playhead.engine.memory
+import playhead.kv.plan
 import playhead.models.checkpoint.gguf_model
 import playhead.models.checkpoint.hub
 import playhead.models.load
 import playhead.models.text.gguf_sentencepiece
+from playhead.engine.config import EngineConfig
 from playhead.engine.host_memory import free_host_bytes
+from playhead.engine.memory import fit_beside_weights, fit_memory
+from playhead.errors import CheckpointError, ConfigError
 from playhead.kernels.blocks import BLOCK_SIZE
-from playhead.layers.blocks import Blocks
+from playhead.kv.geometry import KVGeometry
+from playhead.kv.plan import KVLimits, KVPlan, least_bytes
+from playhead.layers.blocks import BlockLinear, Blocks
 from playhead.layers.rope import inverse_frequencies
 from playhead.layers.spec import StoredAs
 from playhead.models.build import family_named, spec_from_config
@@ -27,15 +34,17 @@ from playhead.models.checkpoint.fill import Filling, load_decoder
 from playhead.models.checkpoint.gguf_architectures import ARCHITECTURES
 from playhead.models.checkpoint.gguf_file import GgufFile
 from playhead.models.checkpoint.gguf_model import GgufWeights
-from playhead.models.checkpoint.hub import hub_name
+from playhead.models.checkpoint.hub import hub_name, resolve_model
 from playhead.models.checkpoint.pieces import Piece, pieces_of
 from playhead.models.checkpoint.sources import InMemoryTensors, Part
-from playhead.models.load import describe_model
+from playhead.models.load import ModelDescription, describe_model, load_weights
 from playhead.models.spec import ModelSpec
 from playhead.models.text.gguf_vocab import tokenizer_from_gguf
+from playhead.step.forward import kv_geometry
 from playhead.testing import hostile_base as base
 from playhead.testing.mutant import Checker, Mutant, Patch, mutant, swapped
 
+Q8_0 = 8  # the format's number of this type
 PIECES = ["<unk>", "<s>", "</s>", "a", "b", "c", "ab", "bc"]
 
 
@@ -96,6 +105,25 @@ def unpacked_once() -> list[str]:
     return [f"{name} was unpacked {count} times" for name, count in source.num_unpacked.items() if count != 1]
 
 
+def planned_with_blocks() -> list[str]:
+    """The memory plan has room for the blocks that maps keep on a CPU."""
+    tensors = base.gguf_tensors()
+    matrices = {name: shape for name, (shape, _) in tensors.items() if len(shape) == 2}
+    packed = {
+        name: (shape, bytes(rows * columns // 32 * 34)) for name, shape in matrices.items() for rows, columns in [shape]
+    }
+    with TemporaryDirectory() as directory:
+        path = Path(directory) / "m.gguf"
+        path.write_bytes(base.gguf_bytes(base.gguf_metadata(), tensors | packed, types=dict.fromkeys(packed, Q8_0)))
+        description, cpu = describe_model(str(path)), torch.device("cpu")
+        planned = fit_beside_weights(description, EngineConfig(), cpu, 1 << 30).weight_bytes
+        decoder = load_weights(description, dtype=torch.float32, device=cpu)
+    maps = [module for module in decoder.modules() if isinstance(module, BlockLinear)]
+    kept = [part for one in maps for part in one.buffers()]
+    loaded = sum(part.nbytes for part in (*decoder.parameters(), *kept))
+    return [] if planned == loaded else [f"{planned} bytes of weights were planned, {loaded} were loaded"]
+
+
 def best_piece_first() -> list[str]:
     """Of "abc" the better of "ab" and "bc" is merged, whatever their order in the file."""
     found = []
@@ -128,6 +156,39 @@ def memory_of_a_container() -> list[str]:
     return [] if found == 3000 else [f"{found} bytes are said to be free where a group leaves 3000"]
 
 
+def memory_that_is_enough() -> list[str]:
+    """What a plan is said to need, it fits in; and a chunk is no longer than all contexts together."""
+    found = []
+    for family in ("gemma2", "mistral"):
+        config = {**base.LLAMA, "model_type": family, "sliding_window": 8, "head_dim": 16, "num_hidden_layers": 2}
+        config |= {"max_position_embeddings": 2000}
+        description = ModelDescription(path=Path("none"), config=config, spec=spec_from_config(config))
+        geometry = kv_geometry(description.spec, page_size=16, dtype=torch.float32)
+        limits = KVLimits(max_context_tokens=2000, max_running=2, chunk_tokens=1)
+        least = least_bytes(geometry, limits)
+        settings = EngineConfig(max_model_len=2000, max_num_seqs=2, kv_memory_bytes=least)
+        try:
+            fit_memory(description, settings, torch.device("cpu"), 1 << 30)
+        except ConfigError as error:
+            found.append(f"{family}: {error}")
+        short = KVLimits(max_context_tokens=64, max_running=1, chunk_tokens=64)
+        num_bytes = 2 * least_bytes(geometry, short)
+        if not playhead.kv.plan.most_running(num_bytes, geometry, replace(short, chunk_tokens=1 << 20)):
+            found.append(f"{family}: no request of 64 tokens beside a chunk that is longer")
+    return found
+
+
+def home_that_is_unknown() -> list[str]:
+    """A model in the home of a user whom the machine does not know is a model that is not there."""
+    try:
+        resolve_model("~nosuchuser/some/model")
+    except CheckpointError:
+        return []
+    except RuntimeError as error:
+        return [f"refused as {error!r}"]
+    return ["found a model in the home of nobody"]
+
+
 def names_that_lead_out() -> list[str]:
     """No name of the hub is a path that leaves its repository."""
     names = ("me/../x", "../me/x", "me/x:../y.gguf", "me/x:/y.gguf", "me/x:a/../../y.gguf", "me/x:weights.bin")
@@ -138,6 +199,9 @@ GGUF_CHECKERS: tuple[Checker, ...] = (
     Checker(name="norms of a Gemma file", run=norms_of_gemma),
     Checker(name="rope factors of a file", run=rope_factors),
     Checker(name="unpacked once", run=unpacked_once),
+    Checker(name="planned with blocks", run=planned_with_blocks),
+    Checker(name="memory that is enough", run=memory_that_is_enough),
+    Checker(name="a home that is unknown", run=home_that_is_unknown),
     Checker(name="the best piece first", run=best_piece_first),
     Checker(name="memory of a container", run=memory_of_a_container),
     Checker(name="names that lead out", run=names_that_lead_out),
@@ -181,6 +245,18 @@ def blocks_unpacked_beside_the_numbers() -> Patch:
 
 
 @mutant(
+    "blocks left out of the plan",
+    source="found here: the plan counted parameters alone, 10 bits a weight less than a GGUF file takes on a CPU",
+    killed_by=("planned with blocks",),
+)
+def blocks_left_out_of_the_plan() -> Patch:
+    def nothing(description: ModelDescription, dtype: torch.dtype, device: torch.device) -> int:
+        return 0
+
+    return swapped(playhead.engine.memory, "num_block_bytes", nothing)
+
+
+@mutant(
     "pieces merged in the order of the file",
     source="a file's order is that of ids; SentencePiece goes by scores",
     killed_by=("the best piece first",),
@@ -206,6 +282,57 @@ def containers_limit_unseen() -> Patch:
     return swapped(playhead.engine.host_memory, "_left_in_groups", nothing)
 
 
+@mutant(
+    "chunks give way to a short context alone",
+    source="found here: a context that was asked for was refused, because of a chunk that nobody had asked for",
+    killed_by=("memory that is enough",),
+)
+def chunks_give_way_to_a_short_context() -> Patch:
+    def short(limits: KVLimits, config: EngineConfig) -> int:
+        return min(limits.max_context_tokens, playhead.engine.memory.MIN_CONTEXT_TOKENS)
+
+    return swapped(playhead.engine.memory, "_least_context", short)
+
+
+@mutant(
+    "names without bytes",
+    source="found here: a model of windows alone was told to take as many bytes as it had",
+    killed_by=("memory that is enough",),
+)
+def names_without_bytes() -> Patch:
+    least_slabs = playhead.kv.plan._least_slabs
+
+    def slabs_alone(plan: KVPlan, num_requests: int) -> int:
+        return least_slabs(plan, plan.limits.max_context_tokens, num_requests) * plan.layout.slab_bytes
+
+    return swapped(playhead.kv.plan, "_bytes_with_names", slabs_alone)
+
+
+@mutant(
+    "a chunk longer than all contexts",
+    source="found here: one request of 64 tokens was refused for want of pages for a chunk of 4,096",
+    killed_by=("memory that is enough",),
+)
+def chunk_longer_than_all_contexts() -> Patch:
+    def uncut(num_bytes: int, geometry: KVGeometry, limits: KVLimits) -> int:
+        made = playhead.kv.plan._plan_of(geometry, limits, num_bytes)
+        return playhead.kv.plan._largest(lambda count: made._holds([count] * len(geometry.groups)))
+
+    return swapped(playhead.kv.plan, "most_running", uncut)
+
+
+@mutant(
+    "homes of users that there are not",
+    source="found here: ~name of nobody raised RuntimeError wherever a path is taken",
+    killed_by=("a home that is unknown",),
+)
+def homes_of_nobody() -> Patch:
+    def expanded(text: str) -> Path:
+        return Path(text).expanduser()
+
+    return swapped(playhead.models.checkpoint.hub, "user_path", expanded)
+
+
 @mutant("any name is the hub's", source="a path in a name leaves the cache", killed_by=("names that lead out",))
 def any_name_is_the_hubs() -> Patch:
     return swapped(playhead.models.checkpoint.hub, "HUB_NAME", re.compile(r"([^:]+/[^:]+)(?::(.+))?"))
@@ -215,7 +342,12 @@ GGUF_MUTANTS: tuple[Mutant, ...] = (
     norms_keep_the_one,
     rope_factors_unread,
     blocks_unpacked_beside_the_numbers,
+    blocks_left_out_of_the_plan,
     pieces_by_id,
     containers_limit_unseen,
+    chunks_give_way_to_a_short_context,
+    names_without_bytes,
+    chunk_longer_than_all_contexts,
+    homes_of_nobody,
     any_name_is_the_hubs,
 )

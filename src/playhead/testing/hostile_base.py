@@ -232,17 +232,18 @@ def gguf_bytes(
     tensors: Mapping[str, tuple[tuple[int, ...], bytes]],
     *,
     counts: tuple[int, int] | None = None,
+    types: Mapping[str, int] | None = None,
 ) -> bytes:
-    """The file; `counts` of tensors and metadata entries may be other than there are."""
+    """The file; `counts` of tensors and metadata entries may be other than there are. `types` are 0, float32, if not
+    given."""
     num_tensors, num_entries = counts or (len(tensors), len(metadata))
     head = b"GGUF" + struct.pack("<IQQ", 3, num_tensors, num_entries)
     for key, (kind, value) in metadata.items():
         head += text(key) + struct.pack("<I", kind) + packed(kind, value)
     offset = 0
     for name, (shape, data) in tensors.items():
-        head += (
-            text(name) + struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape)) + struct.pack("<IQ", 0, offset)
-        )
+        head += text(name) + struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
+        head += struct.pack("<IQ", (types or {}).get(name, 0), offset)
         offset += -(-len(data) // 32) * 32
     body = b"".join(data + bytes(-len(data) % 32) for _, data in tensors.values())
     return head + bytes(-len(head) % 32) + body

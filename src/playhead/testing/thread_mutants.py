@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from playhead.engine.async_engine import AsyncEngine
@@ -12,6 +13,7 @@ from playhead.engine.engine import Engine
 from playhead.engine.serving import Serving
 from playhead.engine.turns import Turns
 from playhead.errors import PlayheadError
+from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
 from playhead.testing.fault_runs import leftovers
 from playhead.testing.mutant import Checker, Mutant, Patch, mutant, swapped
@@ -21,6 +23,7 @@ from playhead.testing.tiny_engine import small_llm
 T = TypeVar("T")
 
 FEW = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+ENDLESS = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
 
 
 @mutant(
@@ -59,6 +62,63 @@ def the_line_stands_still() -> Patch:
     return swapped(Serving, "_admit", nobody)
 
 
+@mutant(
+    "a stopped engine lets in",
+    source="found here: who left the line after the engine had stopped let in the next one, for ever",
+    killed_by=("the line of a stopped engine",),
+)
+def a_stopped_engine_lets_in() -> Patch:
+    def let_in(self: Serving) -> None:
+        while self.line and self._has_room(len(self.line[0].samples)):
+            self._hand_over(self.line.popleft())
+
+    return swapped(Serving, "_admit", let_in)
+
+
+@mutant(
+    "a cancelled close keeps the engine",
+    source="found here: an engine whose close was cancelled could not be started, nor used by others",
+    killed_by=("a close that is cancelled",),
+)
+def a_cancelled_close_keeps_the_engine() -> Patch:
+    def join(self: Serving, thread: threading.Thread) -> None:
+        thread.join()
+
+    return swapped(Serving, "wait_for", join)
+
+
+@mutant(
+    "an abort is answered elsewhere",
+    source="found here: an abort on another event loop than the request's waited for ever",
+    killed_by=("an abort of a loop that ended",),
+)
+def an_abort_is_answered_elsewhere() -> Patch:
+    async def abort(self: AsyncEngine, request_id: str | Iterable[str]) -> None:
+        ticket = self._serving.ticket_of(str(request_id))
+        if ticket is not None:
+            done = asyncio.get_running_loop().create_future()
+            self._serving.abort(ticket, done)
+            await done
+
+    return swapped(AsyncEngine, "abort", abort)
+
+
+@mutant(
+    "orders dropped at the end",
+    source="found here: an abort that a close overtook was never answered",
+    killed_by=("an abort of a loop that ended", "an abort before a close"),
+)
+def orders_dropped_at_the_end() -> Patch:
+    stop = Serving._stop
+
+    def drop(self: Serving, cause: BaseException | None) -> None:
+        with self._work:
+            self._orders.clear()
+        stop(self, cause)
+
+    return swapped(Serving, "_stop", drop)
+
+
 def call_in_the_middle_of_a_step() -> list[str]:
     """A thread that calls while another is in the middle of a step gets the tokens it gets alone."""
     llm = small_llm()
@@ -76,7 +136,7 @@ def call_in_the_middle_of_a_step() -> list[str]:
 def stream_dropped_in_a_step() -> list[str]:
     """A stream that is dropped in the middle of a step is aborted after the step."""
     llm = small_llm()
-    streams = [llm.stream([5, 6, 7], SamplingParams(temperature=0, max_tokens=60, ignore_eos=True))]
+    streams = [llm.stream([5, 6, 7], ENDLESS)]
     next(streams[0])
     with in_a_step(llm, streams.clear):
         llm.generate([8, 9], FEW)
@@ -104,14 +164,108 @@ def line_beside_an_idle_engine() -> list[str]:
     return asyncio.run(crowd())
 
 
+async def settled() -> None:
+    """Whatever needs nothing but turns of the event loop has happened."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def line_of_a_stopped_engine() -> list[str]:
+    """Whoever stands in line when an engine stops is told, also if somebody leaves the line just then."""
+    llm = small_llm()
+
+    async def stop() -> list[str]:
+        engine = AsyncEngine.of(llm.engine, max_queued_requests=0)
+        streams = [engine.generate([5 + i], ENDLESS) for i in range(engine.max_requests + 2)]
+        tasks = [asyncio.ensure_future(anext(stream)) for stream in streams]
+        await asyncio.sleep(0)
+        tasks[-2].cancel()
+        engine.shutdown()
+        await settled()
+        waiting = [task for task in tasks if not task.done()]
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return ["a request waits for an engine that has stopped" for _ in waiting]
+
+    return asyncio.run(stop())
+
+
+def close_that_is_cancelled() -> list[str]:
+    """Others may use an engine whose close was cancelled, as soon as its thread has ended."""
+    llm = small_llm()
+    engine = AsyncEngine.of(llm.engine)
+
+    async def cancel() -> None:
+        await engine.start()
+        closing = asyncio.ensure_future(engine.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+
+    asyncio.run(cancel())  # waits for threads that it was asked to run
+    return ["the engine still belongs to a thread that has ended"] if llm.engine.use.served_by is not None else []
+
+
+def abort_of_a_loop_that_ended() -> list[str]:
+    """A request whose event loop has ended can be aborted on the next one."""
+    engine, loop = AsyncEngine.of(small_llm().engine), asyncio.new_event_loop()
+    stream = engine.generate([5, 6], ENDLESS, "left")
+    loop.run_until_complete(anext(stream))
+    loop.close()
+
+    async def abort() -> list[str]:
+        aborting = asyncio.ensure_future(engine.abort("left"))
+        await asyncio.sleep(0)
+        await engine.close()
+        await settled()
+        return [] if aborting.done() or not aborting.cancel() else ["an abort was not answered"]
+
+    return asyncio.run(abort())
+
+
+def abort_before_a_close() -> list[str]:
+    """An abort is answered, also if the engine is closed before the thread has heard of it."""
+    llm, permits = small_llm(), threading.Semaphore(0)
+    step = llm.engine.step
+
+    def gated() -> list[RequestOutput]:
+        permits.acquire()
+        return step()
+
+    async def close() -> list[str]:
+        engine = AsyncEngine.of(llm.engine)
+        stream = engine.generate([5, 6], ENDLESS, "one")
+        reading = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        aborting, closing = (asyncio.ensure_future(one) for one in (engine.abort("one"), engine.close()))
+        await asyncio.sleep(0)
+        permits.release(100)
+        await closing
+        await settled()
+        await asyncio.gather(reading, return_exceptions=True)
+        return [] if aborting.done() or not aborting.cancel() else ["an abort was not answered"]
+
+    with swapped(llm.engine, "step", gated):
+        return asyncio.run(close())
+
+
 THREAD_MUTANTS: tuple[Mutant, ...] = (
     threads_without_turns,
     streams_dropped_in_a_step_forgotten,
     the_line_stands_still,
+    a_stopped_engine_lets_in,
+    a_cancelled_close_keeps_the_engine,
+    an_abort_is_answered_elsewhere,
+    orders_dropped_at_the_end,
 )
 
 THREAD_CHECKERS: tuple[Checker, ...] = (
     Checker(name="a call in the middle of a step", run=call_in_the_middle_of_a_step),
     Checker(name="a stream dropped in a step", run=stream_dropped_in_a_step),
     Checker(name="a line beside an idle engine", run=line_beside_an_idle_engine),
+    Checker(name="the line of a stopped engine", run=line_of_a_stopped_engine),
+    Checker(name="a close that is cancelled", run=close_that_is_cancelled),
+    Checker(name="an abort of a loop that ended", run=abort_of_a_loop_that_ended),
+    Checker(name="an abort before a close", run=abort_before_a_close),
 )

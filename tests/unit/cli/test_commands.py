@@ -26,11 +26,14 @@ from playhead.cli.screen import Screen
 from playhead.engine.config import ENGINE_SETTINGS
 from playhead.engine.memory import num_weight_bytes
 from playhead.engine.tokenizer_files import resolve_model_name
+from playhead.env import state_directory
 from playhead.errors import ConfigError
 from playhead.graph.report import Check, Finding, Report
 from playhead.llm import LLM, EngineConfig
 from playhead.models.load import describe_model
 from playhead.sampling_params import SamplingParams
+from playhead.serve.auth import load_keys
+from playhead.serve.config import read_config
 from playhead.settings import parse_size, show_size
 from playhead.types import Mode
 
@@ -118,7 +121,7 @@ def test_generate_stops_before_the_stop_text():
     [
         (("generate", "x", "--temperature", "-1"), "--temperature: -1"),
         (("generate", "x", "--kv-memory-bytes", "1KiB"), "--kv-memory-bytes: found 1024B"),
-        (("generate", "x", "--kv-memory-bytes", "1MiB", "--max-model-len", "1024"), "--max-model-len: found 1024"),
+        (("generate", "x", "--kv-memory-bytes", "900KiB", "--max-model-len", "1024"), "--max-model-len: found 1024"),
         (("generate", "x", "--kv-memory-bytes", "much"), "--kv-memory-bytes: found 'much'"),
         (("generate", "x", "--kv-memory-bytes", "24"), "Write 24GiB"),
         (("generate", "x", "--max-tokens", "many"), "--max-tokens: found 'many'; wanted a 64-bit integer from 1"),
@@ -216,6 +219,46 @@ def test_sizes_read_as_people_write_them():
     assert [show_size(size) for size in (7, 1536, 139 << 30)] == ["7 bytes", "1.50 KiB", "139.00 GiB"]
     with pytest.raises(ConfigError, match=r"size: found '-1GB'; .* 139GiB"):
         parse_size("size", "-1GB")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("plan", "~nosuchuser/m"),
+        ("doctor", "~nosuchuser/m"),
+        ("pull", "~nosuchuser/m"),
+        ("generate", "hi", "--trace", "~nosuchuser/trace.json"),
+    ],
+)
+def test_a_home_that_the_machine_does_not_know_is_a_path_that_is_not_there(asked):
+    """`Path.expanduser` raises `RuntimeError` for it."""
+    result = run(*asked)
+    assert result.exit_code in (1, 2), result.output
+    assert "unexpected" not in result.output
+
+
+@pytest.mark.parametrize("read", [load_keys, read_config])
+def test_a_servers_file_in_a_home_that_the_machine_does_not_know_is_refused(read):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read("~nosuchuser/file")
+
+
+def test_a_user_without_a_home_has_no_history(monkeypatch):
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as with a number that no account has
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    assert state_directory() is None
+
+
+@pytest.mark.parametrize("size", ["0B", "2000TiB", f"{10**20}GiB", f"{'9' * 400}GiB", f"{'9' * 5000}GiB"])
+@pytest.mark.parametrize("flag", ["--gpu-memory", "--kv-memory-bytes"])
+def test_a_size_that_no_machine_has_is_refused_in_words(flag, size):
+    result = run("plan", "embedded", flag, size)
+    assert result.exit_code == 2, result.output
+    assert f"{flag}: found" in result.output
+
+
+def test_a_size_is_read_to_the_byte():
+    assert parse_size("size", f"{2**53 + 1}B") == 2**53 + 1
 
 
 def test_a_size_without_a_unit_is_refused_where_it_is_text():

@@ -61,6 +61,7 @@ def test_lines_and_json_lines_are_a_prompt_each(tmp_path, stdin):
         (b'"a"\n[true]', {"input_format": "jsonl"}, r"standard input, line 2: found \[True\]; wanted a text"),
         (b"[" * 100_000, {"input_format": "jsonl"}, "line 1: found no JSON"),
         (b"", {"file": ("no such file",)}, "--file: 'no such file' cannot be read: No such file"),
+        (b"", {"file": ("~no such user/x",)}, "--file: '~no such user/x' cannot be read: No such file"),
         (b"", {"input_format": "xml"}, "--input-format: found 'xml'; wanted one of text, lines, jsonl"),
     ],
 )

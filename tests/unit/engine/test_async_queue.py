@@ -159,6 +159,91 @@ def test_closing_tells_those_in_line(llm, gate):
     assert {type(error) for error in asyncio.run(closed())} == {EngineStopped}
 
 
+def test_who_leaves_the_line_of_an_engine_that_has_stopped_lets_nobody_in(llm, gate):
+    """Whoever was let in there would wait for ever."""
+
+    async def stopped():
+        engine = AsyncEngine.of(llm.engine, max_queued_requests=0)
+        tasks = await queued(*(last(engine, "The whale", ENDLESS) for _ in range(6)))
+        gate.release(1000)
+        tasks[4].cancel()  # leaves when the event loop goes on: the thread has ended by then
+        engine.shutdown()
+        async with asyncio.timeout(30):
+            return await asyncio.gather(*tasks, return_exceptions=True)
+
+    errors = asyncio.run(stopped())
+    assert [type(error) for error in errors] == [EngineStopped] * 4 + [asyncio.CancelledError, EngineStopped]
+
+
+def test_an_engine_whose_close_was_cancelled_is_closed_all_the_same(llm, gate, wanted):
+    async def closed():
+        engine = AsyncEngine.of(llm.engine)
+        tasks = await queued(last(engine, "The whale", ENDLESS))
+        [closing] = await queued(engine.close())
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        gate.release(1000)
+        assert [type(error) for error in await asyncio.gather(*tasks, return_exceptions=True)] == [EngineStopped]
+        await engine.start()
+        again = await last(engine, PROMPTS[0])
+        await engine.close()
+        return again
+
+    assert tokens(asyncio.run(closed())) == wanted[0]
+    assert tokens(llm.generate([PROMPTS[0]], FEW)[0]) == wanted[0]
+
+
+def test_an_abort_that_a_close_overtakes_is_answered(llm, gate):
+    async def both():
+        engine = AsyncEngine.of(llm.engine)
+        tasks = await queued(last(engine, "The whale", ENDLESS, "one"))
+        gate.release()
+        aborting, closing = await queued(engine.abort("one"), engine.close())
+        gate.release(1000)
+        async with asyncio.timeout(30):
+            await asyncio.gather(aborting, closing)
+            return await asyncio.gather(*tasks, return_exceptions=True)
+
+    [ended] = asyncio.run(both())
+    assert isinstance(ended, EngineStopped) or ended.outputs[0].finish_reason is FinishReason.ABORT
+
+
+def test_an_abort_on_a_second_event_loop_is_refused(llm):
+    """The answer would be given on the first loop, and the second would wait for ever."""
+    engine = AsyncEngine.of(llm.engine)
+
+    async def abort() -> None:
+        async with asyncio.timeout(30):
+            await engine.abort("one")
+
+    async def intrude() -> None:
+        stream = engine.generate("The whale", ENDLESS, "one")
+        await anext(stream)
+        with pytest.raises(MisuseError, match="a second event loop"):
+            await asyncio.to_thread(asyncio.run, abort())
+        await stream.aclose()
+        await engine.close()
+
+    asyncio.run(intrude())
+
+
+def test_a_request_of_an_event_loop_that_ended_can_be_aborted(llm):
+    engine = AsyncEngine.of(llm.engine)
+    loop = asyncio.new_event_loop()
+    stream = engine.generate("The whale", ENDLESS, "one")
+    loop.run_until_complete(anext(stream))
+    loop.close()
+
+    async def abort() -> None:
+        async with asyncio.timeout(30):
+            await engine.abort("one")
+        assert not engine.has_requests
+        await engine.close()
+
+    asyncio.run(abort())
+
+
 @pytest.mark.parametrize(
     ("queue", "says"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,6 +95,43 @@ def test_a_context_that_was_asked_for_is_refused_with_the_numbers_that_would_fit
     lower, raised = int(words[words.index("Lower") + 3].strip(",")), int(words[-1].strip("."))
     assert fit(LLAMA_1B, CPU, 4 * GIB, max_model_len=lower).limits.max_context_tokens == lower
     assert fit(LLAMA_1B, CPU, 64 * GIB, max_model_len=131_072, kv_memory_bytes=raised).notes == ()
+
+
+GEMMA_TINY = {**TINY_128K, "model_type": "gemma2", "head_dim": 16, "sliding_window": 8, "max_position_embeddings": 2048}
+WINDOWS_ALONE = {**GEMMA_TINY, "model_type": "mistral"}
+
+
+@pytest.mark.parametrize("model", [GEMMA_TINY, WINDOWS_ALONE, {**WINDOWS_ALONE, "sliding_window": 4096}])
+@pytest.mark.parametrize("asked", [{"max_model_len": 2000}, {"max_model_len": 2000, "max_num_seqs": 2}, {}])
+@pytest.mark.parametrize("device", [CPU, CUDA])
+def test_the_bytes_that_a_refusal_names_are_enough(model, asked, device):
+    """A chunk that nobody asked for gives way to a context that somebody did. Windows alone need names for tokens."""
+    with pytest.raises(ConfigError, match=r"kv_memory_bytes (to|found)|wanted at least") as refusal:
+        fit(model, device, GIB, kv_memory_bytes=5000, **asked)
+    named = int(re.search(r"(?:raise kv_memory_bytes to|wanted at least) (\d+)", str(refusal.value)).group(1))
+    assert named > 5000
+    limits = fit(model, device, GIB, kv_memory_bytes=named, **asked).limits
+    assert limits.max_context_tokens >= asked.get("max_model_len", 128)
+
+
+def test_a_chunk_that_nobody_asked_for_gives_way_to_requests_that_somebody_did():
+    settings = {"kv_memory_bytes": 1 << 20, "max_num_seqs": 60, "max_model_len": 128}
+    limits = fit(GEMMA_TINY, CPU, GIB, **settings).limits
+    assert limits.max_running == 60
+    assert limits.chunk_tokens < 512
+
+
+def test_a_chunk_longer_than_the_context_takes_no_memory_from_one_request():
+    """A step of one request has at most 64 tokens."""
+    short = {"max_model_len": 64, "max_num_seqs": 1, "kv_memory_bytes": 200_000}
+    assert fit(GEMMA_TINY, CPU, GIB, **short, max_num_batched_tokens=64).limits.max_running == 1
+    assert fit(GEMMA_TINY, CPU, GIB, **short, max_num_batched_tokens=4096).limits.max_running == 1
+
+
+def test_a_cpu_has_names_for_the_longest_context_of_windows_alone():
+    """16 requests of 2,097,152 tokens: 1 GiB for their names, more than the least that a CPU takes."""
+    memory = fit({**WINDOWS_ALONE, "max_position_embeddings": 1 << 21}, CPU, 64 * GIB)
+    assert (memory.limits.max_context_tokens, memory.notes) == (1 << 21, ())
 
 
 def test_bytes_that_were_asked_for_bound_a_context_that_was_not():

@@ -153,15 +153,19 @@ class GgufFile:
 
     def blocks(self, name: str, rows: slice | None = None) -> Unpacked | None:
         """The integers of a matrix, or of some of its rows, with their scales and offsets; None for other types."""
-        tensor, type_name = self.tensors[name], self.type_name(name)
-        if type_name not in SIMPLE_TYPES or len(tensor.shape) != 2:
+        if not self.has_blocks(name):
             return None
+        tensor, type_name = self.tensors[name], self.type_name(name)
         num_rows, num_inputs = tensor.shape
         first, stop, _ = (rows or slice(None)).indices(num_rows)
         row_bytes = tensor.num_bytes // num_rows
         packed = self._bytes(name, tensor.start + first * row_bytes, (stop - first) * row_bytes)
         found = unpack_blocks(packed.reshape((stop - first) * num_inputs // BLOCK_SIZE, -1), type_name)
         return Unpacked(*(part.reshape(stop - first, -1) for part in found))
+
+    def has_blocks(self, name: str) -> bool:
+        """Whether `blocks` gives anything. Nothing is read."""
+        return self.type_name(name) in SIMPLE_TYPES and len(self.tensors[name].shape) == 2
 
     def type_name(self, name: str) -> str:
         """How a tensor is packed, as the format calls it: F16, Q4_K."""

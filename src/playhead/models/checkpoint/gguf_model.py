@@ -152,6 +152,10 @@ class GgufWeights:
             tensor = tensor - 1
         return tensor if part is None else tensor[part.index]
 
+    def has_blocks(self, name: str) -> bool:
+        """Whether the whole tensor is stored in blocks. Nothing is read."""
+        return name in self._theirs and self._file.has_blocks(self._theirs[name])
+
     def blocks(self, name: str, part: Part | None = None) -> Blocks | None:
         theirs, heads = self._theirs[name], self._paired_heads.get(name.split(".")[-2])
         if part is not None and part.axis != 0:

@@ -14,6 +14,7 @@ from types import ModuleType
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from playhead.env import user_path
 from playhead.errors import CheckpointError, some_of
 from playhead.models.checkpoint.hub_download import OnFetch, RemoteFile, fetch_blob
 
@@ -62,7 +63,7 @@ def resolve_model(model: str, *, revision: str | None = None, config_only: bool 
     file is fetched, if the model is no GGUF file: enough to plan memory, or to make weights of the same shapes.
     """
     if not model.startswith(HUB_PREFIX):
-        path = Path(model).expanduser()
+        path = user_path(model)
         if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
             return path
         if path.exists():

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from playhead.engine.build import load_tokenizer
 from playhead.engine.config import EngineConfig
+from playhead.engine.memory import fit_beside_weights
 from playhead.errors import CheckpointError, UnsupportedModelError
 from playhead.layers import blocks as blocks_module
 from playhead.layers.blocks import BlockLinear
@@ -151,6 +152,23 @@ def test_a_matrix_of_which_some_rows_have_no_blocks_is_plain_and_read_once(tmp_p
     assert num_block_maps(decoder) == 7
     assert torch.equal(dict(decoder.named_parameters())["blocks.0.attention.qkv.weight"][-32:], tensors[values])
     assert reads.num_bytes == {name: tensor.num_bytes for name, tensor in GgufFile(path).tensors.items()}
+
+
+@pytest.mark.parametrize("plain", [(), ("model.layers.0.self_attn.v_proj.weight",)])
+@pytest.mark.parametrize("vocab_size", [40, 64])
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "F16"])
+def test_the_memory_plan_counts_blocks_that_a_cpu_keeps(tmp_path, kind, vocab_size, plain):
+    """A head of 40 outputs makes no whole groups, and a matrix with plain rows is plain: both have no blocks."""
+    tensors = random_tensors({**LLAMA, "vocab_size": vocab_size})
+    path = write_gguf(tmp_path / "m.gguf", tensors, gguf.GGMLQuantizationType[kind], plain=plain)
+    decoder, description = load(path), describe_model(str(path))
+    maps = [module for module in decoder.modules() if isinstance(module, BlockLinear)]
+    kept = [getattr(one, name) for one in maps for name in ("codes_NBJL", "scales_NBL", "offsets_NBL")]
+    num_bytes = sum(part.nbytes for part in (*decoder.parameters(), *kept) if part is not None)
+    cpu = torch.device("cpu")
+    assert fit_beside_weights(description, EngineConfig(), cpu, 1 << 30).weight_bytes == num_bytes
+    dummy = fit_beside_weights(description, EngineConfig(load_format="dummy"), cpu, 1 << 30)
+    assert dummy.weight_bytes == sum(parameter.nbytes for parameter in decoder.parameters())
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
