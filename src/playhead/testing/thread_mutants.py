@@ -106,7 +106,7 @@ def an_abort_is_answered_elsewhere() -> Patch:
 @mutant(
     "orders dropped at the end",
     source="found here: an abort that a close overtook was never answered",
-    killed_by=("an abort of a loop that ended", "an abort before a close"),
+    killed_by=("an abort before a close", "an abort of a loop that ended"),
 )
 def orders_dropped_at_the_end() -> Patch:
     stop = Serving._stop
