@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -199,7 +198,8 @@ def test_a_line_that_is_no_text_is_refused_in_words_and_a_terminal_asks_again(mo
 
 
 CHILD = """
-import signal
+import fcntl, signal, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # Ctrl-C in this terminal is for this process
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell's background job starts may ignore it
 from playhead.cli.screen import Screen
 show = Screen.show
@@ -221,7 +221,13 @@ def test_a_terminal_has_history_and_ctrl_c_stops_an_answer(model, tmp_path):
     env = os.environ | {"XDG_STATE_HOME": str(tmp_path), "TERM": "dumb"}
     args = ["chat", "-m", model, "--max-model-len", "256", "--enforce-eager", "--seed", "1"]
     process = subprocess.Popen(
-        [sys.executable, "-c", CHILD, *args], env=env, cwd=tmp_path, preexec_fn=partial(os.login_tty, slave)
+        [sys.executable, "-c", CHILD, *args],
+        env=env,
+        cwd=tmp_path,
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
     )
     os.close(slave)
     screen = ""
