@@ -9,7 +9,7 @@ import pytest
 
 from playhead.errors import ConfigError
 from playhead.load import exchange as exchange_module
-from playhead.load.client import Load, SendOptions, Target, fetch
+from playhead.load.client import Connections, Load, SendOptions, Target, fetch
 from playhead.load.exchange import Exchange, Outcome, PlannedRequest
 from tests.serve.small_server import (
     STREAM_HEAD,
@@ -282,6 +282,51 @@ def test_fetch_reads_a_whole_body_or_says_what_failed():
         return found, (await fetch(server.target, "/metrics")).error
 
     assert asyncio.run(inside()) == ({"path": "/metrics"}, "unreachable: ConnectionRefusedError")
+
+
+def test_a_fetch_that_is_cancelled_as_its_answer_comes_is_cancelled(monkeypatch):
+    """`bench serve` waits for the end of what it has cancelled."""
+    call = Connections.call
+
+    async def inside() -> None:
+        async def cancelled(*args: object) -> None:
+            await call(*args)
+            fetching.cancel()
+
+        async def reply(visit: Visit) -> None:
+            await visit.send(whole(200, {}))
+
+        monkeypatch.setattr(Connections, "call", cancelled)
+        async with SmallServer(reply=reply) as server:
+            fetching = asyncio.create_task(fetch(server.target, "/metrics"))
+            await asyncio.wait([fetching])
+        assert fetching.cancelled()
+
+    asyncio.run(inside())
+
+
+def test_a_fetch_that_is_cancelled_while_its_connections_close_leaves_them_closed(monkeypatch):
+    close, errors = Connections.close, []
+
+    async def inside() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
+
+        async def cancelled(connections: Connections) -> None:
+            fetching.cancel()
+            await close(connections)
+
+        async def reply(visit: Visit) -> None:
+            await visit.send(whole(200, {}))
+
+        monkeypatch.setattr(Connections, "close", cancelled)
+        async with SmallServer(reply=reply) as server:
+            fetching = asyncio.create_task(fetch(server.target, "/metrics"))
+            await asyncio.wait([fetching])
+            await asyncio.gather(*server.handlers)  # each ends when its connection does
+        assert fetching.cancelled()
+
+    asyncio.run(inside())
+    assert errors == []
 
 
 @pytest.mark.parametrize(

@@ -201,8 +201,8 @@ class Connections:
         self._idle.clear()
         for connection in (made := list(self._made)):
             connection.close()
-        for connection in made:
-            await connection.lost
+        if made:
+            await asyncio.wait([connection.lost for connection in made])  # who is cancelled here cancels none of them
 
 
 class Retry:
@@ -300,9 +300,8 @@ async def fetch(target: Target, path: str) -> Fetch:
     """GET one path. A failure is in `Fetch.error`."""
     connections, received = Connections(target), Fetch()
     try:
-        await asyncio.wait_for(
-            connections.call(target.request("GET", path), received, lambda connection: None), FETCH_TIMEOUT_S
-        )
+        async with asyncio.timeout(FETCH_TIMEOUT_S):
+            await connections.call(target.request("GET", path), received, lambda connection: None)
     except TimeoutError:
         received.fail(Outcome.TIMED_OUT, "", 0.0)
     finally:

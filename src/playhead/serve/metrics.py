@@ -51,7 +51,8 @@ async def exposition(recorder: Recorder, backend: Backend) -> bytes:
     state, scraped = backend.state, None
     if state in (BackendState.READY, BackendState.WEDGED):
         try:
-            scraped = await asyncio.wait_for(backend.scrape(), SNAPSHOT_TIMEOUT_S)
+            async with asyncio.timeout(SNAPSHOT_TIMEOUT_S):
+                scraped = await backend.scrape()
         except (PlayheadError, TimeoutError):
             scraped = None
     try:

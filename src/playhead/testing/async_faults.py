@@ -45,7 +45,8 @@ async def _ask_twice(
         for is_again in (False, True):
             asked = (_last(engine, prompt, params) for prompt in prompts)
             try:
-                responses = await asyncio.wait_for(asyncio.gather(*asked), PATIENCE_S)
+                async with asyncio.timeout(PATIENCE_S):
+                    responses = await asyncio.gather(*asked)
             except TimeoutError:
                 return [*found, "somebody waits for ever"]
             for prompt, response in zip(prompts, responses, strict=True):

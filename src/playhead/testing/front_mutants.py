@@ -96,7 +96,8 @@ def on_loop(work: Coroutine[object, object, list[str]]) -> list[str]:
     """What the work finds."""
 
     async def patiently() -> list[str]:
-        return await asyncio.wait_for(work, HANGS_S)
+        async with asyncio.timeout(HANGS_S):
+            return await work
 
     return asyncio.run(patiently())
 

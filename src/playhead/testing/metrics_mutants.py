@@ -1,11 +1,16 @@
-"""Bugs in what a server counts and times, and what notices them. No model is loaded."""
+"""Bugs in what a server counts and times, in how that is asked for, and what notices them. No model is loaded."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from playhead.engine.front import RequestOptions
+from playhead.load import client
+from playhead.load.client import Connection, Connections, Receiver, Target
+from playhead.load.exchange import Fetch
 from playhead.outputs import FinishReason
 from playhead.sampling_params import RequestOutputKind, SamplingParams
 from playhead.serve.recorder import MeasuredBackend, MeasuredStream, Recorder, RequestWatch
@@ -38,6 +43,21 @@ def end_counted_twice() -> Patch:
         self._recorder.finished[why] += 1
 
     return swapped(RequestWatch, "end", end)
+
+
+@mutant(
+    "a fetch that cannot be cancelled",
+    source="found here: asyncio.wait_for of Python 3.11 lost a cancellation, and a load never ended",
+    killed_by=("cancelled fetches",),
+)
+def fetch_not_cancelled() -> Patch:
+    async def fetch(target: Target, path: str) -> Fetch:
+        received = Fetch()
+        with suppress(asyncio.CancelledError):
+            await Connections(target).call(target.request("GET", path), received, lambda connection: None)
+        return received
+
+    return swapped(client, "fetch", fetch)
 
 
 def submitted(backend: MeasuredBackend, kind: RequestOutputKind) -> MeasuredStream:
@@ -81,9 +101,34 @@ def check_ends() -> list[str]:
     return [] if num_ends == 1 else [f"one request ended {num_ends} times"]
 
 
-METRICS_MUTANTS: tuple[Mutant, ...] = (departure_unheard, clients_choose_labels, end_counted_twice)
+def check_cancelled_fetches() -> list[str]:
+    """A fetch that is cancelled as its answer comes is cancelled."""
+
+    async def work() -> list[str]:
+        async def answered(
+            self: Connections, request: bytes, receiver: Receiver, on_sent: Callable[[Connection], None]
+        ) -> None:
+            await asyncio.sleep(0)
+            fetching.cancel()
+            await asyncio.sleep(0)
+
+        with swapped(Connections, "call", answered):
+            fetching = asyncio.create_task(client.fetch(Target(host="127.0.0.1", port=9), "/metrics"))
+            await asyncio.wait([fetching])
+        return [] if fetching.cancelled() else ["it went on"]
+
+    return asyncio.run(work())
+
+
+METRICS_MUTANTS: tuple[Mutant, ...] = (
+    departure_unheard,
+    clients_choose_labels,
+    end_counted_twice,
+    fetch_not_cancelled,
+)
 METRICS_CHECKERS: tuple[Checker, ...] = (
     Checker(name="departures", run=check_departures),
     Checker(name="labels", run=check_labels),
     Checker(name="ends", run=check_ends),
+    Checker(name="cancelled fetches", run=check_cancelled_fetches),
 )
