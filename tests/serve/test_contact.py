@@ -224,6 +224,18 @@ def test_an_engine_whose_front_is_silent_ends_itself(child):
     assert child.num_ended == 1
 
 
+def test_a_front_that_ends_with_something_unread_is_a_front_that_ends():
+    """Its system resets the connection then. What a thread raises would fail this test."""
+    before = set(threading.enumerate())
+    child = Child()
+    (reader,) = {one for one in threading.enumerate() if one.name == "playhead reader"} - before
+    child.beats.once()
+    child.ours.close()
+    reader.join()
+    assert child._has_read.is_set()
+    child._theirs.close()
+
+
 def test_an_engine_that_stalls_itself_does_not_take_its_front_for_lost(child):
     for _ in range(int(FRONT_SILENT_S / BEAT_S) - 1):
         child.clock.now += 100

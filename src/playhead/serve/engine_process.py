@@ -141,12 +141,19 @@ class Inbox:
     def _keep_reading(self) -> None:
         frames = wire.Frames()
         try:
-            while data := self._socket.recv(RECEIVED_BYTES):
+            while data := self._received():
                 self.front.heard()
                 for _, payload in frames.feed(data):
                     self._take(wire.read_order(payload))
         finally:
             self._on_end()
+
+    def _received(self) -> bytes:
+        """What came next; nothing at the end."""
+        try:
+            return self._socket.recv(RECEIVED_BYTES)
+        except ConnectionError:  # the front has ended, with something of ours unread
+            return b""
 
     def _take(self, order: wire.Order) -> None:
         if isinstance(order, wire.Here):

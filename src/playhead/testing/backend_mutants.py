@@ -25,6 +25,7 @@ from playhead.testing.tiny_engine import small_llm
 PIECES, LIMITS, IDLE, ORDER = "frames in pieces", "a request past its time", "an idle engine", "a reader that is behind"
 STOPS, TOLD = "tokens after a stop string", "the engine hears of a stop string"
 OWN_END, LEFT = "an answer that ends by itself", "grammars of requests that left"
+UNREAD = "a front that ends with something unread"
 
 
 @mutant("half a frame dropped", source="stream sockets: a read gives what there is", killed_by=(PIECES,))
@@ -44,6 +45,18 @@ def limits_that_nobody_keeps() -> Patch:
         self._open = {stream: life for stream, life in self._open.items() if not stream.is_over}
 
     return swapped(Lifetimes, "check", forget)
+
+
+@mutant(
+    "a reset is an error",
+    source="found here: an engine whose server was killed ended with a traceback",
+    killed_by=(UNREAD,),
+)
+def a_reset_is_an_error() -> Patch:
+    def received(self: Inbox) -> bytes:
+        return self._socket.recv(1 << 16)
+
+    return swapped(Inbox, "_received", received)
 
 
 @mutant("idle counts as stuck", source="health checks that restart an idle server", killed_by=(IDLE,))
@@ -226,6 +239,18 @@ def grammars_of_requests_that_left() -> list[str]:
     return [] if not found else [f"{found} compiled"]
 
 
+def front_that_ends_with_something_unread() -> list[str]:
+    """The reader ends without an error, though the system resets the connection."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        theirs.sendall(b"nobody reads this")
+        ours.close()
+        inbox = Inbox.__new__(Inbox)  # without its thread
+        inbox._socket, inbox._on_end = theirs, lambda: None
+        inbox._keep_reading()
+    return []
+
+
 BACKEND_MUTANTS: tuple[Mutant, ...] = (
     half_a_frame_dropped,
     limits_that_nobody_keeps,
@@ -235,6 +260,7 @@ BACKEND_MUTANTS: tuple[Mutant, ...] = (
     the_engine_not_told_of_a_stop,
     the_end_left_behind,
     grammars_for_nobody,
+    a_reset_is_an_error,
 )
 
 BACKEND_CHECKERS: tuple[Checker, ...] = (
@@ -246,4 +272,5 @@ BACKEND_CHECKERS: tuple[Checker, ...] = (
     Checker(name=TOLD, run=engine_hears_of_a_stop_string),
     Checker(name=OWN_END, run=answer_that_ends_by_itself),
     Checker(name=LEFT, run=grammars_of_requests_that_left),
+    Checker(name=UNREAD, run=front_that_ends_with_something_unread, raises=(ConnectionResetError,)),
 )
