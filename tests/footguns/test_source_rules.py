@@ -18,9 +18,17 @@ FORBIDDEN_IMPORTS = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "copy
 PICKLING_IMPORTS = {"multiprocessing", "joblib"}
 PICKLING_NAMES = {"ProcessPoolExecutor"}
 PICKLING_ALLOWED = {"mutants.py"}
-FORBIDDEN_CALLS = {"eval", "exec", "torch.load", "yaml.load", "hasattr", "setattr", "inspect.signature"}
-# In Python 3.11 it loses a cancellation that comes as the work ends. asyncio.timeout does not.
-FORBIDDEN_CALLS |= {"asyncio.wait_for"}
+# asyncio.wait_for loses a cancellation that comes as the work ends, in Python 3.11. asyncio.timeout does not.
+FORBIDDEN_CALLS = {
+    "eval",
+    "exec",
+    "torch.load",
+    "yaml.load",
+    "hasattr",
+    "setattr",
+    "inspect.signature",
+    "asyncio.wait_for",
+}
 # torch hands out registered ops by attribute, and nothing else.
 STRING_GETATTR_ALLOWED = {"op.py", "out_variants.py"}
 # A mutant's patch is compared with what it replaces.

@@ -284,46 +284,39 @@ def test_fetch_reads_a_whole_body_or_says_what_failed():
     assert asyncio.run(inside()) == ({"path": "/metrics"}, "unreachable: ConnectionRefusedError")
 
 
-def test_a_fetch_that_is_cancelled_as_its_answer_comes_is_cancelled(monkeypatch):
-    """`bench serve` waits for the end of what it has cancelled."""
-    call = Connections.call
+async def cancelled_fetch(monkeypatch: pytest.MonkeyPatch, method: str, *, before: bool) -> None:
+    """A fetch that is cancelled just before or after this method of its connections. Returns when all has ended."""
+    original = getattr(Connections, method)
 
-    async def inside() -> None:
-        async def cancelled(*args: object) -> None:
-            await call(*args)
+    async def cancelling(*args: object) -> None:
+        if before:
+            fetching.cancel()
+        await original(*args)
+        if not before:
             fetching.cancel()
 
-        async def reply(visit: Visit) -> None:
-            await visit.send(whole(200, {}))
+    async def reply(visit: Visit) -> None:
+        await visit.send(whole(200, {}))
 
-        monkeypatch.setattr(Connections, "call", cancelled)
-        async with SmallServer(reply=reply) as server:
-            fetching = asyncio.create_task(fetch(server.target, "/metrics"))
-            await asyncio.wait([fetching])
-        assert fetching.cancelled()
+    monkeypatch.setattr(Connections, method, cancelling)
+    async with SmallServer(reply=reply) as server:
+        fetching = asyncio.create_task(fetch(server.target, "/metrics"))
+        await asyncio.wait([fetching])
+        await asyncio.gather(*server.handlers)  # each ends when its connection does
+    assert fetching.cancelled()
 
-    asyncio.run(inside())
+
+def test_a_fetch_that_is_cancelled_as_its_answer_comes_is_cancelled(monkeypatch):
+    """`bench serve` waits for the end of what it has cancelled."""
+    asyncio.run(cancelled_fetch(monkeypatch, "call", before=False))
 
 
 def test_a_fetch_that_is_cancelled_while_its_connections_close_leaves_them_closed(monkeypatch):
-    close, errors = Connections.close, []
+    errors = []
 
     async def inside() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
-
-        async def cancelled(connections: Connections) -> None:
-            fetching.cancel()
-            await close(connections)
-
-        async def reply(visit: Visit) -> None:
-            await visit.send(whole(200, {}))
-
-        monkeypatch.setattr(Connections, "close", cancelled)
-        async with SmallServer(reply=reply) as server:
-            fetching = asyncio.create_task(fetch(server.target, "/metrics"))
-            await asyncio.wait([fetching])
-            await asyncio.gather(*server.handlers)  # each ends when its connection does
-        assert fetching.cancelled()
+        await cancelled_fetch(monkeypatch, "close", before=True)
 
     asyncio.run(inside())
     assert errors == []
