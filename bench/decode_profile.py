@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import statistics
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -39,7 +40,9 @@ def of_decode_step(engine: Engine, batch: int, prompt_tokens: int) -> dict[str, 
             engine.step()
         torch.cuda.synchronize()
     kernels = [
-        (event.name, event.time_range.elapsed_us()) for event in profiler.events() if event.device_type.name == "CUDA"
+        Span(event.name, event.time_range.start, event.time_range.end)
+        for event in profiler.events()
+        if event.device_type.name == "CUDA"
     ]
     for i in range(batch):
         engine.abort(f"profile{i}")
@@ -48,36 +51,52 @@ def of_decode_step(engine: Engine, batch: int, prompt_tokens: int) -> dict[str, 
     return summed(kernels, STEPS, step_us)
 
 
-def summed(kernels: list[tuple[str, float]], num_steps: int, step_us: float) -> dict[str, Any]:
-    """What one step takes of these kernels, each given as (name, microseconds).
+class Span(NamedTuple):
+    """A kernel's place in time, in microseconds."""
 
-    A kernel of 3 us and another of 2 us in a step of 6 us leave 1 us between kernels.
+    name: str
+    start: float
+    end: float
+
+
+def summed(kernels: list[Span], num_steps: int, step_us: float) -> dict[str, Any]:
+    """What one step takes of these kernels, by what stands in front of them.
+
+    A kernel of 3 us and another of 2 us in a step of 6 us leave 1 us between kernels. `adds_us` is a kernel's part of
+    the step: from the end of the kernel in front to its own end. `own_us` is from its start to its end.
     """
-    total: dict[str, float] = collections.defaultdict(float)
-    count: collections.Counter[str] = collections.Counter()
-    for name, us in kernels:
-        total[name] += us
-        count[name] += 1
-    busy_us = sum(total.values()) / num_steps
+    places: dict[tuple[str, str], list[tuple[float, float]]] = collections.defaultdict(list)
+    in_order = sorted(kernels, key=lambda span: span.end)
+    for before, span in itertools.pairwise(in_order):
+        places[span.name, before.name].append((span.end - span.start, span.end - before.end))
+    busy_us = sum(span.end - span.start for span in kernels) / num_steps
     rows = [
-        {"kernel": name, "us": round(us / num_steps, 2), "count": round(count[name] / num_steps, 2)}
-        for name, us in sorted(total.items(), key=lambda item: -item[1])[:TOP]
+        {
+            "kernel": name,
+            "behind": before,
+            "count": round(len(found) / num_steps, 1),
+            "own_us": round(statistics.median(own for own, _ in found), 2),
+            "adds_us": round(statistics.median(adds for _, adds in found), 2),
+        }
+        for (name, before), found in places.items()
     ]
+    rows.sort(key=lambda row: -row["adds_us"] * row["count"])
     return {
         "step_us": round(step_us, 1),
         "kernels_us": round(busy_us, 1),
         "gaps_us": round(step_us - busy_us, 1),
-        "nodes": round(sum(count.values()) / num_steps, 1),
-        "kernels": rows,
+        "nodes": round(len(kernels) / num_steps, 1),
+        "kernels": rows[:TOP],
     }
 
 
 def table(found: dict[str, Any]) -> str:
     """A profile as lines to read."""
-    rows = [f"{row['us']:9.1f} us  {row['count']:6.1f} x  {row['kernel'][:110]}" for row in found["kernels"]]
-    rest = found["kernels_us"] - sum(row["us"] for row in found["kernels"])
-    rows.append(f"{rest:9.1f} us            other kernels")
-    rows.append(f"{found['gaps_us']:9.1f} us            between kernels")
-    rows.append(f"{found['step_us']:9.1f} us  {found['nodes']:6.1f} x  the step")
+    rows = ["  a step    adds     own   count  kernel < the one in front"]
+    for row in found["kernels"]:
+        names = f"{row['kernel'][:60]} < {row['behind'][:40]}"
+        all_us = row["adds_us"] * row["count"]
+        rows.append(f"{all_us:8.1f} {row['adds_us']:7.2f} {row['own_us']:7.2f} {row['count']:7.1f}  {names}")
+    rows.append(f"{found['step_us']:8.1f} us, {found['nodes']:.1f} nodes, {found['kernels_us']:.1f} us of kernels")
     head = f"{found['model']}, {found['case']}, prompts of {found['prompt_tokens']} tokens"
     return "\n".join([head, *rows])

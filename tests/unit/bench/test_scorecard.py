@@ -7,6 +7,7 @@ import json
 import pytest
 
 from bench import decode_profile, h200, scorecard
+from bench.decode_profile import Span
 from bench.measured_llm import workload_a
 from bench.scorecard import CELLS, MODELS, Case
 
@@ -74,8 +75,11 @@ def test_a_name_that_is_unknown_is_refused_with_the_known_ones(capsys):
     assert "found decoding; wanted some of decode,prefill" in capsys.readouterr().err
 
 
-def test_a_profile_gives_each_kernel_its_share_of_a_step():
-    kernels = [("a", 3.0), ("b", 2.0), ("a", 3.0), ("b", 2.0)]
+def test_a_profile_gives_each_kernel_its_part_of_a_step():
+    # Steps of 6 us. Each b starts 1 us before the a in front of it ends, and ends 2 us after it.
+    kernels = [Span(*one) for at in (0.0, 6.0) for one in (("a", at, at + 3.0), ("b", at + 2.0, at + 5.0))]
     found = decode_profile.summed(kernels, num_steps=2, step_us=6.0)
-    assert found["kernels"] == [{"kernel": "a", "us": 3.0, "count": 1.0}, {"kernel": "b", "us": 2.0, "count": 1.0}]
-    assert (found["kernels_us"], found["gaps_us"], found["nodes"]) == (5.0, 1.0, 2.0)
+    b, a = sorted(found["kernels"], key=lambda row: row["adds_us"])
+    assert b == {"kernel": "b", "behind": "a", "count": 1.0, "own_us": 3.0, "adds_us": 2.0}
+    assert a == {"kernel": "a", "behind": "b", "count": 0.5, "own_us": 3.0, "adds_us": 4.0}
+    assert (found["kernels_us"], found["gaps_us"], found["nodes"]) == (6.0, 0.0, 2.0)
