@@ -59,7 +59,7 @@ MODELS = {
 
 def neighbours(tiles: Tiles) -> Iterator[Tiles]:
     """Other ways to cut the same product."""
-    yield replace(tiles, starts_next=not tiles.starts_next)
+    yield replace(tiles, starts_early=not tiles.starts_early)
     if isinstance(tiles, RowTiles):
         for block_n, num_warps in ((1, 4), (2, 4), (2, 8), (4, 8), (4, 16), (8, 8), (8, 16)):
             yield replace(tiles, block_n=block_n, num_warps=num_warps)

@@ -10,14 +10,19 @@ import torch
 from playhead.kernels.norm import add_rms_norm
 from playhead.kernels.projection import project, project_gated, project_normed
 from playhead.kernels.triton.norm import launch_add
-from playhead.kernels.triton.projection import launch_tiles
+from playhead.kernels.triton.projection import launch_project_normed, launch_tiles
 from playhead.kernels.triton.projection_tiles import HeldTiles, RowTiles, StreamedTiles, split_tiles, tiles_for
 
-ROW = RowTiles(block_n=4, block_k=128, num_warps=4, starts_next=True)
+ROW = RowTiles(block_n=4, block_k=128, num_warps=4, starts_early=True)
 HELD = HeldTiles(block_r=8, block_n=16, block_k=32, rest=16, parts=2)
 STREAMED = StreamedTiles(block_r=4, block_n=16, block_k=32, num_stages=2)
-CASES = [(1, ROW), (3, HELD), (5, STREAMED)]
-BY_NAME = pytest.mark.parametrize(("num_rows", "tiles"), CASES, ids=["row", "held", "streamed"])
+CASES = {
+    "row": (1, ROW),
+    "row with a rest": (1, replace(ROW, block_k=64, rest=32)),
+    "held": (3, HELD),
+    "streamed": (5, STREAMED),
+}
+BY_NAME = pytest.mark.parametrize(("num_rows", "tiles"), CASES.values(), ids=CASES)
 
 
 def call(num_rows, num_inputs=80, num_outputs=22, seed=0):
@@ -71,10 +76,9 @@ def test_a_product_of_a_normed_sum_agrees_with_reference(kind, norm_x, activatio
     residual, norm, x_norm = (torch.randn(shape, generator=rng) for shape in ((1, 80), (80,), (80,)))
     before = residual.clone()
     found, wanted = (torch.full((1, 22 if activation is None else 11), float("nan")) for _ in range(2))
-    total = torch.full((1, 80), float("nan"))
-    rest = (norm, x_norm if norm_x else None, 1e-6, *kind)
-    launch_tiles(ROW, found, x, weight, bias, activation=activation, total_TI=total, norm=(residual, *rest))
-    wanted_total = project_normed.reference(wanted, x, None, None, 1.0, residual, *rest, weight, bias, activation)
+    rest = (x, None, None, 1.0, residual, norm, x_norm if norm_x else None, 1e-6, *kind, weight, bias, activation)
+    total = launch_project_normed(found, *rest)
+    wanted_total = project_normed.reference(wanted, *rest)
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(total, wanted_total)
     assert torch.equal(residual, before)
@@ -133,6 +137,14 @@ def test_programs_that_share_inputs_cover_them_all(num_rows, num_outputs, num_in
         assert tiles.num_splits * tiles.parts * tiles.block_k >= num_inputs
     else:
         assert 1 < tiles.num_splits * tiles.block_k <= num_inputs  # each has a block at least
+
+
+@pytest.mark.parametrize("num_inputs", [16, 1024, 1152, 1296, 2560, 3072, 6912, 10_240, 16_384])
+def test_a_program_of_one_row_has_all_inputs_and_few_empty_lanes(num_inputs):
+    tiles = tiles_for(meta(1, num_inputs), meta(1536, num_inputs))
+    num_lanes = tiles.block_k + tiles.rest
+    assert num_inputs <= num_lanes < max(2 * num_inputs, 1025)
+    assert tiles.rest == 0 or num_lanes <= 1.25 * num_inputs
 
 
 @pytest.mark.parametrize("num_inputs", [16, 512, 1024, 1152, 1536, 2048, 2560, 3072, 4080])

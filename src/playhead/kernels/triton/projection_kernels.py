@@ -8,6 +8,9 @@ step's bucket fix: a row's result does not depend on the rows beside it, and no 
 a program on their way before they wait for the rows. `streamed_kernel` is for matrices of which a program cannot hold
 its share: blocks of inputs pass through it, some in flight while others are multiplied.
 
+With STARTS_EARLY a kernel lets the next one start before it has waited itself; else when its products are summed, so
+that programs of the next kernel take no room from its own, and yet load what they can while it stores.
+
 Shapes: of a program N outputs, K inputs of a block, P blocks side by side (a warp's each), R rows (padded).
 """
 
@@ -18,7 +21,6 @@ import triton.language as tl
 
 from playhead.kernels.triton.activation import gated
 from playhead.kernels.triton.dependent import after_upstream, let_downstream_start
-from playhead.kernels.triton.norm import load_factor, scaled_row
 
 
 @triton.jit
@@ -68,46 +70,34 @@ def _store_rows(
 
 
 @triton.jit
-def _normed_sum(
-    x_K, residual, total, norm_K, x_norm_K, k_K, live_K, eps, K, writes, NORM_X: tl.constexpr, CENTRED: tl.constexpr
-):
-    """norm(residual + norm(x)): every program computes the whole row, one of them stores the sum."""
-    residual_K = tl.load(residual + k_K, mask=live_K, other=0.0).to(tl.float32)
-    if NORM_X:
-        x_K = scaled_row(x_K, x_norm_K, live_K, eps, K, CENTRED)
-    total_K = (residual_K + x_K).to(total.dtype.element_ty)
-    tl.store(total + k_K, total_K, mask=live_K & writes)
-    return scaled_row(total_K.to(tl.float32), norm_K, live_K, eps, K, CENTRED)
-
-
-@triton.jit
 def row_kernel(
-    x, weight, bias, out, scale, residual, total, norm, x_norm, eps, N, K,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, ADDS: tl.constexpr,
-    NORM: tl.constexpr, NORM_X: tl.constexpr, UNIT_OFFSET: tl.constexpr, CENTRED: tl.constexpr,
-    STARTS_NEXT: tl.constexpr, DEPENDENT: tl.constexpr,
+    x, weight, bias, out, scale, N, K,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, REST: tl.constexpr,
+    ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, ADDS: tl.constexpr,
+    STARTS_EARLY: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One row times BLOCK_N rows of the matrix. With NORM the row is a sum that is normed."""
+    """One row times BLOCK_N rows of the matrix, which have BLOCK_K inputs and REST more."""
     IS_GATED: tl.constexpr = ACTIVATION is not None
     row_N, live_N = _matrix_rows(N, BLOCK_N, IS_GATED)
+    place_N1 = row_N[:, None].to(tl.int64) * K
     k_K = tl.arange(0, BLOCK_K)
     live_K = k_K < K
-    place_NK = row_N[:, None].to(tl.int64) * K + k_K[None, :]
-    w_NK = tl.load(weight + place_NK, mask=live_N[:, None] & live_K[None, :], other=0.0)
-    norm_K = k_K
-    x_norm_K = k_K
-    if NORM:
-        norm_K = load_factor(norm, k_K, live_K, UNIT_OFFSET)
-    if NORM_X:
-        x_norm_K = load_factor(x_norm, k_K, live_K, UNIT_OFFSET)
-    if STARTS_NEXT:
+    w_NK = tl.load(weight + place_N1 + k_K[None, :], mask=live_N[:, None] & live_K[None, :], other=0.0)
+    if REST > 0:
+        k_J = BLOCK_K + tl.arange(0, REST)
+        live_J = k_J < K
+        w_NJ = tl.load(weight + place_N1 + k_J[None, :], mask=live_N[:, None] & live_J[None, :], other=0.0)
+    if STARTS_EARLY:
         let_downstream_start(DEPENDENT)
     after_upstream(DEPENDENT)
     x_K = tl.load(x + k_K, mask=live_K, other=0.0).to(tl.float32)
-    if NORM:
-        writes = tl.program_id(0) == 0
-        x_K = _normed_sum(x_K, residual, total, norm_K, x_norm_K, k_K, live_K, eps, K, writes, NORM_X, CENTRED)
-    y_N = _with_bias(tl.sum(w_NK.to(tl.float32) * x_K[None, :], 1), bias, row_N, live_N, HAS_BIAS)
+    y_N = tl.sum(w_NK.to(tl.float32) * x_K[None, :], 1)
+    if REST > 0:
+        x_J = tl.load(x + k_J, mask=live_J, other=0.0).to(tl.float32)
+        y_N += tl.sum(w_NJ.to(tl.float32) * x_J[None, :], 1)
+    if not STARTS_EARLY:
+        let_downstream_start(DEPENDENT)
+    y_N = _with_bias(y_N, bias, row_N, live_N, HAS_BIAS)
     if IS_GATED:
         gate, up = tl.split(tl.reshape(y_N, [BLOCK_N // 2, 2]))
         col = tl.program_id(0) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
@@ -121,13 +111,13 @@ def held_kernel(
     x, weight, bias, out, scale, x_row, out_row, part, num_rows, N, K,
     BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, REST: tl.constexpr, PARTS: tl.constexpr,
     ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, ADDS: tl.constexpr,
-    STARTS_NEXT: tl.constexpr, DEPENDENT: tl.constexpr,
+    STARTS_EARLY: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """All rows times BLOCK_N rows of the matrix. Each of PARTS warps has BLOCK_K inputs and REST more behind those of
     all; the warps' sums add up. A matrix that has still more inputs is cut: program_id(1) has its share, and its sums
     go to a matrix of their own, `part` numbers further.
     """
-    if STARTS_NEXT:
+    if STARTS_EARLY:
         let_downstream_start(DEPENDENT)
     row_N, live_N = _matrix_rows(N, BLOCK_N, ACTIVATION is not None)
     place_1N1 = row_N[None, :, None].to(tl.int64) * K
@@ -150,8 +140,11 @@ def held_kernel(
     if REST > 0:
         x_PJR = tl.load(x_11R + k_PJ[:, :, None], mask=live_PJ[:, :, None] & live_R[None, None, :], other=0.0)
         sum_PNR = tl.dot(w_PNJ, x_PJR, sum_PNR, input_precision="ieee")
+    sum_NR = tl.sum(sum_PNR, 0)
+    if not STARTS_EARLY:
+        let_downstream_start(DEPENDENT)
     _store_rows(
-        tl.sum(sum_PNR, 0), bias, out + tl.program_id(1) * part, scale, token_R, out_row, row_N, live_N, live_R, N,
+        sum_NR, bias, out + tl.program_id(1) * part, scale, token_R, out_row, row_N, live_N, live_R, N,
         BLOCK_N, BLOCK_R, ACTIVATION, HAS_BIAS, ADDS,
     )  # fmt: skip
 
@@ -161,12 +154,12 @@ def streamed_kernel(
     x, weight, bias, out, scale, x_row, out_row, part, num_rows, N, K, steps,
     BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
     EVEN: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, ADDS: tl.constexpr,
-    STARTS_NEXT: tl.constexpr, DEPENDENT: tl.constexpr,
+    STARTS_EARLY: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_R rows times BLOCK_N rows of the matrix. Each program_id(1) has `steps` blocks of inputs, and its sums go
     to a matrix of their own, `part` numbers further. With EVEN all blocks are whole.
     """
-    if STARTS_NEXT:
+    if STARTS_EARLY:
         let_downstream_start(DEPENDENT)
     row_N, live_N = _matrix_rows(N, BLOCK_N, ACTIVATION is not None)
     token_R = tl.program_id(2) * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -186,6 +179,8 @@ def streamed_kernel(
         weights_NK = tl.load(w_NK + start, mask=mask_NK, other=0.0)
         values_KR = tl.load(x_KR + start, mask=mask_KR, other=0.0)
         sum_NR = tl.dot(weights_NK, values_KR, sum_NR, input_precision="ieee")
+    if not STARTS_EARLY:
+        let_downstream_start(DEPENDENT)
     _store_rows(
         sum_NR, bias, out + tl.program_id(1) * part, scale, token_R, out_row, row_N, live_N, live_R, N,
         BLOCK_N, BLOCK_R, ACTIVATION, HAS_BIAS, ADDS,

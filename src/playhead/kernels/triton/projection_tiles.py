@@ -23,15 +23,16 @@ DTYPES = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowTiles:
-    """A program of `row_kernel`: `block_n` rows of the matrix, all their inputs at once.
+    """A program of `row_kernel`: `block_n` rows of the matrix, all their inputs at once: `block_k` and `rest` more.
 
-    With `starts_next` programs of the next kernel may load their weights while this kernel runs.
+    With `starts_early` programs of the next kernel may load their weights while this kernel runs, else at its end.
     """
 
     block_n: int
     block_k: int
     num_warps: int
-    starts_next: bool
+    starts_early: bool
+    rest: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,7 @@ class HeldTiles:
     rest: int = 0
     parts: int = 4
     num_splits: int = 1
-    starts_next: bool = True
+    starts_early: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,7 @@ class StreamedTiles:
     num_stages: int
     num_warps: int = 4
     num_splits: int = 1
-    starts_next: bool = False
+    starts_early: bool = False
 
 
 Tiles = RowTiles | HeldTiles | StreamedTiles
@@ -99,7 +100,7 @@ def split_tiles(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> HeldTiles | Stre
         num_splits = 8 if num_rows <= 32 else 4
     num_splits = min(num_splits, -(-num_inputs // 128))
     return StreamedTiles(
-        block_r=block_r, block_n=64, block_k=128, num_stages=4, num_splits=num_splits, starts_next=not is_long
+        block_r=block_r, block_n=64, block_k=128, num_stages=4, num_splits=num_splits, starts_early=True
     )
 
 
@@ -117,13 +118,19 @@ def rows_of_tile(num_rows: int) -> int:
 
 
 def row_tiles(num_outputs: int, num_inputs: int) -> RowTiles:
-    """32 weights for each thread, more where two rows of the matrix have more: enough in flight to hide the latency."""
+    """32 weights for each thread, more where two rows of the matrix have more: enough in flight to hide the latency.
+
+    1,152 inputs are 1,024 and 128: 2,048 lanes would leave nearly half of the registers empty.
+    """
     block_k = max(1 << (num_inputs - 1).bit_length(), 1024)
+    left, rest = num_inputs - block_k // 2, 0
+    if 0 < left <= block_k // 8:
+        block_k, rest = block_k // 2, 1 << (left - 1).bit_length()
     num_warps = 8 if block_k <= 2048 else 16
     # A large matrix keeps the memory busy by itself, and programs of the next kernel would take room from its own.
-    starts_next = num_outputs * num_inputs * 2 <= LARGE_BYTES
+    starts_early = num_outputs * num_inputs * 2 <= LARGE_BYTES
     block_n = max(32 * 32 * num_warps // block_k, 2)
-    return RowTiles(block_n=block_n, block_k=block_k, num_warps=num_warps, starts_next=starts_next)
+    return RowTiles(block_n=block_n, block_k=block_k, rest=rest, num_warps=num_warps, starts_early=starts_early)
 
 
 def wide_tiles(num_rows: int) -> StreamedTiles:
@@ -141,7 +148,7 @@ def narrow_tiles(num_rows: int, num_outputs: int, num_inputs: int) -> HeldTiles 
     if num_outputs > 2048 and num_rows > 32:  # 7.8 us against 7.1 (Llama-3.2-1B's qkv, 128 rows)
         return None
     block_r = min(rows_of_tile(num_rows), 32)
-    return StreamedTiles(block_r=block_r, block_n=64, block_k=128, num_stages=5, starts_next=True)
+    return StreamedTiles(block_r=block_r, block_n=64, block_k=128, num_stages=5, starts_early=True)
 
 
 def held_tiles(num_inputs: int) -> HeldTiles:

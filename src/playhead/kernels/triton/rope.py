@@ -50,11 +50,22 @@ def _turn_heads(
     live_rest = dim_rest < D
     mask_HF = live_H[:, None] & live_F[None, :]
     mask_rest = live_H[:, None] & live_rest[None, :]
+    # All loads before the first sum, which they would wait for otherwise; the angles last, which wait for a position.
     if F > 0:
         a = tl.load(source + source_H[:, None] + dim_a[None, :], mask=mask_HF, other=0.0).to(tl.float32)
         b = tl.load(source + source_H[:, None] + dim_b[None, :], mask=mask_HF, other=0.0).to(tl.float32)
     if D > 2 * F:
         rest = tl.load(source + source_H[:, None] + dim_rest[None, :], mask=mask_rest, other=0.0).to(tl.float32)
+    if HAS_NORM and F > 0:
+        weighed_HF = mask_HF if TOGETHER else live_F[None, :]
+        factor_a = _factor(weight, head_H, dim_a, weighed_HF, D, TOGETHER, UNIT_OFFSET)
+        factor_b = _factor(weight, head_H, dim_b, weighed_HF, D, TOGETHER, UNIT_OFFSET)
+    if HAS_NORM and D > 2 * F:
+        weighed = mask_rest if TOGETHER else live_rest[None, :]
+        factor_rest = _factor(weight, head_H, dim_rest, weighed, D, TOGETHER, UNIT_OFFSET)
+    if F > 0:
+        cos_1F = tl.load(angles + pair, mask=live_F, other=1.0)[None, :]
+        sin_1F = tl.load(angles + F + pair, mask=live_F, other=0.0)[None, :]
     if HAS_NORM:
         squares_H = tl.zeros_like(live_H.to(tl.float32))
         if F > 0:
@@ -65,16 +76,12 @@ def _turn_heads(
             squares_H = tl.zeros_like(squares_H) + tl.sum(squares_H) / NUM_HEADS
         inverse_H1 = tl.rsqrt(squares_H / D + eps)[:, None]
         if F > 0:
-            weighed_HF = mask_HF if TOGETHER else live_F[None, :]
-            a *= inverse_H1 * _factor(weight, head_H, dim_a, weighed_HF, D, TOGETHER, UNIT_OFFSET)
-            b *= inverse_H1 * _factor(weight, head_H, dim_b, weighed_HF, D, TOGETHER, UNIT_OFFSET)
+            a *= inverse_H1 * factor_a
+            b *= inverse_H1 * factor_b
         if D > 2 * F:
-            weighed = mask_rest if TOGETHER else live_rest[None, :]
-            rest *= inverse_H1 * _factor(weight, head_H, dim_rest, weighed, D, TOGETHER, UNIT_OFFSET)
+            rest *= inverse_H1 * factor_rest
     to = target.dtype.element_ty
     if F > 0:
-        cos_1F = tl.load(angles + pair, mask=live_F, other=1.0)[None, :]
-        sin_1F = tl.load(angles + F + pair, mask=live_F, other=0.0)[None, :]
         target_a, target_b = target + target_H[:, None] + dim_a[None, :], target + target_H[:, None] + dim_b[None, :]
         tl.store(target_a, (a * cos_1F - b * sin_1F).to(to), mask=mask_HF & writes)
         tl.store(target_b, (b * cos_1F + a * sin_1F).to(to), mask=mask_HF & writes)
