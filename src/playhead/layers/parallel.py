@@ -35,7 +35,7 @@ class SharedWeights(PlainWeights):
         plain = PlainWeights.linear(self, num_columns, num_rows, has_bias=has_bias, scale=scale)
         if shard.is_exact:
             return GatheredLinear(plain, shard, (num_inputs, num_units), num_outputs)
-        return SummedLinear(plain)
+        return SummedLinear(plain, shard)
 
     def vocabulary(self, num_ids: int) -> SharedVocabulary:
         return SharedVocabulary(num_ids, self.shard)
@@ -73,7 +73,7 @@ class GatheredLinear(PlainLinear):
         return self._all_outputs(super().add_to(sum_TO[:, first:end].contiguous(), self._all_inputs(x_TI)))
 
     def is_fused_on(self, x_TI: torch.Tensor) -> bool:
-        return False
+        return self._shard.num_ranks == 1 and super().is_fused_on(x_TI)
 
     def _all_inputs(self, x_TI: torch.Tensor) -> torch.Tensor:
         num_ranks, num_copies = self._shard.num_ranks, self._num_copies
@@ -89,8 +89,9 @@ class GatheredLinear(PlainLinear):
 class SummedLinear(PlainLinear):
     """All outputs of some inputs, summed over ranks."""
 
-    def __init__(self, plain: PlainLinear) -> None:
+    def __init__(self, plain: PlainLinear, shard: Shard) -> None:
         super().__init__(plain.weight, plain.bias, plain.scale)
+        self._shard = shard
 
     def forward(self, x_TI: torch.Tensor, out_TO: torch.Tensor | None = None) -> torch.Tensor:
         product_TO = super().forward(x_TI, out_TO)
@@ -101,7 +102,7 @@ class SummedLinear(PlainLinear):
         return sum_TO.add_(self.forward(x_TI))
 
     def is_fused_on(self, x_TI: torch.Tensor) -> bool:
-        return False
+        return self._shard.num_ranks == 1 and super().is_fused_on(x_TI)
 
 
 class SharedVocabulary(Vocabulary):

@@ -255,6 +255,12 @@ def project_gated(num_rows):
     )
 
 
+def project_normed():
+    norms = (meta(2048), meta(2048), 1e-6, True, False)
+    call = (meta(1, 3072), meta(1, 2048), None, None, 1.0, meta(1, 2048), *norms, meta(3072, 2048), None, None)
+    return compiled(projection_triton.row_kernel, lambda: projection_triton.launch_project_normed(*call))
+
+
 def least_keys(dtype):
     numbers = (meta(8, dtype=torch.float32), meta(8, dtype=torch.int64), *(meta(8, dtype=torch.float32) for _ in "pm"))
     return compiled(
@@ -277,6 +283,7 @@ KERNELS = {
     "project 8 rows in parts": lambda: project_parts(8, 1152, 1024),
     "project 32 rows in parts": lambda: project_parts(32, 1152, 6912),
     "project 128 rows in parts": lambda: project_parts(128, 1152, 6912),
+    "project 1 row of a normed sum": project_normed,
     "decode 256 full": lambda: decode(4, 1, 256, 16, None),
     "decode 256 window page 1": lambda: decode(8, 4, 256, 1, 1024),
     "decode 128 full": lambda: decode(16, 8, 128, 16, None),

@@ -5,10 +5,13 @@ The bodies of our ops do not run: their outputs are what the declarations say.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from playhead.attention.triton import TritonBackend
 from playhead.graph.breaks import InlineScope
@@ -131,6 +134,42 @@ def test_a_rank_of_two_is_all_on_its_device(shapes, model, shard):
         forward, inputs = forward_of(model, shard), inputs_of(shapes[0])
         for kind in SamplingKind:
             assert {tensor.device for tensor in decode(forward, inputs, kind)} == {GPU}
+
+
+class OurOps(TorchDispatchMode):
+    """Counts calls of our own ops by their names."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "playhead":
+            self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def ops_of_decode(shapes, shard):
+    with gpu_without_numbers():
+        forward, inputs = forward_of("gemma3", shard), inputs_of(shapes[0])
+        with OurOps() as ops:
+            decode(forward, inputs, SamplingKind.GREEDY)
+    return ops.counts
+
+
+@pytest.mark.parametrize("mode", TPMode)
+def test_layers_of_a_rank_without_others_are_those_of_no_ranks(shapes, mode):
+    """It meets itself for the embedding, behind the last layer and for the choice. Two ranks meet in every layer."""
+    none = ops_of_decode(shapes, WHOLE)
+    lone, one_of_two = (
+        ops_of_decode(shapes, Shard(num_ranks=num_ranks, mode=mode, is_grouped=True)) for num_ranks in (1, 2)
+    )
+    in_layers = ["project_normed", "project", "add_rms_norm", "qk_rope_write"]
+    assert none["project_normed"] > 0
+    assert [lone[name] for name in in_layers] == [none[name] for name in in_layers]
+    meetings = ["sum_over_ranks_", "gather_columns", "largest_over_ranks_"]
+    assert sum(lone[name] for name in meetings) == 3
+    assert sum(one_of_two[name] for name in meetings) > 2 + none["qk_rope_write"]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

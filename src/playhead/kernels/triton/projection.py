@@ -19,6 +19,8 @@ from playhead.kernels.triton.norm import launch_add
 from playhead.kernels.triton.projection_kernels import held_kernel, row_kernel, streamed_kernel
 from playhead.kernels.triton.projection_tiles import HeldTiles, RowTiles, Tiles, split_tiles, tiles_for
 
+MOST_NORMS = 1056  # programs that norm the same row
+
 
 def launch_project(
     out_TO: Tensor, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, scale: float, adds: bool
@@ -43,8 +45,15 @@ def launch_project_normed(
     norm_M, x_norm_M, eps, unit_offset, centred, weight_OM, bias_O, activation = rest
     x_TM = x_TI if first_MI is None else _block_output(x_TI, first_MI, first_bias_M, scale)
     total_TM, h_TM = (torch.empty(residual_TM.shape, dtype=x_TI.dtype, device=x_TI.device) for _ in range(2))
-    launch_add(total_TM, h_TM, x_TM, residual_TM, norm_M, x_norm_M, eps, unit_offset, centred)
-    _project_or_gate(out_TO, h_TM, weight_OM, bias_O, activation)
+    norm = (residual_TM, norm_M, x_norm_M, eps, unit_offset, centred)
+    tiles = tiles_for(h_TM, weight_OM)
+    # Every program norms the row itself, which is cheaper than a kernel for it while they all run at the same time. A
+    # row that is cut in two would be summed twice as often: a kernel for it is as fast.
+    if isinstance(tiles, RowTiles) and not tiles.rest and weight_OM.shape[0] <= MOST_NORMS * tiles.block_n:
+        launch_tiles(tiles, out_TO, x_TM, weight_OM, bias_O, activation=activation, total_TI=total_TM, norm=norm)
+    else:
+        launch_add(total_TM, h_TM, x_TM, *norm)
+        _project_or_gate(out_TO, h_TM, weight_OM, bias_O, activation)
     return total_TM
 
 
@@ -78,8 +87,9 @@ def _project_or_gate(
 def launch_tiles(
     tiles: Tiles, out_TO: Tensor, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None,
     *, scale: float = 1.0, adds: bool = False, activation: str | None = None,
+    total_TI: Tensor | None = None, norm: tuple[Any, ...] = (None, None, None, 0.0, False, False),
 ) -> None:  # fmt: skip
-    """The product cut as `tiles` say; gated, with an activation.
+    """The product cut as `tiles` say; gated, with an activation; of a normed sum, with memory for that (one row).
 
     Tiles with splits write `out_STO`, a matrix for each: neither bias nor scale is a part's.
     """
@@ -88,12 +98,16 @@ def launch_tiles(
     num_tiles = triton.cdiv(num_outputs * (1 if activation is None else 2), tiles.block_n)
     what = {"ACTIVATION": activation, "HAS_BIAS": bias_O is not None, "ADDS": adds, "STARTS_EARLY": tiles.starts_early}
     if isinstance(tiles, RowTiles):
+        residual_TI, norm_I, x_norm_I, eps, unit_offset, centred = norm
         row_kernel[(num_tiles,)](
-            x_TI, weight_OI, bias_O, out_TO, scale, num_outputs, num_inputs,
+            x_TI, weight_OI, bias_O, out_TO, scale, residual_TI, total_TI, norm_I, x_norm_I, eps,
+            num_outputs, num_inputs,
+            NORM=norm_I is not None, NORM_X=x_norm_I is not None, UNIT_OFFSET=unit_offset, CENTRED=centred,
             BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k, REST=tiles.rest, num_warps=tiles.num_warps,
             **what, **dependent(x_TI),
         )  # fmt: skip
         return
+    assert total_TI is None, "several rows are summed and normed by a kernel of their own"
     strides = (x_TI.stride(0), out_TO.stride(-2), out_TO.stride(0) if tiles.num_splits > 1 else 0)
     call = (x_TI, weight_OI, bias_O, out_TO, scale, *strides, num_rows, num_outputs, num_inputs)
     cut = {"BLOCK_R": tiles.block_r, "BLOCK_N": tiles.block_n, "BLOCK_K": tiles.block_k}

@@ -21,6 +21,7 @@ import triton.language as tl
 
 from playhead.kernels.triton.activation import gated
 from playhead.kernels.triton.dependent import after_upstream, let_downstream_start
+from playhead.kernels.triton.norm import load_factor, scaled_row
 
 
 @triton.jit
@@ -70,13 +71,30 @@ def _store_rows(
 
 
 @triton.jit
+def _normed_sum(
+    x_K, residual, total, norm_K, x_norm_K, k_K, live_K, eps, K, writes, NORM_X: tl.constexpr, CENTRED: tl.constexpr
+):
+    """norm(residual + norm(x)): every program computes the whole row, one of them stores the sum."""
+    residual_K = tl.load(residual + k_K, mask=live_K, other=0.0).to(tl.float32)
+    if NORM_X:
+        x_K = scaled_row(x_K, x_norm_K, live_K, eps, K, CENTRED)
+    total_K = (residual_K + x_K).to(total.dtype.element_ty)
+    tl.store(total + k_K, total_K, mask=live_K & writes)
+    return scaled_row(total_K.to(tl.float32), norm_K, live_K, eps, K, CENTRED)
+
+
+@triton.jit
 def row_kernel(
-    x, weight, bias, out, scale, N, K,
+    x, weight, bias, out, scale, residual, total, norm, x_norm, eps, N, K,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, REST: tl.constexpr,
     ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, ADDS: tl.constexpr,
+    NORM: tl.constexpr, NORM_X: tl.constexpr, UNIT_OFFSET: tl.constexpr, CENTRED: tl.constexpr,
     STARTS_EARLY: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One row times BLOCK_N rows of the matrix, which have BLOCK_K inputs and REST more."""
+    """One row times BLOCK_N rows of the matrix, which have BLOCK_K inputs and REST more.
+
+    With NORM the row is a sum that is normed, and has no rest.
+    """
     IS_GATED: tl.constexpr = ACTIVATION is not None
     row_N, live_N = _matrix_rows(N, BLOCK_N, IS_GATED)
     place_N1 = row_N[:, None].to(tl.int64) * K
@@ -87,10 +105,19 @@ def row_kernel(
         k_J = BLOCK_K + tl.arange(0, REST)
         live_J = k_J < K
         w_NJ = tl.load(weight + place_N1 + k_J[None, :], mask=live_N[:, None] & live_J[None, :], other=0.0)
+    norm_K = k_K
+    x_norm_K = k_K
+    if NORM:
+        norm_K = load_factor(norm, k_K, live_K, UNIT_OFFSET)
+    if NORM_X:
+        x_norm_K = load_factor(x_norm, k_K, live_K, UNIT_OFFSET)
     if STARTS_EARLY:
         let_downstream_start(DEPENDENT)
     after_upstream(DEPENDENT)
     x_K = tl.load(x + k_K, mask=live_K, other=0.0).to(tl.float32)
+    if NORM:
+        writes = tl.program_id(0) == 0
+        x_K = _normed_sum(x_K, residual, total, norm_K, x_norm_K, k_K, live_K, eps, K, writes, NORM_X, CENTRED)
     y_N = tl.sum(w_NK.to(tl.float32) * x_K[None, :], 1)
     if REST > 0:
         x_J = tl.load(x + k_J, mask=live_J, other=0.0).to(tl.float32)
