@@ -10,6 +10,7 @@ import torch
 
 from playhead.engine.config import EngineConfig
 from playhead.kernels.collectives import gather_columns, largest_over_ranks_, sum_over_ranks_
+from playhead.kernels.tokens import choose_scratch
 from playhead.kernels.vocabulary import choose_keys, embed_share, tokens_of
 from playhead.sampling_params import GREEDY_BELOW, SamplingParams
 from playhead.step.audit import audit_worker
@@ -35,16 +36,17 @@ def test_the_largest_key_of_all_shares_is_the_choice_among_all_ids(dtype, draws)
     temperature = torch.tensor([0.7, 0.0, 0.7, 1.3, 0.0], device=GPU)
     seeds, positions = (torch.randint(0, 2**62, (num_rows,), device=GPU) for _ in range(2))
     whole, best = (torch.full((num_rows,), 7, device=GPU) for _ in range(2))
-    choose_keys(logits, temperature, seeds, positions, whole, 0, GREEDY_BELOW, draws)
+    scratch = choose_scratch(num_rows, num_ids, GPU)
+    choose_keys(logits, temperature, seeds, positions, whole, *scratch, 0, GREEDY_BELOW, draws)
     best.fill_(-(2**63))
     for first, end in ((0, 2048), (2048, 4096), (4096, 5000)):
         part = torch.full((num_rows,), 7, device=GPU)
         numbers = (temperature, seeds, positions)
-        choose_keys(logits[:, first:end].contiguous(), *numbers, part, first, GREEDY_BELOW, draws)
+        choose_keys(logits[:, first:end].contiguous(), *numbers, part, *scratch, first, GREEDY_BELOW, draws)
         best = torch.maximum(best, part)
     on_cpu = torch.empty(num_rows, dtype=torch.int64)
     numbers = (temperature.cpu(), seeds.cpu(), positions.cpu())
-    choose_keys(logits.cpu(), *numbers, on_cpu, 0, GREEDY_BELOW, draws)
+    choose_keys(logits.cpu(), *numbers, on_cpu, *choose_scratch(num_rows, num_ids), 0, GREEDY_BELOW, draws)
     assert torch.equal(best, whole)
     assert tokens_of(whole).tolist() == tokens_of(on_cpu).tolist()
 

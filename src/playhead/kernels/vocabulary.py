@@ -3,7 +3,7 @@
 A rank's choice is one number, whose high half orders as the scores do and whose low half tells the id. So the choice
 among all ids is the largest of the ranks' numbers.
 
-Shapes: T tokens, N rows of logits, V ids of this rank, D width.
+Shapes: T tokens, N rows of logits, V ids of this rank, D width, X parts of a row, R rows of the scratch.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def embed_share(ids_T: Tensor, table_VD: Tensor, scale: float, first_id: int) ->
     return torch.where(is_mine_T1, scaled_TD, 0.0)
 
 
-@op(mutates=("keys_N",), cuda="triton.vocabulary:launch_choose_keys")
+@op(mutates=("keys_N", "parts_RX", "arrivals_R"), cuda="triton.choose:launch_choose_keys")
 def choose_keys(
-    logits_NV: Tensor, temperature_N: Tensor, seeds_N: Tensor, positions_N: Tensor, keys_N: Tensor, first_id: int,
-    greedy_below: float, draws: bool,
+    logits_NV: Tensor, temperature_N: Tensor, seeds_N: Tensor, positions_N: Tensor, keys_N: Tensor,
+    parts_RX: Tensor, arrivals_R: Tensor, first_id: int, greedy_below: float, draws: bool,
 ) -> None:  # fmt: skip
     """Writes the key of each row's choice among the ids from `first_id` on, made as `choose_tokens` makes it."""
     scores_NV = logits_NV.float()

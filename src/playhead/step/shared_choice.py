@@ -38,7 +38,8 @@ class SharedChoice(Choice):
         if kind <= SamplingKind.DRAWN and inputs.allowed_NW is None:
             keys_N, draws = self._keys_R[:num_rows], kind is SamplingKind.DRAWN
             of_rows = (numbers["temperature"], numbers["seed"], numbers["num_generated"])
-            choose_keys(logits_NV, *of_rows, keys_N, self._first_id, GREEDY_BELOW, draws)
+            scratch = (inputs.parts_RX, inputs.arrivals_R)
+            choose_keys(logits_NV, *of_rows, keys_N, *scratch, self._first_id, GREEDY_BELOW, draws)
             largest_over_ranks_(keys_N)
             return without_reports(tokens_of(keys_N))
         all_NV = self.all_logits(logits_NV)

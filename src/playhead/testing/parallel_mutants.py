@@ -131,7 +131,8 @@ def choice_of_two() -> list[str]:
     keys = []
     for first in (0, 48):
         key = torch.empty(8, dtype=torch.int64)
-        choose_keys.reference(logits[:, first : first + 48], *numbers, key, first, GREEDY_BELOW, True)
+        share, scratch = logits[:, first : first + 48], choose_scratch(8, 48)
+        choose_keys.reference(share, *numbers, key, *scratch, first, GREEDY_BELOW, True)
         keys.append(key)
     found = tokens_of(torch.maximum(*keys))
     return [f"row {row}: {a} and not {b}" for row, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b]

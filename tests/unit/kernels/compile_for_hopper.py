@@ -215,8 +215,8 @@ def choose(dtype, draws, least=None):
 
 def choose_keys(draws):
     per_row = (meta(8, dtype=torch.float32), *(meta(8, dtype=torch.int64) for _ in range(3)))
-    call = (meta(8, 131072), *per_row, 131072, 1e-5, draws)
-    return compiled(vocabulary_triton.choose_keys_kernel, lambda: vocabulary_triton.launch_choose_keys(*call))
+    call = (meta(8, 131072), *per_row, meta(8, 256, dtype=torch.int64), indices(8), 131072, 1e-5, draws)
+    return compiled(choose_triton.choose_kernel, lambda: choose_triton.launch_choose_keys(*call))
 
 
 def embed_share():

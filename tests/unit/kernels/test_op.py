@@ -56,7 +56,7 @@ def choose_call():
 
 def choose_keys_call():
     ids = [torch.tensor([1, 2]) for _ in range(3)]
-    return torch.randn(2, 8), torch.tensor([0.0, 1.0]), *ids, 8, 1e-5, True
+    return torch.randn(2, 8), torch.tensor([0.0, 1.0]), *ids, *choose_scratch(2, 8), 8, 1e-5, True
 
 
 def filter_call():

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from playhead.kernels.tokens import choose_scratch, choose_tokens
-from playhead.kernels.triton.vocabulary import launch_choose_keys, launch_embed_share
+from playhead.kernels.triton.choose import launch_choose_keys
+from playhead.kernels.triton.vocabulary import launch_embed_share
 from playhead.kernels.vocabulary import choose_keys, embed_share, tokens_of
 from tests.unit.kernels.test_choose import GREEDY_BELOW, TWO_BLOCKS, inputs, random_logits
 
@@ -18,7 +19,9 @@ CHOOSE = pytest.mark.parametrize(
 
 def key_of(choose, logits, first_id, *, draws=True):
     keys = torch.full((len(logits),), 7)
-    choose(logits, *inputs(TEMPERATURES), keys, first_id, GREEDY_BELOW, draws)
+    parts, arrivals = choose_scratch(*logits.shape)
+    choose(logits, *inputs(TEMPERATURES), keys, parts, arrivals, first_id, GREEDY_BELOW, draws)
+    assert not arrivals.any()
     return keys
 
 

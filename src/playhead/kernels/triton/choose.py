@@ -1,5 +1,7 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""Triton kernel of `choose_tokens`: a row's ids are cut into parts, a program each; the last to finish takes the best.
+"""Triton kernel of `choose_tokens` and `choose_keys`: a row's ids are cut into parts, a program each.
+
+The program that finishes last takes the best of all parts.
 
 A program keeps the best score and its id in every lane. At its end a score and its id become one 64-bit integer that
 orders as they do, so the best of all parts is a maximum of integers: the same in any order and however the row was cut.
@@ -81,12 +83,19 @@ def load_block(row_logits, id_J, wanted, VOCAB: tl.constexpr):
     return tl.load(row_logits + id_J, mask=(id_J < VOCAB) & wanted, other=float("-inf"))
 
 
-@triton.jit(do_not_specialize=["num_blocks"])  # it differs by batch size, and one binary must serve all of them
+@triton.jit
+def _store_best(best, row, key, KEYS: tl.constexpr):
+    tl.store(best + row, key if KEYS else token_of(key))
+
+
+@triton.jit(do_not_specialize=["first_id", "num_blocks"])  # one binary must serve all ranks and all batches
 def choose_kernel(
-    logits, least_keys, temperatures, seeds, positions, tokens, parts, arrivals, logits_stride, parts_stride,
-    greedy_below, num_blocks,
-    VOCAB: tl.constexpr, DRAWS: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_X: tl.constexpr, DEPENDENT: tl.constexpr,
+    logits, least_keys, temperatures, seeds, positions, best, parts, arrivals, logits_stride, parts_stride,
+    first_id, greedy_below, num_blocks,
+    VOCAB: tl.constexpr, DRAWS: tl.constexpr, KEYS: tl.constexpr,
+    BLOCK_J: tl.constexpr, BLOCK_X: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    """The best of VOCAB ids from `first_id` on, for each row: the id, or its key with KEYS."""
     let_downstream_start(DEPENDENT)
     after_upstream(DEPENDENT)
     part = tl.program_id(0)
@@ -117,7 +126,9 @@ def choose_kernel(
             if least_keys is not None:
                 draws = draws & (tl.max(is_kept_J.to(tl.int32), 0) > 0)  # most blocks keep nothing, and noise is dear
             if draws:
-                score_J = tl.div_rn(score_J, temperature) + gumbel(mixed(start + id_J.to(tl.uint64) * GOLDEN))
+                score_J = tl.div_rn(score_J, temperature) + gumbel(
+                    mixed(start + (id_J + first_id).to(tl.uint64) * GOLDEN)
+                )
         if least_keys is not None:  # not before: infinite numbers are divided slowly
             score_J = tl.where(is_kept_J, score_J, float("-inf"))
         # A NaN is never better; ids grow, so the first of equals stays.
@@ -125,7 +136,7 @@ def choose_kernel(
         best_J = tl.where(better_J, score_J, best_J)
         best_id_J = tl.where(better_J, id_J, best_id_J)
         id_J += BLOCK_J
-    key = tl.max(keys(best_J, best_id_J), 0)
+    key = tl.max(keys(best_J, best_id_J + first_id), 0)
     num_parts = tl.num_programs(0)
     if num_parts > 1:
         row_parts = parts + row * parts_stride
@@ -133,18 +144,29 @@ def choose_kernel(
         if count_in(arrivals + row, num_parts):
             part_X = tl.arange(0, BLOCK_X)
             key_X = tl.load(row_parts + part_X, mask=part_X < num_parts, other=NO_KEY, cache_modifier=".cg")
-            tl.store(tokens + row, token_of(tl.max(key_X, 0)))
+            _store_best(best, row, tl.max(key_X, 0), KEYS)
     else:
-        tl.store(tokens + row, token_of(key))
+        _store_best(best, row, key, KEYS)
 
 
 def launch_choose_tokens(*call: Any, num_blocks: int | None = None) -> None:
-    logits_NV, *rows, parts_RX, arrivals_R, greedy_below, draws = call
+    *tensors, greedy_below, draws = call
+    _launch(*tensors, 0, greedy_below, draws, gives_keys=False, num_blocks=num_blocks)
+
+
+def launch_choose_keys(*call: Any, num_blocks: int | None = None) -> None:
+    logits_NV, *rest = call
+    _launch(logits_NV, None, *rest, gives_keys=True, num_blocks=num_blocks)
+
+
+def _launch(*call: Any, gives_keys: bool, num_blocks: int | None) -> None:
+    logits_NV, *rows, parts_RX, arrivals_R, first_id, greedy_below, draws = call
     num_rows, vocab_size = logits_NV.shape
     max_parts = triton.cdiv(vocab_size, tokens.IDS_PER_BLOCK)
     num_blocks = num_blocks or tokens.blocks_per_part(num_rows, vocab_size)
     choose_kernel[(triton.cdiv(max_parts, num_blocks), num_rows)](
-        logits_NV, *rows, parts_RX, arrivals_R, logits_NV.stride(0), parts_RX.stride(0), greedy_below, num_blocks,
-        VOCAB=vocab_size, DRAWS=draws, BLOCK_J=tokens.IDS_PER_BLOCK, BLOCK_X=triton.next_power_of_2(max_parts),
+        logits_NV, *rows, parts_RX, arrivals_R, logits_NV.stride(0), parts_RX.stride(0),
+        first_id, greedy_below, num_blocks, VOCAB=vocab_size, DRAWS=draws, KEYS=gives_keys,
+        BLOCK_J=tokens.IDS_PER_BLOCK, BLOCK_X=triton.next_power_of_2(max_parts),
         num_warps=tokens.IDS_PER_BLOCK * logits_NV.element_size() // 512, **dependent(logits_NV),
     )  # fmt: skip
