@@ -28,6 +28,8 @@ class Request:
     params: SamplingParams
     max_new_tokens: int
     arrival: int
+    seed: int = 0
+    """What it draws with if its parameters have no seed."""
     priority: int = 0
     salt: str = ""
     ending_ids: frozenset[int] = frozenset()

@@ -150,9 +150,10 @@ class SamplerRows:
         Everything the request has generated so far has been read by then.
         """
         values = request.params.values()
-        for name, one in NUMBERS.items():
-            assert one.number is not None, "NUMBERS has these alone"
-            self.numbers[name][row] = one.number(values[name])
+        if request.params.seed is None:
+            values["seed"] = request.seed
+        for names, table in self._tables:
+            table[row] = [number_of(name, values[name]) for name in names]
         kind = self._kinds[row] = kind_of(request)
         # A step that looks at the tables looks at every row's bias and counts every row's tokens: what a former request
         # left must go, whether it was written for it or counted beside somebody else.
@@ -209,6 +210,13 @@ class SamplerRows:
     def _clear_tables(self, row: Row) -> None:
         self.make_tables().clear_(row)
         self._written_rows.discard(row)
+
+
+def number_of(name: str, value: Any) -> float:
+    """The number that a sampler reads of a parameter."""
+    make = NUMBERS[name].number
+    assert make is not None, "NUMBERS has these alone"
+    return make(value)
 
 
 def kind_of(request: Request) -> SamplingKind:
