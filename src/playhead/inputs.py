@@ -84,6 +84,9 @@ UNREAD_KEYS = {
     "decoder_prompt": "Playhead runs decoders: the prompt stands under 'prompt'",
     "token_type_ids": "Playhead runs decoders, which have no token types",
 }
+PLAIN_LISTS = (list, tuple)
+"""Sequences that are no `Ids`, known without a look at their methods, which takes longer than reading the prompt."""
+PLAIN_PROMPTS = frozenset({*PLAIN_LISTS, str, dict})
 KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 
 
@@ -119,7 +122,7 @@ def plain_prompt(prompt: object) -> PlainPrompt:
 
 def checked_ids(prompt: object) -> list[int]:
     """Token ids as ints, or `RequestError`: a bool, a float or a string among them is refused, not converted."""
-    given = prompt.tolist() if isinstance(prompt, Ids) else prompt
+    given = prompt if type(prompt) in PLAIN_LISTS or not isinstance(prompt, Ids) else prompt.tolist()
     if isinstance(given, Sequence) and not isinstance(given, bytes | bytearray | str):
         kinds = set(map(type, given))
         if kinds <= {int}:
@@ -138,12 +141,12 @@ def as_prompts(prompts: Prompts) -> list[Prompt]:
     """A list of prompts, whether one or many were given. Each is checked when it is read."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if isinstance(prompts, Ids):
+    if type(prompts) not in PLAIN_LISTS and isinstance(prompts, Ids):
         return [prompts] if prompts.ndim == 1 else list(prompts.tolist())
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
         found = f"a {type(prompts).__name__}"
         raise RequestError("prompts", found, "text or ids, one or a list of them", "Put it into a list.")
-    num_numbers = sum(_is_number(item) for item in prompts)
+    num_numbers = 0 if PLAIN_PROMPTS.issuperset(map(type, prompts)) else sum(_is_number(item) for item in prompts)
     if num_numbers and num_numbers < len(prompts):
         found = "ids and whole prompts in one list"
         raise RequestError("prompts", found, "one prompt of ids, or many prompts", "Put the ids into a list.")

@@ -135,7 +135,7 @@ class LLM:
         results: dict[str, RequestOutput] = {}
         names = [self._calls.new_name() for _ in prompt_list]
         pending = [
-            (f"{name}.{i}", prompt, one)
+            (sample_name(name, i, wanted), prompt, one)
             for name, prompt, wanted in zip(names, prompt_list, params_list, strict=True)
             for i, one in enumerate(split_n(wanted))
         ]
@@ -144,7 +144,7 @@ class LLM:
                 results[output.request_id] = output
                 advance(output)
         return [
-            joined(name, [results[f"{name}.{i}"] for i in range(wanted.n)])
+            joined(name, [results[sample_name(name, i, wanted)] for i in range(wanted.n)])
             for name, wanted in zip(names, params_list, strict=True)
         ]
 
@@ -221,3 +221,8 @@ class LLM:
     def score(self, *args: object, **keywords: object) -> NoReturn:
         """Not there: raises `AbsentFeature`."""
         raise AbsentFeature("LLM.score", f"{NO_POOLING} The score of a text: generate with prompt_logprobs=0.")
+
+
+def sample_name(name: str, index: int, wanted: SamplingParams) -> str:
+    """The engine's name for one sample of a request. A lone sample has the request's own."""
+    return name if wanted.n == 1 else f"{name}.{index}"

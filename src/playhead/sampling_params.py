@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import Enum, IntEnum
+from operator import attrgetter
 from typing import Any, Self
 
 from playhead.errors import RequestError, did_you_mean, shown
@@ -232,9 +233,8 @@ class SamplingParams:
 
     def __new__(cls, *values: object, **given: object) -> Self:
         # Before __init__, whose TypeError would not say what there is instead. Type checkers read __init__.
-        for name in given:
-            if name not in PARAMETERS:
-                raise unknown(name)
+        if not given.keys() <= PARAMETERS.keys():
+            raise unknown(next(name for name in given if name not in PARAMETERS))
         if values:
             raise RequestError("SamplingParams", f"{len(values)} values without a name", "names", "Write name=value.")
         return object.__new__(cls)
@@ -258,7 +258,11 @@ class SamplingParams:
 
     def clone(self) -> SamplingParams:
         """A copy, checked anew: fields may have been set since this was made."""
-        return replace(self)
+        copied = object.__new__(SamplingParams)  # `__init__` by name takes as long as the check
+        for put, value in zip(PUT_VALUES, VALUES_OF(self), strict=True):
+            put(copied, value)
+        copied.__post_init__()
+        return copied
 
     @property
     def is_greedy(self) -> bool:
@@ -267,13 +271,15 @@ class SamplingParams:
 
     def values(self) -> dict[str, Any]:
         """Every parameter's value, by name."""
-        return {one.name: one.value_of(self) for one in SAMPLING_SETTINGS}
+        return dict(zip(PARAMETERS, VALUES_OF(self), strict=True))
 
     @property
     def kind(self) -> SamplingKind:
         """The least kind of sampling that serves this request. A filter never removes the best token."""
-        values = self.values()
-        kind = max(one.kind for name, one in PARAMETERS.items() if one.is_on(values[name]))
+        kind = SamplingKind.GREEDY
+        for value, (usual, one) in zip(KIND_VALUES_OF(self), KIND_PARAMETERS, strict=True):
+            if value is not usual and one.kind > kind and one.is_on(value):
+                kind = one.kind
         return SamplingKind.GREEDY if self.is_greedy and kind < SamplingKind.EVERYTHING else kind
 
     def check_against(self, vocab_size: int, prompt_len: int, max_context: int) -> int:
@@ -328,6 +334,18 @@ StructuredOutputsParams = StructuredOutputs  # scripts for vLLM import this name
 SAMPLING_SETTINGS = settings_of(SamplingParams)
 PARAMETERS: dict[str, Parameter] = {one.name: one.metadata[METADATA_KEY] for one in fields(SamplingParams)}
 """The table of sampling parameters, by name."""
+VALUES_OF = attrgetter(*PARAMETERS)
+"""All values at once."""
+PUT_VALUES: tuple[Callable[[SamplingParams, Any], None], ...] = tuple(
+    vars(SamplingParams)[name].__set__ for name in PARAMETERS
+)
+"""The same way back, one by one."""
+KIND_SETTINGS = tuple(one for one in SAMPLING_SETTINGS if PARAMETERS[one.name].kind > SamplingKind.GREEDY)
+KIND_VALUES_OF = attrgetter(*(one.name for one in KIND_SETTINGS))
+KIND_PARAMETERS = tuple(
+    (MISSING if PARAMETERS[one.name].is_on(one.default) else one.default, PARAMETERS[one.name]) for one in KIND_SETTINGS
+)
+"""Each parameter that some kind of sampling is for, after the default that needs no look, if it is off."""
 OPTIONAL = {one.name for one in SAMPLING_SETTINGS if one.is_optional}
 
 

@@ -75,7 +75,7 @@ def token_id(name: str, value: object) -> int:
 
 def biases(name: str, value: object) -> dict[int, float]:
     """A copy of the bias by token id. None is none."""
-    if value is None:
+    if value is None or (type(value) is dict and not value):  # most requests have none
         return {}
     wanted = f"at most {MAX_TOKEN_IDS} pairs of a token id and a number in [-{BIAS_BOUND:g}, {BIAS_BOUND:g}]"
     if not isinstance(value, Mapping):

@@ -30,6 +30,7 @@ from playhead.errors import INT64_MAX, ConfigError, PlayheadError, shown
 METADATA_KEY = "setting"
 # Python refuses to read integers of thousands of digits.
 SIZE = re.compile(r"(\d{1,100}(?:\.\d{1,100})?)\s*(?:B|([KMGT])(i?)B?)", re.IGNORECASE)
+PLAIN_TYPES = frozenset({bool, int, float, str, type(None)})
 POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
 
 Refused = Callable[[str, object, str], PlayheadError]
@@ -191,7 +192,7 @@ def check_settings(owner: object, settings: Sequence[Declared], refused: Refused
     """Check every field of a frozen dataclass in its `__post_init__`, and keep what `taken` gives."""
     for declared in settings:
         value = declared.value_of(owner)
-        if value is declared.default:  # most are, and a request's parameters are made anew a few times
+        if value is declared.default:  # most are
             continue
         taken = declared.taken(plain(value), refused)
         if taken is not value:
@@ -200,6 +201,8 @@ def check_settings(owner: object, settings: Sequence[Declared], refused: Refused
 
 def plain(value: object) -> object:
     """A numpy scalar as the Python value it equals; anything else as it is."""
+    if type(value) in PLAIN_TYPES:
+        return value
     numpy = sys.modules.get("numpy")  # who has a scalar has imported it, and nobody else should pay for it
     return value.item() if numpy is not None and isinstance(value, numpy.generic) else value
 

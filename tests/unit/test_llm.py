@@ -14,6 +14,7 @@ from playhead.engine.config import EngineConfig
 from playhead.engine.resolve import on_device
 from playhead.errors import ConfigError, RequestError
 from playhead.llm import LLM
+from playhead.models.text.detokenize import TokenBytes
 from playhead.outputs import FinishReason
 from playhead.sampling_params import SamplingParams
 from playhead.testing.tiny_worker import TINY_GEMMA3
@@ -104,6 +105,28 @@ def test_skipping_the_tokenizer_changes_no_token():
     assert whole.text
     assert found.text == ""
     assert ids_only.tokenizer.special.eos_ids == {2}
+
+
+def test_tokens_without_text_are_not_looked_up_one_by_one(monkeypatch):
+    """Of a long answer without a tokenizer every token would be asked for, when it ends."""
+    params = SamplingParams(temperature=0, max_tokens=4, logprobs=1, stop=["a"])
+    with LLM("embedded", skip_tokenizer_init=True) as llm:
+        asked = []
+        monkeypatch.setattr(TokenBytes, "of", lambda self, token, **options: asked.append(token))
+        completion = llm.generate([5, 6, 7], params)[0].outputs[0]
+    assert asked == []
+    assert completion.text == ""
+    assert {one.decoded_token for table in completion.logprobs for one in table.values()} == {None}
+
+
+def test_a_lone_sample_is_the_request_itself():
+    with LLM("embedded") as llm:
+        one, many = llm.generate([[5, 6], [7, 8]], [GREEDY, replace(GREEDY, n=2)])
+    assert [output.index for output in many.outputs] == [0, 1]
+    assert one.outputs[0].index == 0
+    assert one.finished
+    assert one.metrics.finished_s >= one.metrics.first_token_s >= one.metrics.arrival_s
+    assert "." not in one.request_id + many.request_id
 
 
 def test_dummy_weights_of_a_whole_model_keep_its_tokenizer():

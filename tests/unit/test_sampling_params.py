@@ -229,6 +229,27 @@ def test_what_was_checked_does_not_change_with_the_callers_objects():
     assert (params.stop, params.stop_token_ids, params.logit_bias) == (("a",), (1,), {1: 2.0})
 
 
+def test_a_clone_has_every_value_and_shares_none_that_can_change():
+    values = {name: found[-1] for name, found in ALLOWED.items()}
+    params = SamplingParams(**{**values, "min_tokens": 1, "max_tokens": 5, "logit_bias": {1: 2.0}})
+    clone = params.clone()
+    assert clone == params
+    params.logit_bias[1] = 3.0
+    params.top_k = 7
+    assert (clone.logit_bias, clone.top_k) == ({1: 2.0}, values["top_k"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [pytest.param(*case, id=f"{case[0]}-{i}") for i, case in enumerate(REFUSED_VALUES)]
+)
+def test_a_value_that_was_set_is_checked_by_the_clone(name, value):
+    params = SamplingParams()
+    setattr(params, name, value)
+    with pytest.raises(RequestError) as refusal:
+        params.clone()
+    assert repr(name) in refusal.value.where
+
+
 def test_params_can_be_compared_and_replaced():
     params = SamplingParams(logit_bias={1: 2.0}, stop=["a"])
     assert params == SamplingParams(logit_bias={1: 2.0}, stop=("a",))

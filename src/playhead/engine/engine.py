@@ -214,8 +214,6 @@ class Engine:
     def _response(self, request_id: str, checked: CheckedPrompt, options: RequestOptions) -> ResponseBuilder:
         """The request and the builder of its response, with room in the sampler."""
         params, arrival = checked.params, self._arrivals + 1
-        if params.seed is None:
-            params = replace(params, seed=seed_of(self.config.seed, arrival))
         ending_ids = self.reader.ending_ids(params) if checked.ending_ids is None else checked.ending_ids
         request = Request(
             id=request_id,
@@ -223,6 +221,7 @@ class Engine:
             params=params,
             max_new_tokens=checked.max_new_tokens,
             arrival=arrival,
+            seed=seed_of(self.config.seed, arrival) if params.seed is None else 0,
             priority=options.priority,
             salt=checked.salt or options.salt,
             ending_ids=ending_ids,
@@ -232,7 +231,7 @@ class Engine:
         looks_at_tokens = options.streams or params.stop or params.logprobs is not None or request.matcher is not None
         request.is_plain = not looks_at_tokens
         response = ResponseBuilder.begin(request, checked.text, self.tokenizer, streams=options.streams)
-        take_up(response, options.resume_from, checked.params, self.reader.vocab_size)
+        take_up(response, options.resume_from, self.reader.vocab_size)
         self.worker.sampler.prepare(request)
         self._arrivals = arrival
         return response

@@ -217,6 +217,9 @@ def split_n(params: SamplingParams) -> list[SamplingParams]:
 
 def joined(request_id: str, samples: Sequence[RequestOutput | None]) -> RequestOutput:
     """The samples of one request as one output, as far as they have begun. It is finished when all of them are."""
+    if len(samples) == 1 and samples[0] is not None:
+        lone = samples[0]
+        return lone if lone.request_id == request_id else replace(lone, request_id=request_id)
     begun = [(i, output) for i, output in enumerate(samples) if output is not None]
     metrics = [output.metrics for _, output in begun]
     firsts = [metric.first_token_s for metric in metrics if metric.first_token_s is not None]

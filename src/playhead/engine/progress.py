@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -99,6 +100,9 @@ def prompt_bar(
 ) -> Iterator[Callable[[RequestOutput], None]]:
     """A bar over finished prompts with their tokens per second, like vLLM's. `enabled` may make the bar itself."""
     shown = chosen_bar(num_prompts, what, enabled)
+    if isinstance(shown, NoBar):
+        yield ignore
+        return
     started_s = time.perf_counter()
     num_input = num_output = 0
 
@@ -117,14 +121,26 @@ def prompt_bar(
 
 def chosen_bar(total: int, what: str, enabled: bool | MakeBar) -> PromptBar:
     """The bar for where this program runs."""
-    console = Console(stderr=True)
     if not isinstance(enabled, bool):
         return GivenBar(enabled, total, what)
-    if enabled and console.is_jupyter:
+    if not enabled:
+        return NoBar()
+    console = stderr_console()
+    if console.is_jupyter:
         return NotebookBar(total, what)
     # Two bars on one terminal would draw over each other, so threads beside the main one have none.
     is_alone = threading.current_thread() is threading.main_thread()
-    return TerminalBar(total, what) if enabled and console.is_terminal and is_alone else NoBar()
+    return TerminalBar(total, what) if console.is_terminal and is_alone else NoBar()
+
+
+@cache
+def stderr_console() -> Console:
+    """What says where a bar would be drawn: it looks at stderr and the environment anew whenever it is asked."""
+    return Console(stderr=True)
+
+
+def ignore(output: RequestOutput) -> None:
+    """Moves no bar."""
 
 
 class NoBar:

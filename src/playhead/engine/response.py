@@ -18,7 +18,7 @@ from playhead.types import TokenReport
 class ResponseBuilder:
     """One request's response. With `streams` its text is read after every token, without only at the end.
 
-    `text_of` gives the text of one token. A request that wants no text has no detokenizer.
+    `text_of` gives the text of one token. A request that wants no text, or whose tokens have none, has no detokenizer.
     """
 
     request: Request
@@ -44,7 +44,7 @@ class ResponseBuilder:
     @classmethod
     def begin(cls, request: Request, prompt: str | None, tokenizer: Tokenizer, *, streams: bool) -> ResponseBuilder:
         """The response to a request that arrives now."""
-        skips, has_text = request.params.skip_special_tokens, request.params.detokenize
+        skips, has_text = request.params.skip_special_tokens, request.params.detokenize and tokenizer.has_text
         return cls(
             request=request,
             prompt=prompt,

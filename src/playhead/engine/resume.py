@@ -19,18 +19,15 @@ from playhead.types import TokenReport
 WHERE = "resume_from"
 
 
-def take_up(
-    response: ResponseBuilder, outputs: tuple[CompletionOutput, ...], asked: SamplingParams, vocab_size: int
-) -> None:
+def take_up(response: ResponseBuilder, outputs: tuple[CompletionOutput, ...], vocab_size: int) -> None:
     """Give a response that has not begun the tokens and the logprobs of an earlier run, or `RequestError`.
 
-    `outputs` is empty for a request that begins with its prompt. `asked` are the parameters as they came: a request
-    without a seed has been given one that no earlier run had.
+    `outputs` is empty for a request that begins with its prompt.
     """
     if not outputs:
         return
     (so_far,) = outputs
-    check(so_far, asked, vocab_size)
+    check(so_far, response.request.params, vocab_size)
     request, tables = response.request, so_far.logprobs or ()
     for i, token in enumerate(so_far.token_ids):
         request.output.append(token)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from playhead.errors import OutOfPages
 from playhead.kv.violations import Violation, ViolationKind, ViolationLog
+
+
+def is_each_once(pages: Sequence[int], marks: Sequence[int]) -> bool:
+    """Whether all of these pages have the mark 1, and none stands twice: what is done to each can be done to all."""
+    return len(set(pages)) == len(pages) == list(map(marks.__getitem__, pages)).count(1)
 
 
 class SlabArena:
@@ -35,6 +40,9 @@ class SlabArena:
 
     def give_back(self, slab: int) -> None:
         self._free.append(slab)
+
+    def give_back_all(self, slabs: Iterable[int]) -> None:
+        self._free.extend(slabs)
 
     def take_this(self, slab: int) -> bool:
         """Take one certain slab, if it is free."""
@@ -123,9 +131,15 @@ class PageAllocator:
             is_taken[page] = 1
         return pages
 
-    def give_back(self, pages: Iterable[int]) -> None:
+    def give_back(self, pages: Sequence[int]) -> None:
         """Take these pages back. A page that was not handed out is a double free. A page in quarantine stays there."""
         per_slab, free_in, is_taken = self._pages_per_slab, self._free_in, self._is_taken
+        if per_slab == 1 and not self._quarantined and is_each_once(pages, is_taken):
+            for page in pages:
+                is_taken[page] = 0
+            self.num_slabs -= len(pages)
+            self._arena.give_back_all(pages)
+            return
         for page in pages:
             if not is_taken[page]:
                 self._report_double_free(page)

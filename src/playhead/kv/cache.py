@@ -46,7 +46,8 @@ class HybridKVCache:
         self.num_restored = 0
         self._extended: dict[str, SequenceKV] = {}
         self._advanced: Stride | None = None
-        self._prefix_caching = prefix_caching
+        self.prefix_caching = prefix_caching
+        """Whether pages of prompts and answers stay for others."""
         self._page_size = plan.geometry.page_size
         self._page_bytes = TOKEN_BYTES * self._page_size
         self._windows = tuple(group.window or 0 for group in plan.geometry.windows)
@@ -69,7 +70,7 @@ class HybridKVCache:
             raise LedgerError(
                 f"admit: request {request!r} is running already; wanted a new name. Finish or abort the other first"
             )
-        key = token_key(prompt)
+        key = token_key(prompt) if self.prefix_caching else b""
         with Change(self):
             seq = SequenceKV(
                 request=request,
@@ -81,7 +82,7 @@ class HybridKVCache:
                 num_hit_tokens=0,
                 offered_key=b"",
             )
-            if self._prefix_caching and reads_prefixes:
+            if self.prefix_caching and reads_prefixes:
                 num_pages = (len(prompt) - 1) // self._page_size
                 self._continue_from(seq, self.prefix.match(salt, self._whole_pages(key, num_pages)).pages)
             self.sequences[request] = seq
@@ -160,7 +161,7 @@ class HybridKVCache:
     def finish(self, seq: SequenceKV, tokens: Sequence[int]) -> None:
         """The request is done; the pages of its known tokens stay for others, as far as they are whole."""
         try:
-            if self._prefix_caching and not self.in_doubt:
+            if self.prefix_caching and not self.in_doubt:
                 known = min(len(tokens), seq.num_launched_tokens) // self._page_size
                 with Change(self):
                     self._offer(seq, self._whole_pages(token_key(tokens), known))
@@ -297,7 +298,7 @@ class HybridKVCache:
 
     def _offer_prompt(self, seq: SequenceKV) -> None:
         """Give the cache the prompt's pages that are filled by now."""
-        seq.is_offered = not self._prefix_caching or len(seq.offered_key) + self._page_bytes > len(seq.prompt_key)
+        seq.is_offered = not self.prefix_caching or len(seq.offered_key) + self._page_bytes > len(seq.prompt_key)
         if seq.is_offered:
             return
         filled = self._whole_pages(seq.prompt_key, seq.num_launched_tokens // self._page_size)

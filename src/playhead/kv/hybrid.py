@@ -287,7 +287,7 @@ class HybridAllocator:
         if waiting:
             self._pending.append((self.launched_step, group_index, waiting))
             self.num_pending[group_index] += len(waiting)
-            pages = [page for page in pages if last_step[page] <= retired]
+            pages = [page for page in pages if last_step[page] <= retired] if len(waiting) < len(pages) else []
         if pages:
             self._reclaim(group_index, pages)
 

@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 from playhead.types import Row
 
+NO_LOOKS: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # every request begins with a stride of its own
+
 
 @dataclass(slots=True, kw_only=True, eq=False)  # mutable: it counts
 class Stride:
@@ -25,7 +27,7 @@ class Stride:
     num_placed: int = 0
     num_launched: int = 0
     seqs: list[SequenceKV] = field(default_factory=list)
-    looks_at: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    looks_at: npt.NDArray[np.int64] = field(default_factory=lambda: NO_LOOKS)
     """After how many launched steps each sequence may have something to give up, or to offer."""
     next_look: int = 0
     """The least of them."""

@@ -28,6 +28,8 @@ class Request:
     params: SamplingParams
     max_new_tokens: int
     arrival: int
+    seed: int = 0
+    """What it draws with if its parameters have no seed."""
     priority: int = 0
     salt: str = ""
     ending_ids: frozenset[int] = frozenset()
@@ -57,13 +59,15 @@ class Request:
         self.sampled = self.num_sampled - stride.num_placed, stride
 
     @property
-    def tokens(self) -> list[int]:
+    def tokens(self) -> Sequence[int]:
         """All tokens known so far: the prompt and what was generated."""
-        return [*self.prompt, *self.output]
+        return (*self.prompt, *self.output) if self.output else self.prompt
 
     def tokens_between(self, first: int, end: int) -> tuple[int, ...]:
         """Tokens [first, end) without the rest."""
         num_prompt, output = len(self.prompt), self.output
+        if end <= num_prompt:
+            return self.prompt[first:end]
         if self.forced:
             output = [*output, *self.forced[len(output) - self.forced_from :]]
         return (*self.prompt[first:end], *output[max(0, first - num_prompt) : max(0, end - num_prompt)])

@@ -398,7 +398,7 @@ class Scheduler:
             if reason in (FinishReason.ABORT, FinishReason.ERROR):
                 self._kv.abort(seq)
             else:
-                self._kv.finish(seq, request.tokens)
+                self._kv.finish(seq, request.tokens if self._kv.prefix_caching else ())
         self.in_doubt = was_in_doubt
 
     def _start(self, request: Request, room: int) -> Chunk | None:

@@ -18,9 +18,15 @@ class Choice:
 
     owned: tuple[OwnedMemory, ...] = ()
 
-    def sample(self, logits_NV: torch.Tensor, inputs: SamplerInputs, kind: SamplingKind) -> SampledTokens:
-        """One token per row, counted where the next ones depend on it."""
-        sampled = sample(logits_NV, inputs, kind)
+    def sample(
+        self,
+        logits_NV: torch.Tensor,
+        inputs: SamplerInputs,
+        kind: SamplingKind,
+        room: SampledTokens | None = None,
+    ) -> SampledTokens:
+        """One token per row, counted where the next ones depend on it. `room` may be where they go (`sample`)."""
+        sampled = sample(logits_NV, inputs, kind, room)
         if kind is SamplingKind.EVERYTHING:
             assert inputs.tables is not None, "a step of every kind has tables"
             inputs.tables.take_(inputs.rows_N, sampled.tokens_N)

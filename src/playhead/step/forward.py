@@ -36,7 +36,7 @@ from playhead.models.decoder import Decoder
 from playhead.models.spec import ModelSpec
 from playhead.sampling_params import SamplingKind
 from playhead.step.inputs import FULL_LOCS
-from playhead.step.sampling import MASKS_SLOT, SampledTokens, SamplerRows
+from playhead.step.sampling import MASKS_SLOT, SampledTokens, SamplerRows, without_reports
 from playhead.step.scores import logprobs_of
 from playhead.step.shared_choice import choice_of
 
@@ -287,6 +287,8 @@ class Forward:
             (max_running, num_ids), dtype=model.decoder.logits_dtype, device=page_table_RP.device
         )
         self._logits_by_size: dict[int, torch.Tensor] = {}
+        self._tokens_R = torch.zeros(max_running, dtype=torch.int64, device=page_table_RP.device)
+        self._rooms_by_size: dict[int, SampledTokens] = {}
         self._choice = choice_of(model.decoder, max_running)
 
     def decode_spec(self, kind: SamplingKind, placeholder: Placeholder) -> StepSpec:
@@ -330,10 +332,12 @@ class Forward:
     @torch.no_grad()
     def sample_last(self, h_TM: torch.Tensor, inputs: Inputs, kind: SamplingKind) -> StepOutput:
         """Logits and tokens of the requests of a step over tokens, from its slots."""
-        logits_NV = self._head(h_TM.index_select(0, inputs["last_token_index"]))
-        rows_N = inputs["sampling_rows"]
-        sampled = self._sample(logits_NV, inputs, rows_N, kind)
-        self.newest_R[rows_N] = sampled.tokens_N.to(torch.int32)
+        last_N, rows_N = inputs["last_token_index"], inputs["sampling_rows"]
+        # A captured step has memory of its own. Here every view and every new tensor would be a call of torch.
+        logits_NV, room = self.logits(len(last_N)), self._room(len(last_N))
+        self._head(h_TM.index_select(0, last_N), logits_NV)
+        sampled = self._choice.sample(logits_NV, self.sampler.inputs(inputs, rows_N), kind, room)
+        self.newest_R.scatter_(0, rows_N, sampled.tokens_N.to(torch.int32))
         return StepOutput(logits_NV, *sampled)
 
     @torch.no_grad()
@@ -357,8 +361,16 @@ class Forward:
             view = self._logits_by_size[num_requests] = self._logits_RV[:num_requests]
         return view
 
-    def _head(self, h_NM: torch.Tensor) -> torch.Tensor:
-        return self.model.decoder.head(h_NM, self._logits_RV[: h_NM.shape[0]])
+    def _room(self, num_requests: int) -> SampledTokens:
+        """Where the tokens of a step over tokens are, until the next such step."""
+        room = self._rooms_by_size.get(num_requests)
+        if room is None:
+            room = self._rooms_by_size[num_requests] = without_reports(self._tokens_R[:num_requests])
+        return room
+
+    def _head(self, h_NM: torch.Tensor, logits_NV: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits where those of all steps are. A capture makes its own view: a kept one would change what it holds."""
+        return self.model.decoder.head(h_NM, self._logits_RV[: h_NM.shape[0]] if logits_NV is None else logits_NV)
 
     def _hidden(self, inputs: Inputs, scope: Scope, phase: Phase) -> torch.Tensor:
         ids_T = newest_ids(inputs["input_ids"], self.newest_R)

@@ -31,6 +31,7 @@ from playhead.step.sampling import NUMBERS, SamplerRows, dtype_of
 # 2^31 locations of the smallest layer geometry in use are more memory than any device has.
 FULL_LOCS = IndexSpace(name="full locations", dtype=torch.int32)
 ROWS = IndexSpace(name="request rows", dtype=torch.int32)
+SAMPLING_ROWS = IndexSpace(name="request rows", dtype=torch.int64)  # torch's scatter takes no others
 
 
 class TokenLayout(NamedTuple):
@@ -113,9 +114,9 @@ def full_locs(step: StepRequests) -> Int32Array:
     return step.kv.full_locs(step.tokens.rows, step.tokens.positions)
 
 
-def sampling_rows(step: StepRequests) -> Int32Array:
+def sampling_rows(step: StepRequests) -> npt.NDArray[np.int64]:
     """A request with more of its prompt to come shows the sink's row: what is drawn for it goes nowhere."""
-    return step.rows * step.chunks.samples
+    return np.multiply(step.rows, step.chunks.samples, dtype=np.int64)
 
 
 def num_generated(step: StepRequests) -> npt.NDArray[np.int64]:
@@ -164,7 +165,7 @@ OVER_TOKENS = (
     StepInput(
         slot=host_vector("last_token_index", "bs", torch.int32), make=lambda step: step.tokens.stops - np.int32(1)
     ),
-    StepInput(slot=host_vector("sampling_rows", "bs", ROWS.dtype, index=ROWS), make=sampling_rows),
+    StepInput(slot=host_vector("sampling_rows", "bs", SAMPLING_ROWS.dtype, index=SAMPLING_ROWS), make=sampling_rows),
 )
 """What a step over tokens reads besides."""
 

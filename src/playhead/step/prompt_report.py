@@ -28,6 +28,8 @@ class PromptReport:
     def wanted(cls, requests: StepRequests) -> PromptReport | None:
         """What the requests of a step over tokens want; None if they want nothing."""
         planned, stops = requests.chunks, requests.tokens.stops
+        if all(chunk.request.reads_prefixes for chunk in planned.newcomers):  # those want no report
+            return None
         newcomers = zip(planned.newcomers, stops[planned.num_going_on :], strict=True)
         chunks = [(chunk, chunk.reported, stop) for chunk, stop in newcomers]
         index = [stop - chunk.end + position for chunk, reported, stop in chunks for position in reported]

@@ -86,9 +86,14 @@ class ReadTokens:
 
 
 def sample(
-    logits_NV: torch.Tensor, inputs: SamplerInputs, kind: SamplingKind = SamplingKind.EVERYTHING
+    logits_NV: torch.Tensor,
+    inputs: SamplerInputs,
+    kind: SamplingKind = SamplingKind.EVERYTHING,
+    room: SampledTokens | None = None,
 ) -> SampledTokens:
     """One token per row, with fixed shapes and no look at a value on the host.
+
+    The tokens get new memory, or that of `room`, which has no reports.
 
     The logits stay as they are, except that masks write -inf into them where nobody asks for logprobs. Equal scores go
     to the lowest id. A row of NaN gets some id of the vocabulary and disturbs no other row.
@@ -100,7 +105,7 @@ def sample(
     if kind is SamplingKind.EVERYTHING:
         scores_NV = penalised(without_words(biased(scores_NV.float(), inputs), inputs), inputs)
     least_keys_N = least_of(scores_NV, inputs) if kind >= SamplingKind.FILTERED else None
-    tokens_N = torch.empty(len(logits_NV), dtype=torch.int64, device=logits_NV.device)
+    tokens_N = room_for(logits_NV) if room is None else room.tokens_N
     # One way to choose for all kinds: a draw rounds the same, whatever else its step computes.
     choose_tokens(
         scores_NV,
@@ -116,7 +121,12 @@ def sample(
     )
     if kind is SamplingKind.EVERYTHING:
         return SampledTokens(tokens_N, *logprobs_of(logits_NV, tokens_N, MAX_LOGPROBS))
-    return without_reports(tokens_N)
+    return without_reports(tokens_N) if room is None else room
+
+
+def room_for(logits_NV: torch.Tensor) -> torch.Tensor:
+    """Memory for a token of each row."""
+    return torch.empty(len(logits_NV), dtype=torch.int64, device=logits_NV.device)
 
 
 def without_reports(tokens_N: torch.Tensor) -> SampledTokens:
@@ -150,9 +160,10 @@ class SamplerRows:
         Everything the request has generated so far has been read by then.
         """
         values = request.params.values()
-        for name, one in NUMBERS.items():
-            assert one.number is not None, "NUMBERS has these alone"
-            self.numbers[name][row] = one.number(values[name])
+        if request.params.seed is None:
+            values["seed"] = request.seed
+        for names, table in self._tables:
+            table[row] = [number_of(name, values[name]) for name in names]
         kind = self._kinds[row] = kind_of(request)
         # A step that looks at the tables looks at every row's bias and counts every row's tokens: what a former request
         # left must go, whether it was written for it or counted beside somebody else.
@@ -209,6 +220,13 @@ class SamplerRows:
     def _clear_tables(self, row: Row) -> None:
         self.make_tables().clear_(row)
         self._written_rows.discard(row)
+
+
+def number_of(name: str, value: Any) -> float:
+    """The number that a sampler reads of a parameter."""
+    make = NUMBERS[name].number
+    assert make is not None, "NUMBERS has these alone"
+    return make(value)
 
 
 def kind_of(request: Request) -> SamplingKind:

@@ -33,7 +33,13 @@ class SharedChoice(Choice):
         memory = (self._keys_R, self._logits_RV)
         self.owned = (OwnedMemory(name="ranks' choice", tensors=memory, writable=True),)
 
-    def sample(self, logits_NV: torch.Tensor, inputs: SamplerInputs, kind: SamplingKind) -> SampledTokens:
+    def sample(
+        self,
+        logits_NV: torch.Tensor,
+        inputs: SamplerInputs,
+        kind: SamplingKind,
+        room: SampledTokens | None = None,
+    ) -> SampledTokens:
         num_rows, numbers = len(logits_NV), inputs.numbers
         if kind <= SamplingKind.DRAWN and inputs.allowed_NW is None:
             keys_N, draws = self._keys_R[:num_rows], kind is SamplingKind.DRAWN
@@ -44,7 +50,7 @@ class SharedChoice(Choice):
             return without_reports(tokens_of(keys_N))
         all_NV = self.all_logits(logits_NV)
         if self._is_first:
-            sampled = super().sample(all_NV, inputs, kind)
+            sampled = super().sample(all_NV, inputs, kind, room)
         else:
             sampled = without_reports(torch.zeros(num_rows, dtype=torch.int64, device=all_NV.device))
         first_rank_tells_(sampled.tokens_N)

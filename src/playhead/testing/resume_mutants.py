@@ -13,7 +13,6 @@ from playhead.engine.response import ResponseBuilder
 from playhead.engine.resume import take_up
 from playhead.kv.cache import HybridKVCache
 from playhead.outputs import CompletionOutput
-from playhead.sampling_params import SamplingParams
 from playhead.schedule.request import Chunk, Request
 from playhead.step.inputs import StepRequests
 from playhead.step.sampling import SamplerRows
@@ -39,10 +38,8 @@ def draws_begin_anew() -> Iterator[None]:
         self.chunks = copy(self.chunks)
         self.chunks.first_generated = self.chunks.first_generated - num_before
 
-    def remembered(
-        response: ResponseBuilder, outputs: tuple[CompletionOutput, ...], asked: SamplingParams, vocab_size: int
-    ) -> None:
-        take_up(response, outputs, asked, vocab_size)
+    def remembered(response: ResponseBuilder, outputs: tuple[CompletionOutput, ...], vocab_size: int) -> None:
+        take_up(response, outputs, vocab_size)
         num_resumed[response.request.id] = len(response.request.output)
 
     with swapped(StepRequests, "__init__", from_zero), swapped(engine_module, "take_up", remembered):
@@ -66,10 +63,8 @@ def penalties_begin_anew() -> Patch:
 def lengths_begin_anew() -> Patch:
     """A request may generate as many tokens again as it asked for."""
 
-    def longer(
-        response: ResponseBuilder, outputs: tuple[CompletionOutput, ...], asked: SamplingParams, vocab_size: int
-    ) -> None:
-        take_up(response, outputs, asked, vocab_size)
+    def longer(response: ResponseBuilder, outputs: tuple[CompletionOutput, ...], vocab_size: int) -> None:
+        take_up(response, outputs, vocab_size)
         response.request.max_new_tokens += len(response.request.output)
 
     return swapped(engine_module, "take_up", longer)

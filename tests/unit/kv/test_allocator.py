@@ -69,8 +69,9 @@ def test_double_free_is_an_error():
         allocator.give_back(pages[:1])
 
 
-def test_a_page_twice_in_one_list_is_a_double_free():
-    allocator = new_allocator(SlabArena(3))
+@pytest.mark.parametrize("pages_per_slab", [1, 4])
+def test_a_page_twice_in_one_list_is_a_double_free(pages_per_slab):
+    allocator = new_allocator(SlabArena(3), pages_per_slab=pages_per_slab)
     pages = allocator.take(2)
     with pytest.raises(DoubleFree):
         allocator.give_back([pages[0], pages[0]])
@@ -86,6 +87,15 @@ def test_in_production_a_double_free_is_counted_and_the_page_never_handed_out_ag
     assert violations.num_by_kind[ViolationKind.DOUBLE_FREE] == 1
     assert pages[0] not in allocator.take(allocator.num_available)
     assert allocator.num_quarantined == 1
+
+
+def test_pages_that_are_slabs_come_back_at_once_but_for_one_in_quarantine():
+    allocator = new_allocator(SlabArena(4), pages_per_slab=1)
+    pages = allocator.take(3)
+    allocator.quarantine(pages[0])
+    allocator.give_back(pages)
+    assert (allocator.num_slabs, allocator.num_taken, allocator.num_available) == (1, 0, 2)
+    assert sorted(allocator.take(2)) == sorted(pages[1:])
 
 
 def test_a_quarantined_page_that_is_held_stays_out_when_given_back():

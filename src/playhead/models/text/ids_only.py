@@ -16,6 +16,8 @@ from playhead.models.text.tokenizer import SpecialTokens, Tokenizer
 class IdsOnlyTokenizer(Tokenizer):
     """Refuses text and gives none: over an empty vocabulary every token stands for nothing."""
 
+    has_text = False
+
     def __init__(self, eos_ids: Iterable[int] = ()) -> None:
         backend = Backend(WordLevel({}, unk_token=""))
         backend.decoder = ByteLevel()  # of what is decoded there is nothing; the detokenizer wants to know how

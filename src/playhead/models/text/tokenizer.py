@@ -59,6 +59,9 @@ class Tokenizer:
     `chat_stops` are texts that end a turn of the chat template's format, for a format that has no token for that.
     """
 
+    has_text = True
+    """Whether tokens stand for text."""
+
     def __init__(
         self,
         backend: Backend,
