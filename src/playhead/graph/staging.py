@@ -40,7 +40,7 @@ class HostChannel:
     """Host to host: the copy is done when it returns. Of bytes, which begins in half of numpy's time."""
 
     def __init__(self, dst: torch.Tensor, src: torch.Tensor) -> None:
-        self._dst, self._src = memoryview(dst.numpy()), memoryview(src.numpy())
+        self._dst, self._src = dst.numpy().data, src.numpy().data
 
     def send(self) -> None:
         self._dst[:] = self._src
