@@ -371,7 +371,7 @@ class Engine:
     def _launch_tail(self, step: LaunchedStep) -> None:
         """Launch the rest of a step that waited for the step before to be read. A second call does nothing."""
         tail = step.launched.tail
-        if tail is None or tail.is_launched:
+        if tail is None or tail.readback is not None:
             return
         try:
             masks = tail.masks(step.planned.formed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +18,7 @@ from playhead.step.masks import ALL_ALLOWED
 from playhead.step.worker import Worker
 
 if TYPE_CHECKING:
-    from llguidance import LLExecutor
+    from llguidance import LLExecutor, LLMatcher
 
 MIN_AT_ONCE = 16  # masks for which waking other threads pays
 
@@ -59,49 +59,51 @@ class MaskWriter:
 
     def write(
         self, planned: StepPlan, masks: LateRows, force: Callable[[Chunk, Sequence[int]], bool]
-    ) -> Iterator[tuple[Request, PlayheadError]]:
+    ) -> list[tuple[Request, PlayheadError]]:
         """Write the masks of a step whose requests' outputs have all been read; gives the requests that cannot go on.
 
-        A request that has ended keeps a mask that allows everything: its token is dropped. Where several tokens must
+        A request that has ended gets a mask that allows everything: its token is dropped. Where several tokens must
         follow, `force` is told, and the mask allows the first of them alone.
         """
         found: list[tuple[int, Request, Matcher]] = []
+        failed: list[tuple[Request, PlayheadError]] = []
         for row in planned.formed:
             request = planned.requests[row]
             matcher = request.matcher
             if matcher is None or request.finish_reason is not None:
+                masks.rows[row][:] = ALL_ALLOWED
                 continue
             try:
                 matcher.follow(request.output)
             except Exception as error:  # noqa: BLE001  whatever it is, it is this request's
-                yield request, caused(RequestFailed(request.id), error)
+                failed.append((request, caused(RequestFailed(request.id), error)))
+                masks.rows[row][:] = ALL_ALLOWED
             else:
                 found.append((row, request, matcher))
-        self._compute([(matcher, row) for row, _, matcher in found], masks)
+        at_once = len(found) >= MIN_AT_ONCE
+        if at_once:
+            self._compute([(matcher.state, row) for row, _, matcher in found], masks)
         for row, request, matcher in found:
-            mask_W = masks.values[row]
+            mask_W = masks.rows[row]
             try:
+                if not at_once:
+                    matcher.write_mask(masks.address + row * masks.row_bytes, masks.row_bytes)
                 num_words_left = matcher.restrict(request.output, mask_W)
                 forced = matcher.forced(mask_W) if num_words_left == 1 else []
             except Exception as error:  # noqa: BLE001  whatever it is, it is this request's
-                yield request, caused(RequestFailed(request.id), error)
+                failed.append((request, caused(RequestFailed(request.id), error)))
                 mask_W[:] = ALL_ALLOWED
                 continue
             if not num_words_left:
-                yield request, NoTokenLeft(request.id, len(request.output))
+                failed.append((request, NoTokenLeft(request.id, len(request.output))))
                 mask_W[:] = ALL_ALLOWED
             elif len(forced) > 1 and force(planned[row], forced):
                 mask_W[:] = mask_of(forced[:1], BITS * len(mask_W))
+        return failed
 
-    def _compute(self, matchers: Sequence[tuple[Matcher, int]], masks: LateRows) -> None:
-        num_bytes = masks.values.strides[0]
-        if len(matchers) < MIN_AT_ONCE:
-            for matcher, row in matchers:
-                matcher.write_mask(masks.address + row * num_bytes, num_bytes)
-            return
+    def _compute(self, states: list[tuple[LLMatcher, int]], masks: LateRows) -> None:
         if self._threads is None:
             from llguidance import LLExecutor
 
             self._threads = LLExecutor()
-        states = [(matcher.state, row) for matcher, row in matchers]
-        self._threads.unsafe_compute_mask_ptr(states, masks.address, num_bytes, len(masks.values))
+        self._threads.unsafe_compute_mask_ptr(states, masks.address, masks.row_bytes, len(masks.values))

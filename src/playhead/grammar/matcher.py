@@ -65,9 +65,9 @@ class Matcher:
             self._allowed_W = mask_of(self._rules.allowed_ids, grammar.vocab_size)
         self.num_taken, self.can_force = 0, can_force
 
-    def follow(self, output: Sequence[int]) -> None:
+    def follow(self, output: list[int]) -> None:
         """Take the tokens of the answer that are new. A second call changes nothing."""
-        new = list(output[self.num_taken :])
+        new = output[self.num_taken :]
         if new and not self.state.consume_tokens(new):
             # llguidance stays in error from here on, and so does this answer. Other answers have states of their own.
             raise PlayheadError(f"the grammar does not allow {len(new)} more tokens: {self._reason()}")
@@ -117,7 +117,9 @@ def num_words_left(mask_W: Int32Array) -> int:
     Most masks have bits that are far from each other, and their bytes tell at once.
     """
     num_bytes = len(mask_W.tobytes().strip(b"\0"))
-    return min(2, int(np.count_nonzero(mask_W))) if 0 < num_bytes <= mask_W.itemsize else 2 * bool(num_bytes)
+    if num_bytes > BITS // 8:
+        return 2
+    return min(2, int(np.count_nonzero(mask_W)))
 
 
 def mask_of(ids: Sequence[int], vocab_size: int) -> Int32Array:

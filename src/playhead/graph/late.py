@@ -28,9 +28,19 @@ class LateRows:
 
     stage: Stage
     values: np.ndarray[Any, Any]
+    rows: Sequence[np.ndarray[Any, Any]]
+    """The rows of `values`, and below the first one's address: asking an array takes longer than most writes."""
     address: int
-    """Of `values`, for those who write without numpy. Asking an array takes longer than most writes."""
+    row_bytes: int
     written: Sequence[int] = ()
+
+    @classmethod
+    def of(cls, stage: Stage) -> LateRows:
+        """A stage whose one field is the late slot, with nothing written."""
+        (values,) = stage.fields
+        return cls(
+            stage=stage, values=values, rows=list(values), address=values.ctypes.data, row_bytes=values.strides[0]
+        )
 
 
 class LateRegistry(CudaGraphBufferRegistry):
@@ -71,9 +81,7 @@ class LateRegistry(CudaGraphBufferRegistry):
         self._check_rows(self._late)
         self._slots[late.name] = self._late  # read and audited like the others
         stages = StagingRing([place], arena, self._port or port_for(self.device), NUM_STAGES).stages
-        self._late_stages = [
-            LateRows(stage=one, values=one.fields[0], address=one.fields[0].ctypes.data) for one in stages
-        ]
+        self._late_stages = [LateRows.of(one) for one in stages]
         self._late_turns: Iterator[LateRows] = cycle(self._late_stages)
 
     def fill_from(self, batch: Batch, ctx: FillContext) -> None:
@@ -91,13 +99,14 @@ class LateRegistry(CudaGraphBufferRegistry):
         self.send_late()
 
     def open_late(self, rows: Sequence[int]) -> LateRows:
-        """The late slot on the host, all of it padding. These rows may be written before `send_late` is called."""
+        """The late slot on the host. The caller writes these rows whole, then calls `send_late`; others are padding."""
         self._open = opened = next(self._late_turns)
         opened.stage.settle()
         # Marked before the first write: a fill that is cut short must not hide rows from the next one.
         written, opened.written = opened.written, rows
-        for row in written:
-            opened.values[row] = self._late.pad_value
+        if written != rows:  # mostly a batch goes on, and the same rows are written again
+            for row in written:
+                opened.rows[row][...] = self._late.pad_value
         return opened
 
     def send_late(self) -> None:

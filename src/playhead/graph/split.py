@@ -7,6 +7,7 @@ body runs the host finds out what the tail needs, fills the registry's late slot
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -101,29 +102,30 @@ class SplitRunner(GraphRunner):
     """
 
     registry: LateRegistry
-    _open: tuple[Decision, FillContext, LivePlan | None] | None = None
+    _open: tuple[StepResult, Recording | None, FillContext, LivePlan | None] | None = None
 
     def _run_filled(self, decision: Decision, ctx: FillContext, live: LivePlan | None) -> StepResult:
-        self._open = decision, ctx, live
         if decision.mode is Mode.EAGER:
-            return StepResult(output=None, decision=decision)
-        captured = self.captured[decision.bucket]
+            result = StepResult(output=None, decision=decision)
+            self._open = result, None, ctx, live
+            return result
+        captured = self._captured[decision.bucket]
         assert isinstance(captured, SplitStep), "this runner's capture makes these"
         self._check_plan(decision.bucket, live)
         captured.body.replay()
         self.num_replays[decision.bucket] += 1
         self.num_raw[decision.bucket] += ctx.raw_bs
-        return StepResult(output=self._live_output(decision.bucket, ctx), decision=decision)
+        result = StepResult(output=self._live_output(decision.bucket, ctx), decision=decision)
+        self._open = result, captured.tail, ctx, live
+        return result
 
     def finish(self) -> StepResult:
         """Send the rows that `LateRegistry.open_late` gave, and launch the tail of the step whose body ran last."""
         if self._open is None:
             raise GraphError(f"{self.step.name}: finish without a body that was launched. Call run first.")
-        (decision, ctx, live), self._open = self._open, None
+        (result, tail, ctx, live), self._open = self._open, None
         self.registry.send_late()
-        if decision.mode is Mode.EAGER:
-            return StepResult(output=self.run_eager(ctx, live), decision=decision)
-        captured = self.captured[decision.bucket]
-        assert isinstance(captured, SplitStep), "this runner's capture makes these"
-        captured.tail.replay()
-        return StepResult(output=self._live_output(decision.bucket, ctx), decision=decision)
+        if tail is None:
+            return replace(result, output=self.run_eager(ctx, live))
+        tail.replay()
+        return result

@@ -20,6 +20,7 @@ def forbid_(logits_NV: Tensor, allowed_NW: Tensor) -> None:
     """-inf, in place, for the ids whose bit of their row is not set.
 
     With the words (0b101,) and three ids, the logits (1, 2, 3) become (1, -inf, 3). A word of -1 allows all of its ids.
+    A forbidden NaN may stay one: `choose_tokens` takes it for -inf.
     """
     shift_B = torch.arange(BITS, dtype=torch.int32, device=allowed_NW.device)
     bits_NV = ((allowed_NW[:, :, None] >> shift_B) & 1).flatten(1)[:, : logits_NV.shape[1]]

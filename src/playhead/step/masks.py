@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,10 +22,11 @@ from playhead.graph.capture import Inputs
 from playhead.graph.late import LateRegistry, LateRows
 from playhead.graph.shapes import Decision
 from playhead.graph.slots import Batch, GraphSlot, PaddingPolicy
+from playhead.graph.spec import StepResult
 from playhead.graph.split import SplitRunner
 from playhead.sampling_params import SamplingKind
 from playhead.schedule.rows import DecodeSlots
-from playhead.step.forward import StepOutput
+from playhead.step.forward import Forward
 from playhead.step.inputs import StepRequests
 from playhead.step.sampling import MASKS_SLOT, ReadTokens, SampledTokens
 
@@ -86,32 +87,36 @@ class Tail:
     steps: MaskedSteps
     kind: SamplingKind
     stopwatch: Stopwatch
-    sample: Callable[[], StepOutput] | None = None
-    leader: Leader | None = None
-    _readback: Readback | None = None
-
-    @property
-    def is_launched(self) -> bool:
-        return self._readback is not None
+    leader: Leader | None
+    sample: Callable[[], StepResult] | None = None
+    readback: Readback | None = None
 
     def launch_body(
         self, worker: Worker, requests: StepRequests, batch: Batch | None
     ) -> tuple[Decision, torch.Tensor, SampledTokens | None]:
         """Launch all of a step that does not wait for masks. Gives where its logits will be, and reports of prompts."""
-        self.leader = worker.leader
-        steps, kind, forward, prompt = self.steps, self.kind, worker.forward, None
-        num_requests = len(requests.chunks)
+        num_requests, prompt = len(requests.chunks), None
         if requests.is_decode:
+            steps, kind = self.steps, self.kind
             steps.decode_slots = None  # an error below leaves the slots as nobody knows
             runner = steps.decoder_for(kind)
             result = runner.run_or_go_on(batch, num_requests)
             steps.decode_slots = worker.slots_after(requests.chunks, kind, runner)
-            self.sample = lambda: runner.finish().output
+            self.sample = runner.finish
         else:
             result, inputs, prompt = worker.run_tokens(requests, batch)
-            h_TM = result.output  # held alone: with the worker there would be a cycle
-            self.sample = lambda: forward.sample_last(h_TM, {**inputs, **steps.sent(num_requests)}, kind)
-        return result.decision, forward.logits(num_requests), prompt
+            self.sample = self._sample_last(worker.forward, result, inputs)
+        return result.decision, worker.forward.logits(num_requests), prompt
+
+    def _sample_last(self, forward: Forward, hidden: StepResult, inputs: Inputs) -> Callable[[], StepResult]:
+        """What makes the tokens of a step over tokens. It does not hold the worker: that would be a cycle."""
+        steps, kind = self.steps, self.kind
+
+        def sample() -> StepResult:
+            sent = steps.sent(len(inputs["sampling_rows"]))
+            return replace(hidden, output=forward.sample_last(hidden.output, {**inputs, **sent}, kind))
+
+        return sample
 
     def masks(self, formed: Sequence[int]) -> LateRows:
         """A line per request, all of it allowed, of which those that a grammar limits may be written."""
@@ -121,12 +126,12 @@ class Tail:
         """Choose the step's tokens among those that the masks allow, as they were written."""
         assert self.sample is not None, "the first part was launched"
         with nullcontext() if self.leader is None else self.leader.leading_tail():
-            self._readback = self.stopwatch.read_back(self.sample().sampled)
+            self.readback = self.stopwatch.read_back(self.sample().output.sampled)
 
     def wait(self) -> ReadTokens:
-        assert self._readback is not None, "a step's tokens are there after its tail was launched"
-        return self._readback.wait()
+        assert self.readback is not None, "a step's tokens are there after its tail was launched"
+        return self.readback.wait()
 
     def device_us(self) -> float:
-        assert self._readback is not None, "a step's tokens are there after its tail was launched"
-        return self._readback.device_us()
+        assert self.readback is not None, "a step's tokens are there after its tail was launched"
+        return self.readback.device_us()

@@ -224,8 +224,8 @@ class Worker:
         step = self.kv.begin()
         try:
             stopwatch = self._start_stopwatch()
-            tail = None if masked is None else Tail(steps=masked, kind=kind, stopwatch=stopwatch)
             leader, is_masked = self.leader, masked is not None
+            tail = None if masked is None else Tail(steps=masked, kind=kind, stopwatch=stopwatch, leader=leader)
             led = leader and leader.leading(step_order(requests, kind, batch, is_masked=is_masked))
             with led or nullcontext():
                 if tail is not None:

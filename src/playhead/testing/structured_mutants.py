@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +42,8 @@ from playhead.testing.structured import (
 from playhead.testing.tiny_engine import run_asks, tiny_engine
 
 Tokens = dict[str, list[Any]]
+Force = Callable[[Chunk, Sequence[int]], bool]
+Failed = list[tuple[Request, PlayheadError]]
 
 ALONE = Oracle(name="requests with forms, alone", compute=formed_alone)
 
@@ -82,6 +84,24 @@ def check_padding() -> list[str]:
     if all(one.padded == one.raw for one in engine.timeline):
         found.append("no step was padded")
     return found
+
+
+def check_rows_written() -> list[str]:
+    """The rows that a step asks for are all written, also those of requests that have ended meanwhile."""
+    found: list[str] = []
+    num_ended, write = 0, MaskWriter.write
+
+    def watched(self: MaskWriter, planned: StepPlan, masks: LateRows, force: Force) -> Failed:
+        nonlocal num_ended
+        num_ended += sum(planned.requests[row].finish_reason is not None for row in planned.formed)
+        masks.values[planned.formed] = 0
+        failed = write(self, planned, masks, force)
+        found.extend(f"the mask of row {row} was not written" for row in planned.formed if not masks.values[row].any())
+        return failed
+
+    with swapped(MaskWriter, "write", watched):
+        run_asks(formed_engine(overlap=True), FORMED, check=checked_ask)
+    return found if num_ended else ["no request had ended when its mask was written"]
 
 
 def check_audit() -> list[str]:
@@ -150,6 +170,7 @@ STRUCTURED_CHECKERS: tuple[Checker, ...] = (
     Checker(name="answers", run=check_answers, oracles=(ALONE,)),
     Checker(name="shrinking batch", run=check_shrinking, oracles=(ALONE,)),
     Checker(name="mask padding", run=check_padding),
+    Checker(name="mask rows", run=check_rows_written),
     Checker(name="mask audit", run=check_audit),
     Checker(name="forced tokens", run=check_forced, raises=(PlayheadError,)),
     Checker(
@@ -182,14 +203,10 @@ def mask_off_by_one() -> Patch:
 def mask_of_the_wrong_row() -> Patch:
     write = MaskWriter.write
 
-    def backwards(
-        self: MaskWriter,
-        planned: StepPlan,
-        masks: LateRows,
-        force: Callable[[Chunk, Sequence[int]], bool],
-    ) -> Iterator[tuple[Request, PlayheadError]]:
-        yield from write(self, planned, masks, force)
+    def backwards(self: MaskWriter, planned: StepPlan, masks: LateRows, force: Force) -> Failed:
+        failed = write(self, planned, masks, force)
         masks.values[: len(planned)] = masks.values[: len(planned)][::-1].copy()
+        return failed
 
     return swapped(MaskWriter, "write", backwards)
 
@@ -237,6 +254,20 @@ def masks_left_from_the_last_step() -> Patch:
         return opened(self, rows)
 
     return swapped(LateRegistry, "open_late", as_they_are)
+
+
+@mutant("masks of ended requests not written", source="a row that holds an older mask", killed_by=("mask rows",))
+def masks_of_the_ended_not_written() -> Patch:
+    write = MaskWriter.write
+
+    def of_others_alone(self: MaskWriter, planned: StepPlan, masks: LateRows, force: Force) -> Failed:
+        ended = [row for row in planned.formed if planned.requests[row].finish_reason is not None]
+        left = masks.values[ended]
+        failed = write(self, planned, masks, force)
+        masks.values[ended] = left
+        return failed
+
+    return swapped(MaskWriter, "write", of_others_alone)
 
 
 @mutant("late padding not written", source="masks of rows that a larger step had", killed_by=("mask audit",))
@@ -317,6 +348,7 @@ STRUCTURED_MUTANTS: tuple[Mutant, ...] = (
     grammar_lost_with_memory,
     masks_sent_with_a_fill_alone,
     masks_left_from_the_last_step,
+    masks_of_the_ended_not_written,
     late_padding_not_written,
     forms_where_they_were,
     newest_token_kept,

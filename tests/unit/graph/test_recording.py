@@ -109,8 +109,10 @@ def test_no_gradients_are_recorded():
 
 def test_a_replay_tracks_no_gradients_and_leaves_the_callers_mode():
     w, x = torch.randn(3, 3, requires_grad=True), torch.randn(2, 3)
-    recording, out = taped(lambda: x @ w)
+    recording, out = taped(lambda: x @ w + x @ w.t())
+    x.add_(1)
     recording.replay()
+    assert torch.equal(out, x @ w + x @ w.t())
     assert not out.requires_grad
     assert torch.is_grad_enabled()
     with torch.no_grad():

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from playhead.kernels.masks import forbid_
+from playhead.kernels.tokens import choose_scratch, choose_tokens
 from playhead.kernels.triton.masks import launch_forbid
 
 
@@ -42,3 +43,14 @@ def test_logits_that_are_rounded_stay_what_they_are(run):
     run(logits, torch.tensor([[-1, -1], [-1, -2]], dtype=torch.int32))
     before[1, 32] = -math.inf
     assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("draws", [False, True])
+@pytest.mark.parametrize("run", [forbid_, forbid_.reference, launch_forbid])
+def test_a_forbidden_token_is_not_chosen_whatever_its_logit_is(run, draws):
+    """Also with NaN and inf: a broken row must not leave its form where it could keep it."""
+    logits = torch.tensor([[math.nan, math.inf, 1.0, -math.inf, 2.0], [math.nan, -1.0, math.nan, math.inf, -2.0]])
+    run(logits, torch.tensor([[0b00101], [0b00110]], dtype=torch.int32))
+    tokens, ones, numbers = torch.zeros(2, dtype=torch.int64), torch.ones(2), torch.arange(2)
+    choose_tokens(logits, None, ones, numbers, numbers, tokens, *choose_scratch(2, 5), 1e-5, draws)
+    assert tokens.tolist() == [2, 1]

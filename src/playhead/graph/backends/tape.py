@@ -62,6 +62,9 @@ class TapeRecording:
         self._steps = tuple(TapeStep.of(call, binders) for call in redone)
         made = {t.untyped_storage().data_ptr(): t for call in observer.calls for t in call.fresh if t is not None}
         self._memory = tuple(made.values())
+        # Where nothing has gradients, replays need not turn them off.
+        given = (tensors_in((call.args, call.kwargs)) for call in observer.calls)
+        self._has_grad = any(tensor.requires_grad for tensors in given for tensor in tensors)
         self._quiet = Context()
         self._quiet.run(np.seterr, all="ignore")  # padded rows may hold anything, and numpy would warn about them
 
@@ -74,13 +77,12 @@ class TapeRecording:
         return sum(tensor.untyped_storage().nbytes() for tensor in self._memory)
 
     def replay(self) -> None:
-        # Not `torch.no_grad` and `np.errstate`: their Python is not in the caches by now, and takes 45 us of a step.
-        has_grad = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)
-        try:
+        # In a step `torch.no_grad` takes 28 us and `np.errstate` 15: their Python is not in the caches by then.
+        if self._has_grad:
+            with torch.no_grad():
+                self._quiet.run(self._replay)
+        else:
             self._quiet.run(self._replay)
-        finally:
-            torch._C._set_grad_enabled(has_grad)
 
     def _replay(self) -> None:
         for step in self._steps:
