@@ -74,7 +74,8 @@ def test_collectives_of_one_rank_are_captured_and_replayed(world):
 
 @pytest.mark.parametrize("mode", list(TPMode))
 def test_one_rank_gives_the_tokens_of_none_and_its_audit_is_clean(world, mode):
-    config = EngineConfig(device="cuda", max_model_len=64, max_num_seqs=4, max_num_batched_tokens=16)
+    sizes = {"max_model_len": 64, "max_num_seqs": 4, "max_num_batched_tokens": 16, "kv_memory_bytes": 1 << 26}
+    config = EngineConfig(device="cuda", **sizes)
     tokens = {}
     for one in (None, mode):
         engine = lone_engine("embedded", config, one)
@@ -85,5 +86,5 @@ def test_one_rank_gives_the_tokens_of_none_and_its_audit_is_clean(world, mode):
         while engine.has_work:
             found |= {out.request_id: list(out.outputs[0].token_ids) for out in engine.step()}
         tokens[one] = found
-    assert all(report.ok for report in audit_worker(engine.worker))
     assert tokens[mode] == tokens[None]
+    assert [report for report in audit_worker(engine.worker) if not report.ok] == []
