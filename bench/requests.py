@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench import workload
-from bench.idle_engine import MeteredEngine, idle_worker
+from bench.idle_engine import CHUNK_TOKENS, MeteredEngine, idle_worker
 from bench.measure import emit
 from playhead.engine.calls import Calls
 from playhead.llm import LLM
@@ -98,7 +98,7 @@ def measured(llm: IdleLLM, case: Case, number: int) -> CallCost:
     steps = meter.costs
     # Requests of one chunk of prompts end in one step: the dearest readings are theirs.
     commits = sorted((step.commit for step in steps), reverse=True)
-    num_ends = -(-case.num_requests * case.num_prompt // 8192)
+    num_ends = -(-case.num_requests * case.num_prompt // CHUNK_TOKENS)
     usual = statistics.median(commits[num_ends:]) if len(commits) > 2 * num_ends else 0.0
     return CallCost(
         whole=whole,

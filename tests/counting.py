@@ -1,4 +1,4 @@
-"""How much work something does, in figures that a busy machine does not change: lines executed, bytes alive."""
+"""How much work something does, in figures that a busy machine does not change: lines, calls of ops, bytes alive."""
 
 from __future__ import annotations
 
@@ -33,6 +33,18 @@ def executed_lines(work: Callable[[], object]) -> int:
         if collects:
             gc.enable()
     return count
+
+
+class CalledOps(TorchDispatchMode):
+    """The ops that reach torch's dispatcher inside it, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.called.append(func)
+        return func(*args, **(kwargs or {}))
 
 
 class LiveTensors(TorchDispatchMode):

@@ -54,12 +54,23 @@ def weight_format(
     return SharedWeights(dtype=dtype, device=device, shard=shard)
 
 
-class GatheredLinear(PlainLinear):
+class LinearBack(PlainLinear):
+    """A map after which ranks meet: a rank without others may fuse it with what follows."""
+
+    def __init__(self, plain: PlainLinear, shard: Shard) -> None:
+        super().__init__(plain.weight, plain.bias, plain.scale)
+        self._shard = shard
+
+    def is_fused_on(self, x_TI: torch.Tensor) -> bool:
+        return self._shard.num_ranks == 1 and super().is_fused_on(x_TI)
+
+
+class GatheredLinear(LinearBack):
     """Some outputs of all inputs. Inputs and outputs are gathered, so every output is one sum, as on one rank."""
 
     def __init__(self, plain: PlainLinear, shard: Shard, inputs: tuple[int, int | None], num_outputs: int) -> None:
-        super().__init__(plain.weight, plain.bias, plain.scale)
-        self._shard, self._num_outputs = shard, num_outputs
+        super().__init__(plain, shard)
+        self._num_outputs = num_outputs
         self._num_inputs, num_units = inputs
         self._input_share = shard.share(self._num_inputs) if num_units is None else shard.size(*inputs)
         self._num_copies = 1 if num_units is None else shard.num_copies(num_units)
@@ -72,9 +83,6 @@ class GatheredLinear(PlainLinear):
         first, end = self._shard.span(self._num_outputs)
         return self._all_outputs(super().add_to(sum_TO[:, first:end].contiguous(), self._all_inputs(x_TI)))
 
-    def is_fused_on(self, x_TI: torch.Tensor) -> bool:
-        return self._shard.num_ranks == 1 and super().is_fused_on(x_TI)
-
     def _all_inputs(self, x_TI: torch.Tensor) -> torch.Tensor:
         num_ranks, num_copies = self._shard.num_ranks, self._num_copies
         if num_copies == num_ranks:  # every rank has all of them: one KV head, say
@@ -86,12 +94,8 @@ class GatheredLinear(PlainLinear):
         return all_columns(mine_TO, num_outputs, self._shard.share(num_outputs), num_ranks=num_ranks)
 
 
-class SummedLinear(PlainLinear):
+class SummedLinear(LinearBack):
     """All outputs of some inputs, summed over ranks."""
-
-    def __init__(self, plain: PlainLinear, shard: Shard) -> None:
-        super().__init__(plain.weight, plain.bias, plain.scale)
-        self._shard = shard
 
     def forward(self, x_TI: torch.Tensor, out_TO: torch.Tensor | None = None) -> torch.Tensor:
         product_TO = super().forward(x_TI, out_TO)
@@ -100,9 +104,6 @@ class SummedLinear(PlainLinear):
 
     def add_to(self, sum_TO: torch.Tensor, x_TI: torch.Tensor) -> torch.Tensor:
         return sum_TO.add_(self.forward(x_TI))
-
-    def is_fused_on(self, x_TI: torch.Tensor) -> bool:
-        return self._shard.num_ranks == 1 and super().is_fused_on(x_TI)
 
 
 class SharedVocabulary(Vocabulary):

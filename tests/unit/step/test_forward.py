@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from playhead.attention.cpu import CpuBackend
 from playhead.graph.op_facts import op_name
 from playhead.testing.tiny_worker import tiny_worker
+from tests.counting import CalledOps
 
 
 @pytest.fixture
@@ -17,18 +17,6 @@ def decode_graph():
     worker.decode.capture_bucket(2)
     (recording,) = worker.decode.captured[2].recordings
     return worker, recording
-
-
-class CalledOps(TorchDispatchMode):
-    """The names of the ops that reach torch's dispatcher."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(op_name(func))
-        return func(*args, **(kwargs or {}))
 
 
 def test_the_layers_of_a_kv_group_look_their_keys_up_once(decode_graph):
@@ -43,7 +31,7 @@ def test_the_layers_of_a_kv_group_look_their_keys_up_once(decode_graph):
 def test_a_replay_of_decode_repeats_every_op_of_ours_without_torch(decode_graph):
     _, recording = decode_graph
     assert any(op.name.startswith("playhead::") for op in recording.log.ops)
-    with CalledOps() as called:
+    with CalledOps() as ops:
         recording.replay()
-    assert called.names, "matmuls are torch's"
-    assert [name for name in called.names if name.startswith("playhead::")] == []
+    assert ops.called, "matmuls are torch's"
+    assert [op for op in ops.called if op_name(op).startswith("playhead::")] == []

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from playhead.attention.triton import TritonBackend
 from playhead.graph.breaks import InlineScope
@@ -35,6 +34,7 @@ from playhead.step.sampling import MASKS_SLOT, SamplerRows
 from playhead.step.worker import WorkerConfig
 from playhead.testing.gpu_tensors import GPU, gpu_with_open_rows, gpu_without_numbers
 from playhead.types import TPMode
+from tests.counting import CalledOps
 from tests.unit.models.test_decoder_capture import CONFIGS, SIZES
 from tests.unit.models.test_layer_ops import HEADS
 
@@ -136,25 +136,13 @@ def test_a_rank_of_two_is_all_on_its_device(shapes, model, shard):
             assert {tensor.device for tensor in decode(forward, inputs, kind)} == {GPU}
 
 
-class OurOps(TorchDispatchMode):
-    """Counts calls of our own ops by their names."""
-
-    def __init__(self):
-        super().__init__()
-        self.counts = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace == "playhead":
-            self.counts[func.overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
-
-
 def ops_of_decode(shapes, shard):
+    """How often a decode step calls each op of ours."""
     with gpu_without_numbers():
         forward, inputs = forward_of("gemma3", shard), inputs_of(shapes[0])
-        with OurOps() as ops:
+        with CalledOps() as ops:
             decode(forward, inputs, SamplingKind.GREEDY)
-    return ops.counts
+    return Counter(op.overloadpacket.__name__ for op in ops.called if op.namespace == "playhead")
 
 
 @pytest.mark.parametrize("mode", TPMode)

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from playhead.graph import Mode
 from playhead.schedule.request import Chunk
 from playhead.step.forward import Forward
 from playhead.testing.tiny_worker import TINY_GEMMA3, last_logits, tiny_worker
+from tests.counting import CalledOps
 
 VOCAB_SIZE = 61  # no other size of the model
 CAPTURED = [Mode.FULL, Mode.BREAKABLE, Mode.PIECEWISE]
@@ -56,18 +56,6 @@ def test_captured_steps_over_tokens_hold_no_logits(mode):
         assert step.output.shape[-1] == worker.model.decoder.spec.hidden_size
 
 
-class CalledOps(TorchDispatchMode):
-    """The ops that run inside it, by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
 def test_tokens_after_a_step_are_chosen_with_few_calls(monkeypatch):
     """On a GPU each is a launch of its own, behind the graph: memory and views of a size are made once."""
     sample_last, called = Forward.sample_last, []
@@ -75,7 +63,7 @@ def test_tokens_after_a_step_are_chosen_with_few_calls(monkeypatch):
     def watched(self, *args):
         with CalledOps() as ops:
             output = sample_last(self, *args)
-        called.append(ops.names)
+        called.append([str(op) for op in ops.called])
         return output
 
     monkeypatch.setattr(Forward, "sample_last", watched)

@@ -154,12 +154,12 @@ def launch_choose_tokens(*call: Any, num_blocks: int | None = None) -> None:
     _launch(*tensors, 0, greedy_below, draws, gives_keys=False, num_blocks=num_blocks)
 
 
-def launch_choose_keys(*call: Any, num_blocks: int | None = None) -> None:
+def launch_choose_keys(*call: Any) -> None:
     logits_NV, *rest = call
-    _launch(logits_NV, None, *rest, gives_keys=True, num_blocks=num_blocks)
+    _launch(logits_NV, None, *rest, gives_keys=True)
 
 
-def _launch(*call: Any, gives_keys: bool, num_blocks: int | None) -> None:
+def _launch(*call: Any, gives_keys: bool, num_blocks: int | None = None) -> None:
     logits_NV, *rows, parts_RX, arrivals_R, first_id, greedy_below, draws = call
     num_rows, vocab_size = logits_NV.shape
     max_parts = triton.cdiv(vocab_size, tokens.IDS_PER_BLOCK)
