@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from playhead.attention.base import decode_arguments
-from playhead.kernels.attention import decode
+from playhead.kernels.attention import decode, write_and_decode
 from playhead.kernels.elementwise import ACTIVATIONS, embed, gated_activation, softcap_
 from playhead.kernels.norm import add_rms_norm, norm_add_, rms_norm
 from playhead.kernels.rope import qk_rope_write
@@ -14,6 +14,7 @@ from playhead.kernels.tokens import choose_scratch, choose_tokens
 from playhead.kernels.translate import translate
 from playhead.kernels.triton.decode import Cut, launch_decode
 from tests.unit.attention.scenes import SceneSpec, make_scene, relative_error
+from tests.unit.kernels.test_newest import random_call as newest_call
 
 ERROR_BOUND = 4e-3  # one rounding to bf16
 
@@ -225,6 +226,27 @@ def test_20000_seeds_draw_the_softmax_of_logits_over_temperature(temperature):
     counts = torch.bincount(chosen(choose_tokens, call), minlength=5)
     wanted = 20000 * (logits / temperature).softmax(-1)
     assert ((counts - wanted) ** 2 / wanted).sum() < 25
+
+
+@pytest.mark.parametrize("norm", [None, "head", "all heads"])
+@pytest.mark.parametrize(
+    ("heads", "dims"), [((4, 1), (256, 256, 128)), ((32, 8), (64, 64, 32)), ((8, 4), (128, 128, 32))]
+)
+@pytest.mark.parametrize("window", [None, 100])
+def test_write_and_decode(heads, dims, norm, window, capsys):
+    options = {"norm": norm, "page_size": 16, "num_splits": 5, "window": window}
+    cpu_call = newest_call([1, 2, 33, 200, 900], heads, dims, **options)
+    call = [one.cuda() if isinstance(one, torch.Tensor) else one for one in cpu_call]
+    for position in (0, 1, 2, 3, 10, 11):  # the projection, the outputs, the norms' weights, the caches
+        call[position] = None if call[position] is None else call[position].bfloat16()
+    wanted = in_float32(call)
+    wanted[10:12] = [cache.clone() for cache in wanted[10:12]]
+    write_and_decode(*call)
+    write_and_decode.reference(*wanted)
+    name = f"write_and_decode {heads} norm={norm} window={window}"
+    check(name, call[1][:-1], wanted[1][:-1], capsys, bound=1e-2)  # weights, values and outputs are bf16
+    for found, reference in zip(call[10:12], wanted[10:12], strict=True):
+        check(f"{name} memory", found.nan_to_num(), reference.nan_to_num(), capsys)
 
 
 @pytest.mark.parametrize(("num_splits", "group_size"), [(256, None), (256, 256), (33, None), (7, 3)])

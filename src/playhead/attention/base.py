@@ -4,8 +4,9 @@ A step's inputs are slots (`step/inputs.py`), so no backend keeps buffers of its
 over tokens where each request's queries are. `plan` turns them into a value; the same code plans for eager runs,
 capture and replay. The value holds tensors at fixed addresses, which is what a captured graph may read.
 
-Shapes: T tokens, B requests, H query heads, K kv heads, D head dim of q and k, E head dim of v, R rows of the page
-table, P pages per row, N pages of a layer's pool, S locations per page.
+Shapes: T tokens, B requests, X = all heads of q, k and v, Y = all heads of the output, H query heads, K kv heads, D
+head dim of q and k, E head dim of v, R rows of the page table, P pages per row, N pages of a layer's pool, S locations
+per page.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from playhead.errors import ConfigError
 from playhead.graph.breaks import Tensors
 from playhead.graph.capture import Inputs
 from playhead.graph.spec import OwnedMemory
+from playhead.kernels.rope import qk_rope_write, split_heads
 from playhead.kv.pool import ForwardLocs
 
 # Slots every step has. A padded request is row 0 (no page but the sink) with one key.
@@ -117,6 +119,28 @@ class AttentionPlan:
         return tuple(tensor for tensor in found if tensor is not None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class QKTransform:
+    """What queries and keys go through between projection and attention, as `qk_rope_write` takes it.
+
+    `tensors` are the norms' weights for q and for k (None: no norm) and the table of rotations (None: no rotation),
+    `numbers` the norms' eps, whether they add 1 to their weights, and whether the rotated pairs interleave.
+    """
+
+    tensors: tuple[Tensor | None, Tensor | None, Tensor | None]
+    numbers: tuple[float, bool, bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NewTokens:
+    """A step's tokens as one layer's projection leaves them, packed, and where they go in the memory of its group."""
+
+    qkv_TX: Tensor
+    transform: QKTransform
+    positions_T: Tensor
+    locs_T: Tensor
+
+
 class AttentionBackend(ABC):
     """How attention is computed. Backends hold no per-step state: everything of a step is in its plan, or handed on.
 
@@ -160,6 +184,16 @@ class AttentionBackend(ABC):
         `locs_T` are the tokens' locations in the layer's group. Here the layer's own caches and these.
         """
         return layer.k_cache_NSKD, layer.v_cache_NSKE, locs_T
+
+    def write_and_attend(
+        self, plan: AttentionPlan, layer: LayerAttention, new: NewTokens, out_TY: Tensor, prepared: Tensors
+    ) -> None:
+        """Norms and rotates queries and keys, writes new keys and values, attends. May overwrite the projection."""
+        transform = new.transform
+        q_THD, k_TKD, v_TKE = split_heads(new.qkv_TX, layer.num_kv_heads, layer.k_head_dim, layer.v_head_dim)
+        target = self.write_target(layer, new.locs_T, prepared)
+        qk_rope_write(q_THD, k_TKD, v_TKE, *transform.tensors, new.positions_T, *target, *transform.numbers)
+        self.attend(plan, layer, q_THD, out_TY.view(-1, layer.num_heads, layer.v_head_dim), prepared)
 
     def attend(
         self, plan: AttentionPlan, layer: LayerAttention, q: Tensor, out: Tensor, prepared: Tensors = ()

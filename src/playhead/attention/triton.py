@@ -1,20 +1,29 @@
 """Attention by our own kernels: what a CUDA device runs. On CPU tensors the same ops run their references.
 
-Shapes: T tokens, B requests, H query heads, D head dim of q and k, E head dim of v, R rows of the page table, P pages
-per row.
+Shapes: T tokens, B requests, Y = all heads of the output, H query heads, D head dim of q and k, E head dim of v, R rows
+of the page table, P pages per row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from playhead.attention.base import AttentionBackend, AttentionPlan, LayerAttention, decode_arguments, extend_arguments
+from playhead.attention.base import (
+    AttentionBackend,
+    AttentionPlan,
+    LayerAttention,
+    NewTokens,
+    Phase,
+    decode_arguments,
+    extend_arguments,
+)
 from playhead.graph.breaks import Tensors
 from playhead.graph.spec import OwnedMemory
-from playhead.kernels.attention import decode, extend
+from playhead.kernels.attention import decode, extend, write_and_decode
 from playhead.kernels.splits import DecodeShape, num_arrivals, num_parts, num_splits, num_splits_beside_prompts
 
 CUTS = (num_splits, num_splits_beside_prompts)
@@ -49,6 +58,17 @@ class TritonBackend(AttentionBackend):
 
     def owned(self) -> tuple[OwnedMemory, ...]:
         return (*super().owned(), OwnedMemory(name="decode scratch", tensors=self._scratch, writable=True))
+
+    def write_and_attend(
+        self, plan: AttentionPlan, layer: LayerAttention, new: NewTokens, out_TY: Tensor, prepared: Tensors
+    ) -> None:
+        """In decode steps one kernel does it all."""
+        if plan.phase is not Phase.DECODE:
+            super().write_and_attend(plan, layer, new, out_TY, prepared)
+            return
+        transform, splits = new.transform, num_splits(decode_shape(layer, plan.page_table_RP), out_TY.shape[0])
+        rest: tuple[Any, ...] = (*transform.numbers, *decode_arguments(plan, layer), *self._scratch, splits)
+        write_and_decode(new.qkv_TX, out_TY, *transform.tensors, new.positions_T, new.locs_T, *rest)
 
     def decode(
         self, plan: AttentionPlan, layer: LayerAttention, q_BHD: Tensor, out_BHE: Tensor, prepared: Tensors = ()

@@ -1,8 +1,9 @@
 """Attention over paged keys and values: one query per request (decode), or many, their own keys included (extend).
 
-Shapes: T tokens, B requests, H query heads, K kv heads, G = H / K, D head dim of q and k, E head dim of v, Q queries of
-one request, J keys looked at, R rows of the page table, P pages per row, N pages of the layer's pool, S locations per
-page, * any leading dims.
+Shapes: T tokens, B requests, X = all heads of q, k and v, Y = all heads of the output, H query heads, K kv heads,
+G = H / K, D head dim of q and k, E head dim of v, W = D or all heads' dims together, Q queries of one request, J keys
+looked at, R rows of the page table, P pages per row, N pages of the layer's pool, S locations per page, * any leading
+dims.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from playhead.kernels.elementwise import softmax_with_sinks
 from playhead.kernels.op import op
+from playhead.kernels.rope import qk_rope_write, split_heads
 
 
 @op(mutates=("out_BHE", "parts", "part_tops_sums", "arrivals"), cuda="triton.decode:launch_decode")
@@ -53,6 +55,35 @@ def decode(
     sinks_KG = None if sinks_H is None else sinks_H.view(num_kv_heads, -1)
     weight_BKGJ = attention_weights(score_BKGJ, seen_BJ[:, None, None], softcap, sinks_KG)
     out_BHE.copy_(torch.einsum("bkgj,bjke->bkge", weight_BKGJ, v_BJKE).reshape(num_requests, num_heads, -1))
+
+
+@op(
+    mutates=("qkv_BX", "out_BY", "k_cache_NSKD", "v_cache_NSKE", "parts", "part_tops_sums", "arrivals"),
+    cuda="triton.decode:launch_write_and_decode",
+)
+def write_and_decode(
+    qkv_BX: Tensor, out_BY: Tensor,
+    q_weight_W: Tensor | None, k_weight_W: Tensor | None, table_PR: Tensor | None, positions_B: Tensor, locs_B: Tensor,
+    eps: float, unit_offset: bool, interleaved: bool,
+    k_cache_NSKD: Tensor, v_cache_NSKE: Tensor, page_table_RP: Tensor, rows_B: Tensor, seq_lens_B: Tensor,
+    sinks_H: Tensor | None, scale: float, window: int | None, softcap: float | None,
+    parts: Tensor, part_tops_sums: Tensor, arrivals: Tensor, num_splits: int,
+) -> None:  # fmt: skip
+    """`qk_rope_write`, then `decode`, over a packed projection: writes every row of `out_BY`, all heads of the output.
+
+    The kernel that does both leaves the projection as it is. To a request at the sink it gives what its own value is,
+    whatever the sink holds.
+    """
+    num_kv_heads, k_head_dim, v_head_dim = *k_cache_NSKD.shape[2:], v_cache_NSKE.shape[3]
+    q_BHD, k_BKD, v_BKE = split_heads(qkv_BX, num_kv_heads, k_head_dim, v_head_dim)
+    qk_rope_write.reference(
+        q_BHD, k_BKD, v_BKE, q_weight_W, k_weight_W, table_PR, positions_B, k_cache_NSKD, v_cache_NSKE, locs_B,
+        eps, unit_offset, interleaved,
+    )  # fmt: skip
+    decode.reference(
+        q_BHD, out_BY.view(*q_BHD.shape[:2], v_head_dim), k_cache_NSKD, v_cache_NSKE, page_table_RP, rows_B, seq_lens_B,
+        sinks_H, scale, window, softcap,
+    )  # fmt: skip
 
 
 @op(mutates=("out_THE", "parts", "part_tops_sums", "arrivals"), cuda="triton.extend:launch_extend")

@@ -2,8 +2,9 @@
 
 Norm of q and k (or none), rotary embedding (or none), and the write of k and v into paged memory.
 
-Shapes: T tokens, H query heads, K kv heads, D head dim of q and k, E head dim of v, W = D or all heads' dims together,
-P positions, F rotated pairs (2F <= D), R = 2F, N pages of the layer's pool, S locations per page.
+Shapes: T tokens, X = all heads of q, k and v, H query heads, K kv heads, D head dim of q and k, E head dim of v, W = D
+or all heads' dims together, P positions, F rotated pairs (2F <= D), R = 2F, N pages of the layer's pool, S locations
+per page.
 """
 
 from __future__ import annotations
@@ -12,6 +13,21 @@ from torch import Tensor
 
 from playhead.kernels.norm import normalised
 from playhead.kernels.op import op
+
+
+def split_heads(qkv_TX: Tensor, num_kv_heads: int, k_dim: int, v_dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """q_THD, k_TKD and v_TKE: views of the packed projection.
+
+    One call of torch for each: a good part of what capturing a layer takes are such calls.
+    """
+    (num_tokens, width), (stride, _), start = qkv_TX.shape, qkv_TX.stride(), qkv_TX.storage_offset()
+    k_start = width - num_kv_heads * (k_dim + v_dim)
+    v_start = k_start + num_kv_heads * k_dim
+    return (
+        qkv_TX.as_strided((num_tokens, k_start // k_dim, k_dim), (stride, k_dim, 1), start),
+        qkv_TX.as_strided((num_tokens, num_kv_heads, k_dim), (stride, k_dim, 1), start + k_start),
+        qkv_TX.as_strided((num_tokens, num_kv_heads, v_dim), (stride, v_dim, 1), start + v_start),
+    )
 
 
 def rotated(x_THD: Tensor, cos_TF: Tensor, sin_TF: Tensor, interleaved: bool) -> Tensor:

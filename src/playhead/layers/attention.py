@@ -6,28 +6,15 @@ q and k, E head dim of v, W = D or all heads' dims together, P positions, R rota
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import nn
 
-from playhead.kernels.rope import turned_heads
+from playhead.attention.base import QKTransform
+from playhead.kernels.rope import split_heads, turned_heads
 from playhead.layers.linear import WeightFormat
 from playhead.layers.norm import Norm
 from playhead.layers.rope import Rope
 from playhead.layers.spec import AttentionSpec, NormKind, NormSpec, QKNorm
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # tensors have no useful equality
-class QKTransform:
-    """What queries and keys go through between projection and attention, as `qk_rope_write` takes it.
-
-    `tensors` are the norms' weights for q and for k (None: no norm) and the table of rotations (None: no rotation),
-    `numbers` the norms' eps, whether they add 1 to their weights, and whether the rotated pairs interleave.
-    """
-
-    tensors: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
-    numbers: tuple[float, bool, bool]
 
 
 class AttentionBlock(nn.Module):
@@ -68,22 +55,11 @@ class AttentionBlock(nn.Module):
         )
 
 
-def split_heads(qkv_TX: torch.Tensor, spec: AttentionSpec) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q_THD, k_TKD and v_TKE: views of the packed projection."""
-    num_tokens = qkv_TX.shape[0]
-    q, k, v = torch.split(qkv_TX, spec.qkv_sizes, dim=1)
-    return (
-        q.view(num_tokens, spec.num_heads, spec.k_head_dim),
-        k.view(num_tokens, spec.num_kv_heads, spec.k_head_dim),
-        v.view(num_tokens, spec.num_kv_heads, spec.v_head_dim),
-    )
-
-
 def turned_qkv(
     qkv_TX: torch.Tensor, spec: AttentionSpec, transform: QKTransform, positions_T: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q, k and v as `split_heads` gives them, q and k normed and rotated: for attention that keeps k and v itself."""
-    q_THD, k_TKD, v_TKE = split_heads(qkv_TX, spec)
+    q_THD, k_TKD, v_TKE = split_heads(qkv_TX, spec.num_kv_heads, spec.k_head_dim, spec.v_head_dim)
     q_weight_W, k_weight_W, table_PR = transform.tensors
     rest = (table_PR, positions_T, *transform.numbers)
     return turned_heads(q_THD, q_weight_W, *rest), turned_heads(k_TKD, k_weight_W, *rest), v_TKE

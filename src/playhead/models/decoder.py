@@ -10,8 +10,9 @@ from functools import partial
 import torch
 from torch import nn
 
+from playhead.attention.base import QKTransform
 from playhead.kernels.elementwise import softcap_
-from playhead.layers.attention import AttentionBlock, QKTransform
+from playhead.layers.attention import AttentionBlock
 from playhead.layers.linear import GatedMlp, Linear, Product, WeightFormat, product_of_stream
 from playhead.layers.moe import MoeMlp
 from playhead.layers.norm import Norm, Stream

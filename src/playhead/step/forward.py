@@ -19,18 +19,16 @@ from weakref import WeakMethod
 
 import torch
 
-from playhead.attention.base import ROWS_SLOT, AttentionBackend, AttentionPlan, LayerAttention, Phase
+from playhead.attention.base import ROWS_SLOT, AttentionBackend, AttentionPlan, LayerAttention, NewTokens, Phase
 from playhead.graph.breaks import BreakOp, RunBreak, Scope, Tensors, TensorSpec
 from playhead.graph.capture import Inputs, StepFn
 from playhead.graph.slots import Batch, FillContext
 from playhead.graph.spec import OwnedMemory, RunAxis, StepSpec
 from playhead.graph.split import CUT
-from playhead.kernels.rope import qk_rope_write
 from playhead.kernels.tokens import advance, newest_ids
 from playhead.kv.geometry import KVDtype, KVGeometry, LayerKV
 from playhead.kv.pool import ForwardTokens, MHAKVPool
 from playhead.kv.swa_pool import SWAKVPool
-from playhead.layers.attention import split_heads
 from playhead.layers.spec import AttentionSpec
 from playhead.models.decoder import Decoder
 from playhead.models.spec import ModelSpec
@@ -229,14 +227,18 @@ class ModelStep:
 
     def _attend(self, plan: ModelPlan, inputs: Tensors, outputs: Tensors, layer_index: int) -> None:
         """Norms and rotates queries and keys, writes new keys and values, attends: for this step's tokens alone."""
-        (qkv_TX, *rest), n = inputs, plan.num_tokens
-        spec, layer, prepared = self._specs[layer_index], self.layers[layer_index], tuple(rest)
-        group, transform = plan.groups[layer.kv_group], self._transforms[layer_index]
-        q_THD, k_TKD, v_TKE = split_heads(qkv_TX[:n], spec)
-        target = self.backend.write_target(layer, group.new_locs_T, prepared)
-        qk_rope_write(q_THD, k_TKD, v_TKE, *transform.tensors, plan.positions_T, *target, *transform.numbers)
-        out_THE = outputs[0][:n].view(n, spec.num_heads, spec.v_head_dim)
-        self.backend.attend(group.attention, layer, q_THD, out_THE, prepared)
+        (qkv_TX, *prepared), (out_TY,) = inputs, outputs
+        layer = self.layers[layer_index]
+        group = plan.groups[layer.kv_group]
+        if qkv_TX.shape[0] > plan.num_tokens:
+            qkv_TX, out_TY = qkv_TX[: plan.num_tokens], out_TY[: plan.num_tokens]
+        new = NewTokens(
+            qkv_TX=qkv_TX,
+            transform=self._transforms[layer_index],
+            positions_T=plan.positions_T,
+            locs_T=group.new_locs_T,
+        )
+        self.backend.write_and_attend(group.attention, layer, new, out_TY, tuple(prepared))
 
 
 def weak_run(method: WeakMethod[RunBreak]) -> RunBreak:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from playhead.attention import base
 from playhead.errors import StaleTranslation
 from playhead.graph.oplog import OpRecord, byte_span
 from playhead.kernels.rope import qk_rope_write
@@ -17,7 +18,6 @@ from playhead.kv.pool import ForwardTokens
 from playhead.kv.swa_pool import SWAKVPool
 from playhead.kv.violations import ViolationLog
 from playhead.schedule.request import Chunk
-from playhead.step import forward
 from playhead.step.worker import Worker
 from playhead.testing.kv_pools import one_request
 from playhead.testing.kv_rules import small_layer, small_plan
@@ -86,7 +86,7 @@ def mapping_gone_at_the_first_layer(worker: Worker) -> Iterator[None]:
         qk_rope_write(*args, **kwargs)
 
     try:
-        with swapped(forward, "qk_rope_write", write):
+        with swapped(base, "qk_rope_write", write):
             yield
     finally:
         for mapping, before in zip(worker.pool.device_mappings, saved, strict=True):

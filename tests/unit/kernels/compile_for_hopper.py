@@ -126,6 +126,17 @@ def decode(num_heads, num_kv_heads, head_dim, page_size, window):
     )
 
 
+def write_and_decode(num_heads, num_kv_heads, head_dim, window):
+    """A decode step from its packed projection on."""
+    scratch = (meta(64, dtype=torch.float32), meta(64, dtype=torch.float32), indices(64))
+    caches = [meta(64, 16, num_kv_heads, head_dim) for _ in "kv"]
+    tables, scoring = (indices(33, 512), indices(32), indices(32)), (None, 0.1, window, None)
+    turning = (meta(head_dim), meta(head_dim), meta(4096, head_dim, dtype=torch.float32), indices(32), indices(32))
+    qkv, out = meta(32, (num_heads + 2 * num_kv_heads) * head_dim), meta(32, num_heads * head_dim)
+    call = (qkv, out, *turning, 1e-6, True, False, *caches, *tables, *scoring, *scratch, 8)
+    return compiled(decode_triton.decode_kernel, lambda: decode_triton.launch_write_and_decode(*call))
+
+
 def decode_rows(num_heads, num_kv_heads, head_dim):
     """The requests of a step over tokens that have one query."""
     scratch = (meta(64, dtype=torch.float32), meta(64, dtype=torch.float32), indices(64))
@@ -288,6 +299,8 @@ KERNELS = {
     "decode 256 window page 1": lambda: decode(8, 4, 256, 1, 1024),
     "decode 128 full": lambda: decode(16, 8, 128, 16, None),
     "decode 64 full": lambda: decode(32, 8, 64, 16, None),
+    "decode 256 with the newest key": lambda: write_and_decode(4, 1, 256, 512),
+    "decode 64 with the newest key": lambda: write_and_decode(32, 8, 64, None),
     "decode 256 beside prompts": lambda: decode_rows(8, 4, 256),
     "extend 256": lambda: extend(4, 1, (256, 256), 8192, None, None),
     "extend 256 window small": lambda: extend(4, 1, (256, 256), 1024, 512, 50.0),

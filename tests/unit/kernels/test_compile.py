@@ -42,8 +42,12 @@ def test_every_kernel_fits_an_sm_without_spilling_much(kernels):
 
 def test_as_many_decode_programs_fit_an_sm_as_the_splits_count_on(kernels):
     rows = [row for name, row in kernels.items() if name.startswith("decode")]
-    assert len(rows) == 5
-    for row in rows:
+    turning = [row for row in rows if row["name"].endswith("with the newest key")]
+    assert (len(rows), len(turning)) == (7, 2)
+    for row in turning:  # of few requests, which have registers for two programs
+        assert 2 * row["registers"] * 32 * row["num_warps"] <= SM_REGISTERS, row
+        assert row["stack_bytes"] == 0, row
+    for row in (row for row in rows if row not in turning):
         assert PROGRAMS_PER_SM * (row["shared_bytes"] + BLOCK_RESERVED_BYTES) <= SM_SHARED_BYTES, row
         assert PROGRAMS_PER_SM * row["registers"] * 32 * row["num_warps"] <= SM_REGISTERS, row
         assert row["stack_bytes"] <= 16, row

@@ -12,12 +12,14 @@ import playhead.kernels.triton as kernels
 WEIGHTS = {"weight", "x_weight", "norm", "x_norm", "q_weight", "k_weight", "angles"}
 """Parameters that no kernel of a step writes: what may be loaded before the wait."""
 
-SETTLED = {"page_table", "rows", "seq_lens", "query_starts", "query_lens"}
-"""Not written by rope, which attention's kernels follow, nor by these kernels themselves."""
+SETTLED = {"page_table", "rows", "seq_lens", "query_starts", "query_lens", "positions", "locs"}
+"""Written before the embedding, which all layers follow, and by no kernel of a layer."""
 
-BEHIND_ROPE = {"decode_kernel", "extend_kernel"}
+OF_ATTENTION = {"decode_kernel", "extend_kernel"}
 
-NUMBERS = {"N", "K", "x_stride", "table_stride"}
+OLD_KEYS = {"k_cache", "v_cache"}
+
+NUMBERS = {"N", "K", "k_page", "k_slot", "k_head", "v_page", "v_slot", "v_head", "x_stride", "table_stride"}
 NUMBERS |= {"num_requests", "num_splits", "whole_keys", "least_keys", "few_splits", "most_keys"}
 
 
@@ -46,8 +48,11 @@ def problems(kernel):
     found = [f"{kernel.name} may end before it waits"] if any(isinstance(n, ast.Return) for n in walk(before)) else []
     if any(calls_in(node, "tl.store") or calls_in(node, "_store") for node in before):
         found.append(f"{kernel.name} stores before it waits")
-    allowed = WEIGHTS | NUMBERS | (SETTLED if kernel.name in BEHIND_ROPE else set())
-    return found + [f"{kernel.name} loads {name} before it waits" for name in sorted(touched(kernel, before) - allowed)]
+    allowed = WEIGHTS | NUMBERS | (SETTLED if kernel.name in OF_ATTENTION else set())
+    # A kernel that brings the newest key itself finds those of earlier steps in memory, and no others.
+    others = [line for line in before if not (isinstance(line, ast.If) and ast.unparse(line.test) == "TURNS")]
+    loaded = (touched(kernel, before) - OLD_KEYS) | touched(kernel, others)
+    return found + [f"{kernel.name} loads {name} before it waits" for name in sorted(loaded - allowed)]
 
 
 def touched(kernel, lines):
@@ -94,10 +99,14 @@ def test_the_kernels_of_a_step_start_before_their_upstream_has_ended():
     assert found >= OF_A_STEP
 
 
-def test_rope_lets_attention_start_when_everything_before_rope_has_ended():
-    """Attention reads lengths, rows and page tables before it waits: some of them, kernels before rope have written."""
-    rope = dependent_kernels((Path(kernels.__file__).parent / "rope.py").read_text())["qk_rope_write_kernel"]
-    lines = [ast.unparse(line) for line in rope.body]
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [("embedding", "embed_kernel"), ("vocabulary", "embed_share_kernel"), ("rope", "qk_rope_write_kernel")],
+)
+def test_kernels_let_others_start_when_everything_before_them_has_ended(file, name):
+    """Attention reads lengths, rows, page tables and old keys before it waits: earlier kernels have written them."""
+    kernel = dependent_kernels((Path(kernels.__file__).parent / f"{file}.py").read_text())[name]
+    lines = [ast.unparse(line) for line in kernel.body]
     assert lines.index("after_upstream(DEPENDENT)") < lines.index("let_downstream_start(DEPENDENT)")
 
 
@@ -116,6 +125,9 @@ def kernel(x, weight, k_cache, out, DEPENDENT: tl.constexpr):
         ("row = x + 3\n    value = tl.load(row)", "loads x"),
         ("value = load_rows(x + 3)", "loads x"),
         ("value = load_rows(k_cache)", "loads k_cache"),
+        ("if TURNS:\n        value = load_rows(k_cache)", None),
+        ("if not TURNS:\n        value = load_rows(k_cache)", "loads k_cache"),
+        ("if TURNS:\n        value = load_rows(x)", "loads x"),
         ("tl.store(out, tl.load(weight))", "stores"),
         ("if tl.program_id(0) > 3:\n        return", "may end"),
         ("pass", None),

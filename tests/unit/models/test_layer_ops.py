@@ -23,7 +23,7 @@ from tests.unit.models.test_decoder_capture import SIZES
 
 NUM_TOKENS = 2
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
-ATTENTION = ["mm", "qk_rope_write", "decode", "mm"]
+ATTENTION = ["mm", "write_and_decode", "mm"]
 MLP = ["mm", "gated_activation", "mm"]
 LAYERS = {
     "gemma3_text": [*ATTENTION, "add_rms_norm", *MLP, "add_rms_norm"],

@@ -152,12 +152,12 @@ def test_layers_of_a_rank_without_others_are_those_of_no_ranks(shapes, mode):
     lone, one_of_two = (
         ops_of_decode(shapes, Shard(num_ranks=num_ranks, mode=mode, is_grouped=True)) for num_ranks in (1, 2)
     )
-    in_layers = ["project_normed", "project", "add_rms_norm", "qk_rope_write"]
+    in_layers = ["project_normed", "project", "add_rms_norm", "write_and_decode"]
     assert none["project_normed"] > 0
     assert [lone[name] for name in in_layers] == [none[name] for name in in_layers]
     meetings = ["sum_over_ranks_", "gather_columns", "largest_over_ranks_"]
     assert sum(lone[name] for name in meetings) == 3
-    assert sum(one_of_two[name] for name in meetings) > 2 + none["qk_rope_write"]
+    assert sum(one_of_two[name] for name in meetings) > 2 + none["write_and_decode"]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -7,8 +7,10 @@ Every program calls it: a program that ends without it could let the kernel end 
 the kernel behind would read too early. `let_downstream_start` may stand anywhere: the next kernel waits for the end of
 this one, wherever this one lets it start.
 
-One kernel does more: rope calls `let_downstream_start` behind its own wait. So when attention's kernels start,
-everything before rope has ended, and they load what rope does not write before they wait: lengths, rows, page tables.
+Two kernels do more: the embedding and rope call `let_downstream_start` behind their own wait. So when any kernel of a
+layer starts, everything before the embedding has ended: the step before, and the translation. Attention's kernels load
+what is settled by then before they wait: lengths, rows, page tables, and keys and values of earlier tokens. Those that
+follow rope read this step's keys too, and wait for them.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ BLOCK = 1024  # eight elements for each of 128 threads
 def embed_kernel(
     ids, table, out, table_stride, scale, WIDTH: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
 ):
-    let_downstream_start(DEPENDENT)
     after_upstream(DEPENDENT)
+    let_downstream_start(DEPENDENT)  # not before: see `dependent.py`
     row = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = col < WIDTH

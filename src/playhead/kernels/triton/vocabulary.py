@@ -20,8 +20,8 @@ def embed_share_kernel(
     ids, table, out, table_stride, scale, first_id,
     NUM_IDS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    let_downstream_start(DEPENDENT)
     after_upstream(DEPENDENT)
+    let_downstream_start(DEPENDENT)  # not before: see `dependent.py`
     row = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = col < WIDTH
