@@ -64,13 +64,13 @@ class KeysPerSplit(NamedTuple):
 def keys_per_split(programs_per_split: int, block_keys: int, part_elements: int) -> KeysPerSplit:
     """For a step of `programs_per_split` = requests * kv heads: what was fastest on an H200, at head dims 64 to 256.
 
-    One request of Gemma-3-1B: 200 keys are 7 splits, 1,000 are 16, and 8,000 are 125. Eight: 1,000 keys are 8 splits.
+    One request of Gemma-3-1B: 200 keys are 7 splits, 1,000 are 16, and 8,000 are 125. 8 to 32: 1,000 keys are 8 splits.
     Parts of 256 numbers, as Llama's, merge at little cost: as many splits as there are.
     """
-    whole = (2 if programs_per_split < 32 else 4) * block_keys
+    whole = (2 if programs_per_split <= 32 else 4) * block_keys
     if programs_per_split >= 256:  # two for every multiprocessor, with a split each
         return KeysPerSplit(whole=max(whole, 256), least=256, few=MAX_SPLITS, most=1)
-    least = 1 if programs_per_split < 32 else 96
+    least = 1 if programs_per_split <= 32 else 96
     if part_elements <= 256:
         return KeysPerSplit(whole=whole, least=least, few=MAX_SPLITS, most=1)
     if programs_per_split < 8:
