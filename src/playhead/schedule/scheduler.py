@@ -28,7 +28,7 @@ from playhead.kv.sequence import SequenceKV, Stride
 from playhead.outputs import FinishReason
 from playhead.schedule.request import Chunk, Request
 from playhead.schedule.rows import DeviceRows
-from playhead.schedule.step_plan import StepPlan, without
+from playhead.schedule.step_plan import StepPlan, num_left_after, without
 
 RESERVED_TOKENS = 64  # places kept ahead of decoding requests: their steps then need nothing from the host
 VACANCY = 4  # reserve only where this many times as much is to be had
@@ -302,13 +302,25 @@ class Scheduler:
 
         Newcomers get theirs alone: the others have more than they have.
         """
-        if not planned or self._num_sure(planned) >= 0:
+        if self._has_next_places(planned):
             return
         decoding = np.flatnonzero(planned.samples & (planned.num_left > 0))
         lacking = decoding[self._slack(planned)[decoding] < planned.num_on]
         if len(lacking) and self._kv.has_vacancy(VACANCY * RESERVED_TOKENS * len(decoding)):
             who = decoding if lacking[0] < planned.num_going_on else lacking
             self._take_pages(planned, who, ahead=RESERVED_TOKENS)
+
+    def _has_next_places(self, planned: StepPlan) -> bool:
+        """Whether no request that decodes next lacks a place for its next token.
+
+        `num_sure` knows it of a batch that goes on. Newcomers are few: arrays would take longer.
+        """
+        if planned.num_going_on and planned.num_sure < 0:
+            return False
+        return all(
+            self._kv.num_places(one.seq) > one.end or not one.samples or num_left_after(one) <= 0
+            for one in planned.newcomers
+        )
 
     def _take_pages(self, planned: StepPlan, places: npt.NDArray[np.int64], *, ahead: int) -> None:
         """Pages for the tokens at some places of a plan, and for so many after them; for all, or for none."""
@@ -372,8 +384,8 @@ class Scheduler:
     def _looked_at(self, planned: StepPlan, tokens: list[int]) -> list[int]:
         """The rows whose tokens somebody looks at, in order."""
         more: set[int] = set()
-        if not planned.goes_on:
-            more.update(np.flatnonzero(planned.num_generated == 0).tolist())
+        firsts = enumerate(planned.newcomers, planned.num_going_on)
+        more.update(row for row, chunk in firsts if not chunk.num_generated)
         if planned.num_sure <= 0:
             more.update(planned.at_their_end())
         more.update(self._ended(planned))
