@@ -28,7 +28,7 @@ from playhead.kv.sequence import SequenceKV, Stride
 from playhead.outputs import FinishReason
 from playhead.schedule.request import Chunk, Request
 from playhead.schedule.rows import DeviceRows
-from playhead.schedule.step_plan import StepPlan, num_left_after, without
+from playhead.schedule.step_plan import StepPlan, without
 
 RESERVED_TOKENS = 64  # places kept ahead of decoding requests: their steps then need nothing from the host
 VACANCY = 4  # reserve only where this many times as much is to be had
@@ -317,10 +317,7 @@ class Scheduler:
         """
         if planned.num_going_on and planned.num_sure < 0:
             return False
-        return all(
-            self._kv.num_places(one.seq) > one.end or not one.samples or num_left_after(one) <= 0
-            for one in planned.newcomers
-        )
+        return all(self._kv.num_places(chunk.seq) > chunk.end for chunk in planned.decoding_newcomers())
 
     def _take_pages(self, planned: StepPlan, places: npt.NDArray[np.int64], *, ahead: int) -> None:
         """Pages for the tokens at some places of a plan, and for so many after them; for all, or for none."""
@@ -384,8 +381,9 @@ class Scheduler:
     def _looked_at(self, planned: StepPlan, tokens: list[int]) -> list[int]:
         """The rows whose tokens somebody looks at, in order."""
         more: set[int] = set()
-        firsts = enumerate(planned.newcomers, planned.num_going_on)
-        more.update(row for row, chunk in firsts if not chunk.num_generated)
+        if planned.newcomers:
+            newcomers = enumerate(planned.newcomers, planned.num_going_on)
+            more.update(row for row, chunk in newcomers if not chunk.num_generated)
         if planned.num_sure <= 0:
             more.update(planned.at_their_end())
         more.update(self._ended(planned))

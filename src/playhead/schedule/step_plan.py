@@ -84,9 +84,7 @@ class StepPlan(Sequence[Chunk]):
             ],
             dtype=np.int32,
         )
-        generated, left = np.array(
-            [[one.num_generated for one in chunks], list(map(num_left_after, chunks))], dtype=np.int64
-        )
+        generated, left = np.array([[one.num_generated for one in chunks], list(map(num_left, chunks))], dtype=np.int64)
         return cls(
             requests=[chunk.request for chunk in chunks],
             seqs=[chunk.seq for chunk in chunks],
@@ -200,6 +198,10 @@ class StepPlan(Sequence[Chunk]):
         both.kind = both.first_slack = both.ending = None
         return both
 
+    def decoding_newcomers(self) -> list[Chunk]:
+        """The newcomers that decode next: they get a token now, and may get another."""
+        return [chunk for chunk in self.newcomers if chunk.samples and num_left(chunk) > 0]
+
     def at_their_end(self) -> list[int]:
         """The places of the requests for which no later step may sample."""
         if self.ending is None:
@@ -246,7 +248,7 @@ def ending_ids_of(requests: Iterable[Request]) -> frozenset[int]:
     return frozenset().union(*{request.ending_ids for request in requests})
 
 
-def num_left_after(chunk: Chunk) -> int:
+def num_left(chunk: Chunk) -> int:
     """Tokens that steps after a chunk's may sample for its request."""
     return chunk.request.max_new_tokens - chunk.num_generated - chunk.samples
 
