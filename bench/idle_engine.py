@@ -33,6 +33,17 @@ CHUNK_TOKENS = 8192
 KV_BYTES = 1 << 28
 
 
+@dataclass(slots=True, kw_only=True)  # mutable: replays are noted
+class Clock:
+    """When a graph was first replayed since the last `clear`, and when a step was last read, in CPU seconds."""
+
+    first_replay_s: float = 0.0
+    read_s: float = 0.0
+
+    def clear(self) -> None:
+        self.first_replay_s = self.read_s = 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleRecording:
     """What was recorded, and no work."""
@@ -42,20 +53,23 @@ class IdleRecording:
     num_bytes: int
     recorded: Recording
     """Kept for the memory of its outputs."""
+    clock: Clock
 
     def replay(self) -> None:
-        return
+        self.clock.first_replay_s = self.clock.first_replay_s or time.thread_time()
 
 
 class IdleOpen:
     """A recording under way whose replays will do nothing."""
 
-    def __init__(self, opened: OpenRecording) -> None:
-        self._opened = opened
+    def __init__(self, opened: OpenRecording, clock: Clock) -> None:
+        self._opened, self._clock = opened, clock
 
     def close(self) -> IdleRecording:
         done = self._opened.close()
-        return IdleRecording(log=done.log, num_nodes=done.num_nodes, num_bytes=done.num_bytes, recorded=done)
+        return IdleRecording(
+            log=done.log, num_nodes=done.num_nodes, num_bytes=done.num_bytes, recorded=done, clock=self._clock
+        )
 
     def abandon(self) -> None:
         self._opened.abandon()
@@ -67,13 +81,14 @@ class IdleBackend:
     name = "idle"
 
     def __init__(self) -> None:
-        self._tape = TapeBackend()
+        self._tape, self.clock = TapeBackend(), Clock()
 
     def warm_up(self, work: Callable[[], Outputs]) -> None:
         self._tape.warm_up(work)
 
     def open(self, after: Recording | None = None) -> IdleOpen:
-        return IdleOpen(self._tape.open(after.recorded if isinstance(after, IdleRecording) else after))
+        opened = self._tape.open(after.recorded if isinstance(after, IdleRecording) else after)
+        return IdleOpen(opened, self.clock)
 
 
 def idle_worker(*, max_running: int, max_context: int, window: int, prefix_caching: bool) -> Worker:
@@ -129,7 +144,9 @@ class MeteredEngine(Engine):
 
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker, IdsOnlyTokenizer(), config=EngineConfig())
-        self.meter = Meter()
+        backend = worker.prefill.backend
+        assert isinstance(backend, IdleBackend), "an idle worker"
+        self.meter, self.clock = Meter(), backend.clock
 
     def advance(self) -> None:
         self.meter.costs.append(StepCost())
@@ -154,7 +171,7 @@ class MeteredEngine(Engine):
         return launched
 
     def _read(self, step: LaunchedStep) -> None:
-        started_s = time.thread_time()
+        started_s = self.clock.read_s = time.thread_time()
         super()._read(step)
         self.meter.costs[-1].commit += microseconds_since(started_s)
 

@@ -3,7 +3,8 @@
 Whole calls of `LLM.generate` on a CPU, over an engine whose graphs do nothing (`idle_engine.py`), with prefix caching
 off and no tokenizer. One JSON line per case, in CPU microseconds of the thread, medians over the rounds: the whole
 call, its parts inside steps, and `outside`, which is the rest: checking, queueing, making outputs. `end` is what one
-request's end costs, by the reading of the steps in which all end less that of steps in which none does.
+request's end costs, by the reading of the steps in which all end less that of steps in which none does. A device would
+stand still for `first`, up to the call's first replay, and for `last`, from the reading of its last step on.
 
 `--against` measures a second source tree beside this one, in a process of its own, round by round in turns.
 """
@@ -68,7 +69,7 @@ class IdleLLM(LLM):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallCost:
-    """CPU microseconds of one call, by part; `end` of one request's end."""
+    """CPU microseconds of one call, by part; `end` of one request's end; `first` and `last` without the device."""
 
     whole: float
     outside: float
@@ -76,6 +77,8 @@ class CallCost:
     launch: float
     commit: float
     end: float
+    first: float
+    last: float
 
 
 def requests_of(case: Case, number: int) -> tuple[list[list[int]], list[SamplingParams]]:
@@ -90,10 +93,13 @@ def measured(llm: IdleLLM, case: Case, number: int) -> CallCost:
     """The cost of one call."""
     prompts, params = requests_of(case, number)
     meter = llm.metered.meter
+    clock = llm.metered.clock
     meter.clear()
+    clock.clear()
     started_s = time.thread_time()
     outputs = llm.generate(prompts, params)
-    whole = 1e6 * (time.thread_time() - started_s)
+    ended_s = time.thread_time()
+    whole = 1e6 * (ended_s - started_s)
     assert [len(output.outputs[0].token_ids) for output in outputs] == [case.num_new] * case.num_requests
     steps = meter.costs
     # Requests of one chunk of prompts end in one step: the dearest readings are theirs.
@@ -107,6 +113,8 @@ def measured(llm: IdleLLM, case: Case, number: int) -> CallCost:
         launch=sum(step.launch for step in steps),
         commit=sum(step.commit for step in steps),
         end=sum(commit - usual for commit in commits[:num_ends]) / case.num_requests,
+        first=1e6 * (clock.first_replay_s - started_s),
+        last=1e6 * (ended_s - clock.read_s),
     )
 
 

@@ -95,5 +95,5 @@ def lead(worker: Worker, ranks: Ranks | None) -> None:
     if ranks is None:
         return
     ranks.join(worker.device)
-    worker.leader = RankLeader(ranks, worker.tables)
+    worker.leader = RankLeader(ranks)
     weakref.finalize(worker, ranks.close)

@@ -65,20 +65,21 @@ class FillContext:
     pp_proxy_tensors: Mapping[str, torch.Tensor] | None = None
 
     def __post_init__(self) -> None:
-        for axis, raw, padded in (
-            ("bs", self.raw_bs, self.padded_bs),
-            ("tokens", self.raw_num_tokens, self.padded_num_tokens),
-        ):
-            if not 0 <= raw <= padded:
-                raise SlotError(
-                    f"axis {axis}", f"raw {raw}, padded {padded}", "0 <= raw <= padded", "Choose a larger bucket."
-                )
+        if not 0 <= self.raw_bs <= self.padded_bs:
+            raise too_small("bs", self.raw_bs, self.padded_bs)
+        if not 0 <= self.raw_num_tokens <= self.padded_num_tokens:
+            raise too_small("tokens", self.raw_num_tokens, self.padded_num_tokens)
 
     def raw(self, axis: Axis) -> int:
         return self.raw_bs if axis == "bs" else self.raw_num_tokens
 
     def padded(self, axis: Axis) -> int:
         return self.padded_bs if axis == "bs" else self.padded_num_tokens
+
+
+def too_small(axis: Axis, raw: int, padded: int) -> SlotError:
+    """The error for a step that does not fit its graph."""
+    return SlotError(f"axis {axis}", f"raw {raw}, padded {padded}", "0 <= raw <= padded", "Choose a larger bucket.")
 
 
 ShapeFn = Callable[[int, int], tuple[int, ...]]

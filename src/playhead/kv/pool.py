@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from playhead.errors import ConfigError
+from playhead.kv.device_tables import DeviceWrite
 from playhead.kv.geometry import KVDtype, LayerKV
 from playhead.kv.layout import GroupLayout
 from playhead.kv.plan import KVPlan
@@ -67,14 +66,6 @@ class ForwardLocs:
 
     groups: tuple[GroupLocs, ...]
     version: int
-
-
-class DeviceWrite(NamedTuple):
-    """Numbers on their way into a flat int32 tensor on the device: `target[places] = values`, each place once."""
-
-    target: torch.Tensor
-    places: npt.NDArray[np.int64]
-    values: npt.NDArray[np.int32]
 
 
 class GroupKVPool:

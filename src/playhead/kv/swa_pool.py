@@ -12,18 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from playhead.errors import ConfigError, StaleTranslation
 from playhead.kernels.translate import translate
-from playhead.kv.geometry import num_pages_for
+from playhead.kv.device_tables import DeviceTables, DeviceWrite
 from playhead.kv.plan import KVPlan
 from playhead.kv.pool import (
-    DeviceWrite,
     ForwardLocs,
     ForwardTokens,
     GroupKVPool,
@@ -55,7 +52,9 @@ class SWAKVPool:
     and `workspaces` what it writes: two forwards must not run at the same time on them; those of one stream never do.
     """
 
-    def __init__(self, plan: KVPlan, mapping: WindowMapping, *, device: torch.device) -> None:
+    def __init__(
+        self, plan: KVPlan, mapping: WindowMapping, *, device: torch.device, tables: DeviceTables | None = None
+    ) -> None:
         if not plan.geometry.windows:
             raise ConfigError(
                 "SWAKVPool: found a model without window layers; wanted at least one window group. Use create_kv_pool"
@@ -72,24 +71,34 @@ class SWAKVPool:
         limits = plan.limits
         # A step that mixes one chunk with decoding requests has a token of each of them besides.
         self._max_tokens = limits.chunk_tokens + limits.max_running
-        table_shape = (1 + limits.max_running, num_pages_for(limits.max_context_tokens, self._page_size))
+        self._tables = tables or DeviceTables(plan, device)
+        self.device_mappings = self._tables.mappings
         self._windows = tuple(
             WindowSpace(
                 window=group.window or 0,
-                mapping_L=_device_mapping(mapping.table(index), self._page_size, device),
+                mapping_L=mapping_L,
                 locs_A=torch.zeros(self._max_tokens, dtype=torch.int32, device=device),
-                table_RP=torch.zeros(table_shape, dtype=torch.int32, device=device),
+                table_RP=torch.zeros_like(self._tables.table_RP),
             )
-            for index, group in enumerate(plan.geometry.windows)
+            for group, mapping_L in zip(plan.geometry.windows, self.device_mappings, strict=True)
         )
-        self.device_mappings = tuple(space.mapping_L for space in self._windows)
         self.workspaces = tuple(tensor for space in self._windows for tensor in (space.locs_A, space.table_RP))
-        mapping.take_unpublished()
+        self._offsets = np.arange(self._page_size, dtype=np.int32)
+        self._begin_mappings()
 
     @property
     def full_to_swa_index_mapping(self) -> torch.Tensor:
         """Window location of every full location in the first window group: int32, 0 -> 0, and -1 -> -1 at the end."""
         return self.device_mappings[0]
+
+    def _begin_mappings(self) -> None:
+        """The pairs that the mapping has already; and a last entry of -1, which index -1 reads."""
+        for index, (start, mapping_L) in enumerate(zip(self._tables.mapping_starts, self.device_mappings, strict=True)):
+            table = self.mapping.table(index)
+            mapped = np.flatnonzero(table != NO_PAGE)
+            self._write(self._expanded(start, np.stack((mapped.astype(np.int32), table[mapped]), axis=1)))
+            mapping_L[-1] = -1
+        self.mapping.take_unpublished()
 
     # Translation.
 
@@ -169,15 +178,18 @@ class SWAKVPool:
     def publish(self, mapping: WindowMapping) -> None:
         """Bring the mapping's changes to the device, ordered before what is launched next on this stream."""
         for write in self.take_writes(mapping):
-            index = torch.from_numpy(write.places).to(self.device)
-            write.target.index_copy_(0, index, torch.from_numpy(write.values).to(self.device))
+            self._write(write)
+
+    def _write(self, write: DeviceWrite) -> None:
+        places, values = (torch.from_numpy(numbers).to(self.device) for numbers in write)
+        self._tables.memory_L.index_copy_(0, places, values)
 
     def take_writes(self, mapping: WindowMapping) -> list[DeviceWrite]:
         """The changes since the last call, for a caller that brings them to the device itself; now published."""
         assert mapping is self.mapping, "a pool has one mapping for life: captured graphs read its tensor"
         return [
-            self._expanded(device_mapping, changes)
-            for device_mapping, changes in zip(self.device_mappings, mapping.take_unpublished(), strict=True)
+            self._expanded(start, changes)
+            for start, changes in zip(self._tables.mapping_starts, mapping.take_unpublished(), strict=True)
             if len(changes)
         ]
 
@@ -197,40 +209,20 @@ class SWAKVPool:
         self.mapping.clear()
         self.publish(self.mapping)
 
-    def _expanded(self, device_mapping: torch.Tensor, changes: Int32Array) -> DeviceWrite:
-        """Changed pages as locations."""
-        places = _places_of(changes[:, 0], self._page_size)
-        return DeviceWrite(device_mapping, places, _locs_of(changes[:, 1], self._page_size))
+    def _expanded(self, start: int, changes: Int32Array) -> DeviceWrite:
+        """Changed pages of the mapping that starts there, as locations. Where there is no page the sink's first stands.
+
+        With page size 2, full page 3 over window page 5 is 6 -> 10, 7 -> 11; full page 4 over none is 8 -> 0, 9 -> 0.
+        """
+        locs_N2S = changes[:, :, None] * np.int32(self._page_size) + self._offsets
+        window_locs_NS = locs_N2S[:, 1] * (changes[:, 1:] != NO_PAGE)
+        return DeviceWrite(locs_N2S[:, 0].reshape(-1) + np.int64(start), window_locs_NS.reshape(-1))
 
 
-def create_kv_pool(plan: KVPlan, mapping: WindowMapping, *, device: torch.device) -> MHAKVPool | SWAKVPool:
-    """The pool a model needs: the mapping's tensors exist only where there are windows."""
+def create_kv_pool(
+    plan: KVPlan, mapping: WindowMapping, *, device: torch.device, tables: DeviceTables | None = None
+) -> MHAKVPool | SWAKVPool:
+    """The pool a model needs. A mapping, which lies in `tables`, exists only where there are windows."""
     if plan.geometry.windows:
-        return SWAKVPool(plan, mapping, device=device)
+        return SWAKVPool(plan, mapping, device=device, tables=tables)
     return MHAKVPool(plan, device=device)
-
-
-def _device_mapping(table: Int32Array, page_size: int, device: torch.device) -> torch.Tensor:
-    """The mapping by location with a last entry of -1, which index -1 reads.
-
-    It is made on the device, where a small model has tens of millions of locations and few pages are mapped.
-    """
-    mapping_L = torch.zeros(len(table) * page_size + 1, dtype=torch.int32, device=device)
-    mapping_L[-1] = -1
-    mapped = np.flatnonzero(table != NO_PAGE)
-    places, locs = _places_of(mapped, page_size), _locs_of(table[mapped], page_size)
-    mapping_L[torch.from_numpy(places).to(device)] = torch.from_numpy(locs).to(device)
-    return mapping_L
-
-
-def _places_of(pages: npt.NDArray[Any], page_size: int) -> npt.NDArray[np.int64]:
-    """Where pages have their locations in a mapping."""
-    places: npt.NDArray[np.int64] = pages.astype(np.int64)[:, None] * page_size + np.arange(page_size)
-    return places.reshape(-1)
-
-
-def _locs_of(window_pages: Int32Array, page_size: int) -> Int32Array:
-    """Locations of pages, in their order. Where there is no page the sink's first one stands, at any offset."""
-    pages = window_pages[:, None]
-    locs = np.where(pages == NO_PAGE, 0, pages * page_size + np.arange(page_size, dtype=np.int32))
-    return locs.astype(np.int32).reshape(-1)

@@ -12,7 +12,7 @@ page gets a new pair, which cannot wait, before anything is written there.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,18 +30,10 @@ NO_PAGE = 0
 Int32Array = npt.NDArray[np.int32]
 
 
-class RowSpans(NamedTuple):
-    """Entries [first, end) of each of these rows."""
-
-    rows: npt.NDArray[np.int64]
-    firsts: npt.NDArray[np.int64]
-    ends: npt.NDArray[np.int64]
-
-
 def ranges(firsts: npt.NDArray[Any], lens: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """Numbers from each first on, one range after the other: 3 from 7 on and 2 from 4 on are 7 8 9 4 5."""
-    stops = np.cumsum(lens, dtype=np.int64)
-    numbers: npt.NDArray[np.int64] = np.arange(stops[-1]) + np.repeat(firsts - (stops - lens), lens)
+    stops = lens.cumsum(dtype=np.int64)
+    numbers: npt.NDArray[np.int64] = np.arange(stops[-1]) + (firsts - (stops - lens)).repeat(lens)
     return numbers
 
 
@@ -56,8 +48,9 @@ class RowTables:
         self.num_pages: Int32Array = np.zeros(1 + max_running, dtype=np.int32)
         """Entries of each row that have been used since it was taken."""
         self._max_pages = max_pages
-        self._first_changed: npt.NDArray[np.int64] = np.full(1 + max_running, max_pages)
-        self._end_changed: npt.NDArray[np.int64] = np.zeros(1 + max_running, dtype=np.int64)
+        # Entries [first, end) of the full group's table, all rows one after the other, that the device's copy lacks.
+        # A dict for its keys: a row that is given back and taken again has the same entries.
+        self._changed: dict[tuple[int, int], None] = {}
         self.must_publish = False
         """Whether the device's copy lacks an entry that the next step may read. Rows that were given back can wait."""
 
@@ -91,7 +84,7 @@ class RowTables:
 
     def show_all(self) -> None:
         """The device must take every entry again: it cannot be known which entries it has."""
-        self._first_changed[:], self._end_changed[:] = 0, self._max_pages
+        self._changed = {(0, self.tables[FULL].size): None}
         self.must_publish = True
 
     def write(self, group_index: int, row: Row, first: int, pages: Sequence[int]) -> None:
@@ -111,25 +104,32 @@ class RowTables:
             table[entries] = of_group
         self.num_pages[rows] = ends
         self.must_publish = True
-        self._first_changed[rows] = np.minimum(self._first_changed[rows], firsts)
-        self._end_changed[rows] = np.maximum(self._end_changed[rows], ends)
+        starts = rows.astype(np.int64) * self._max_pages
+        self._changed.update(dict.fromkeys(zip((starts + firsts).tolist(), (starts + ends).tolist(), strict=True)))
 
     def clear(self, group_index: int, row: Row, first: int, end: int | None) -> None:
         """Entries [first, end) of a group are gone: their window has passed."""
         self.tables[group_index][row, first:end] = NO_PAGE
 
-    def take_changed(self) -> RowSpans:
-        """Entries of the full group's table that changed since the last call: what the device's copy lacks."""
-        rows = np.flatnonzero(self._end_changed)
-        changed = RowSpans(rows, self._first_changed[rows], self._end_changed[rows])
-        self._first_changed[rows], self._end_changed[rows] = self._max_pages, 0
+    def take_changed(self) -> tuple[npt.NDArray[np.int64], Int32Array]:
+        """Entries of the full group's table that changed since the last call, and their values now.
+
+        Entry 3 of row 2 is 19, with 8 a row. An entry may stand twice.
+        """
+        spans = list(self._changed)
+        self._changed.clear()
         self.must_publish = False
-        return changed
+        if len(spans) == 1:  # one prompt
+            entries = np.arange(*spans[0], dtype=np.int64)
+        else:
+            firsts, ends = np.array(spans, dtype=np.int64).reshape(-1, 2).T
+            entries = ranges(firsts, ends - firsts) if spans else firsts
+        return entries, self.tables[FULL].reshape(-1)[entries]
 
     def _mark(self, row: Row, first: int, end: int) -> None:
         if first < end:
-            self._first_changed[row] = min(first, int(self._first_changed[row]))
-            self._end_changed[row] = max(end, int(self._end_changed[row]))
+            start = row * self._max_pages
+            self._changed[start + first, start + end] = None
 
 
 class WindowMapping:

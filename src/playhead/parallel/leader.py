@@ -24,13 +24,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from playhead.awake import AwakeClock
 from playhead.env import for_engine_process
 from playhead.errors import PlayheadError, RankLost
-from playhead.kv.pool import DeviceWrite
+from playhead.kv.device_tables import DeviceWrite
 from playhead.logs import shown_words
 from playhead.parallel import group, wire
 from playhead.parallel.wire import Kind
@@ -338,19 +337,14 @@ class Ranks:
 class RankLeader:
     """The other ranks as a worker has them. It must not hold the worker: that would be a cycle."""
 
-    def __init__(self, ranks: Ranks, tables: Sequence[torch.Tensor]) -> None:
+    def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
-        self._place_of = {table.data_ptr(): i for i, table in enumerate(tables)}
         self.audits: list[list[Any]] = []
 
     def tell_writes(self, writes: Sequence[DeviceWrite]) -> None:
         """Changes of tables, which every rank has."""
-        if not writes:
-            return
-        chosen = np.array([self._place_of[write.target.data_ptr()] for write in writes], dtype=np.int64)
-        arrays = (array for write in writes for array in (write.places, write.values))
         self.ranks.check()
-        self.ranks.tell(wire.framed_arrays(Kind.WRITES, [chosen, *arrays]))
+        self.ranks.tell(wire.framed_arrays(Kind.WRITES, [numbers for write in writes for numbers in write]))
 
     @contextmanager
     def leading(self, order: StepOrder) -> Iterator[None]:

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 from playhead.graph.shapes import DispatchLimits
+from playhead.kv.device_tables import DeviceWrite
 from playhead.kv.plan import KVLimits
-from playhead.kv.pool import DeviceWrite
 from playhead.layers.shard import Shard
 from playhead.models.load import describe_model, load_weights
 from playhead.parallel import group, wire
@@ -99,13 +99,13 @@ def load(link: Link, begin: dict[str, Any]) -> Worker:
 
 def follow(link: Link, worker: Worker, follower: Follower) -> None:
     """Run what comes, until the first rank says that it ends."""
-    tables, link.worker = worker.tables, worker
+    link.worker = worker
     while (frame := wire.read_frame(link.connection)) is not None:
         kind, payload = frame
         if kind is Kind.STEP:
             follower.step(StepOrder.of(wire.arrays_of(payload), worker))
         elif kind is Kind.WRITES:
-            follower.write(writes_of(wire.arrays_of(payload), tables))
+            follower.write(writes_of(wire.arrays_of(payload)))
         elif kind is Kind.TAIL:
             follower.tail()
         elif kind is Kind.CAPTURE:
@@ -120,11 +120,9 @@ def follow(link: Link, worker: Worker, follower: Follower) -> None:
         link.num_orders += 1
 
 
-def writes_of(arrays: Sequence[Any], tables: Sequence[torch.Tensor]) -> list[DeviceWrite]:
-    """Which tables, then places and values of each."""
-    chosen, *rest = arrays
-    pairs = zip(chosen.tolist(), rest[0::2], rest[1::2], strict=True)
-    return [DeviceWrite(tables[i], places, values) for i, places, values in pairs]
+def writes_of(arrays: Sequence[Any]) -> list[DeviceWrite]:
+    """Places and values of each change of the tables."""
+    return [DeviceWrite(places, values) for places, values in zip(arrays[0::2], arrays[1::2], strict=True)]
 
 
 def main(descriptor: int, make_follower: Callable[[Worker], Follower] = Follower) -> int:

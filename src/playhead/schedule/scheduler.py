@@ -302,13 +302,22 @@ class Scheduler:
 
         Newcomers get theirs alone: the others have more than they have.
         """
-        if not planned or self._num_sure(planned) >= 0:
+        if self._has_next_places(planned):
             return
         decoding = np.flatnonzero(planned.samples & (planned.num_left > 0))
         lacking = decoding[self._slack(planned)[decoding] < planned.num_on]
         if len(lacking) and self._kv.has_vacancy(VACANCY * RESERVED_TOKENS * len(decoding)):
             who = decoding if lacking[0] < planned.num_going_on else lacking
             self._take_pages(planned, who, ahead=RESERVED_TOKENS)
+
+    def _has_next_places(self, planned: StepPlan) -> bool:
+        """Whether no request that decodes next lacks a place for its next token.
+
+        `num_sure` knows it of a batch that goes on. Newcomers are few: arrays would take longer.
+        """
+        if planned.num_going_on and planned.num_sure < 0:
+            return False
+        return all(self._kv.num_places(chunk.seq) > chunk.end for chunk in planned.decoding_newcomers())
 
     def _take_pages(self, planned: StepPlan, places: npt.NDArray[np.int64], *, ahead: int) -> None:
         """Pages for the tokens at some places of a plan, and for so many after them; for all, or for none."""
@@ -372,8 +381,9 @@ class Scheduler:
     def _looked_at(self, planned: StepPlan, tokens: list[int]) -> list[int]:
         """The rows whose tokens somebody looks at, in order."""
         more: set[int] = set()
-        if not planned.goes_on:
-            more.update(np.flatnonzero(planned.num_generated == 0).tolist())
+        if planned.newcomers:
+            newcomers = enumerate(planned.newcomers, planned.num_going_on)
+            more.update(row for row, chunk in newcomers if not chunk.num_generated)
         if planned.num_sure <= 0:
             more.update(planned.at_their_end())
         more.update(self._ended(planned))

@@ -73,21 +73,33 @@ class StepPlan(Sequence[Chunk]):
         """A plan of these chunks; a plan as it is."""
         if isinstance(chunks, StepPlan):
             return chunks
+        num_tokens = [len(chunk.tokens) for chunk in chunks]
+        # One call of numpy for many arrays: of a step with one prompt the calls are most of the work.
+        rows, ends, tokens, lens = np.array(
+            [
+                [one.seq.row for one in chunks],
+                [one.end for one in chunks],
+                [one.tokens[0] for one in chunks],
+                num_tokens,
+            ],
+            dtype=np.int32,
+        )
+        generated, left = np.array([[one.num_generated for one in chunks], list(map(num_left, chunks))], dtype=np.int64)
         return cls(
             requests=[chunk.request for chunk in chunks],
             seqs=[chunk.seq for chunk in chunks],
-            rows=np.array([chunk.seq.row for chunk in chunks], dtype=np.int32),
-            first_ends=np.array([chunk.end for chunk in chunks], dtype=np.int32),
-            first_generated=np.array([chunk.num_generated for chunk in chunks], dtype=np.int64),
-            first_left=np.array([num_left(chunk) for chunk in chunks], dtype=np.int64),
-            first_tokens=np.array([chunk.tokens[0] for chunk in chunks], dtype=np.int32),
-            lens=np.array([len(chunk.tokens) for chunk in chunks], dtype=np.int32),
+            rows=rows,
+            first_ends=ends,
+            first_generated=generated,
+            first_left=left,
+            first_tokens=tokens,
+            lens=lens,
             samples=np.array([chunk.samples for chunk in chunks], dtype=np.bool_),
             watched=[at for at, one in enumerate(chunks) if not (one.samples and one.request.is_plain)],
             outputs=[chunk.request.output for chunk in chunks],
             formed=[at for at, one in enumerate(chunks) if one.samples and one.request.matcher is not None],
             ending_ids=ending_ids_of(chunk.request for chunk in chunks),
-            num_tokens=sum(len(chunk.tokens) for chunk in chunks),
+            num_tokens=sum(num_tokens),
             is_decode=decodes(chunks),
             newcomers=chunks,
         )
@@ -161,7 +173,10 @@ class StepPlan(Sequence[Chunk]):
         return rest
 
     def beside(self, chunks: Sequence[Chunk]) -> StepPlan:
-        """A batch that goes on and, behind it, chunks of other requests: one step over tokens."""
+        """A batch that goes on and, behind it, chunks of other requests: one step over tokens.
+
+        `num_sure` stays the batch's own: it says nothing of the others.
+        """
         both, others, num_before = self._copied(), StepPlan.of(chunks), len(self.requests)
         both.requests, both.seqs = self.requests + others.requests, self.seqs + others.seqs
         both.outputs, both.newcomers = self.outputs + others.outputs, chunks
@@ -181,8 +196,11 @@ class StepPlan(Sequence[Chunk]):
         both.num_tokens = self.num_tokens + others.num_tokens
         both.is_decode, both.goes_on = others.is_decode, False
         both.kind = both.first_slack = both.ending = None
-        both.num_sure = 0
         return both
+
+    def decoding_newcomers(self) -> list[Chunk]:
+        """The newcomers that decode next: they get a token now, and may get another."""
+        return [chunk for chunk in self.newcomers if chunk.samples and num_left(chunk) > 0]
 
     def at_their_end(self) -> list[int]:
         """The places of the requests for which no later step may sample."""

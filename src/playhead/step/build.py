@@ -25,6 +25,7 @@ from playhead.graph.spec import StepSpec
 from playhead.graph.split import SplitCapture, SplitRunner
 from playhead.kernels.binders import cpu_binders
 from playhead.kv.cache import HybridKVCache
+from playhead.kv.device_tables import DeviceTables
 from playhead.kv.plan import plan_kv
 from playhead.kv.swa_pool import create_kv_pool
 from playhead.layers.linear import order_sums
@@ -33,7 +34,7 @@ from playhead.sampling_params import SamplingKind
 from playhead.step.forward import Forward, ModelStep, kv_geometry, layer_attentions
 from playhead.step.inputs import OVER_TOKENS, SAMPLING
 from playhead.step.masks import MaskedSteps, masks_slot
-from playhead.step.publish import DevicePageTable, Publisher
+from playhead.step.publish import Publisher
 from playhead.step.registries import (
     ADVANCES,
     InputFeatures,
@@ -53,13 +54,13 @@ def build_worker(decoder: Decoder, config: WorkerConfig) -> Worker:
     geometry = kv_geometry(decoder.spec, page_size=config.page_size, dtype=decoder.dtype)
     plan = plan_kv(num_bytes=config.kv_memory_bytes, geometry=geometry, limits=limits)
     kv = HybridKVCache(plan, prefix_caching=config.prefix_caching, strict=config.strict_ledger)
-    pool = create_kv_pool(plan, kv.allocator.mapping, device=device)
-    page_table = DevicePageTable(kv.rows, device)
+    tables = DeviceTables(plan, device)
+    pool = create_kv_pool(plan, kv.allocator.mapping, device=device, tables=tables)
     decoder.reach(limits.max_context_tokens)
     layers = layer_attentions(decoder, pool)
-    attention = prepare_sums(decoder, page_table.table_RP, layers, batch_invariant=config.batch_invariant)
+    attention = prepare_sums(decoder, tables.table_RP, layers, batch_invariant=config.batch_invariant)
     sampler = SamplerRows(max_running=limits.max_running, vocab_size=decoder.spec.vocab_size, device=device)
-    forward = Forward(ModelStep(decoder, pool, layers, attention), sampler, page_table.table_RP)
+    forward = Forward(ModelStep(decoder, pool, layers, attention), sampler, tables.table_RP)
     fill_value = attention.seq_len_fill_value
     decode = InputFeatures(extra=SAMPLING, seq_len_fill_value=fill_value)
     prefill = InputFeatures(extra=(*SAMPLING, *OVER_TOKENS), seq_len_fill_value=fill_value)
@@ -77,8 +78,8 @@ def build_worker(decoder: Decoder, config: WorkerConfig) -> Worker:
         device=device,
         kv=kv,
         pool=pool,
-        page_table=page_table,
-        publisher=Publisher(device),
+        tables=tables,
+        publisher=Publisher(tables.memory_L),
         forward=forward,
         decode_inputs=decode.made,
         prefill_inputs=prefill.made,

@@ -75,22 +75,25 @@ class CudaStopwatches:
 
     def __init__(self, device: torch.device, max_rows: int) -> None:
         self._device, self._max_rows = device, max_rows
-        self._free: list[Lane] = []
+        self.free: list[Lane] = []
+        self.newest: Lane | None = None
+        """That of the step that was started last."""
 
     def start(self) -> CudaStopwatch:
-        lane = self._free.pop() if self._free else Lane(self._device, self._max_rows)
+        lane = self.free.pop() if self.free else Lane(self._device, self._max_rows)
         lane.start()
-        return CudaStopwatch(lane, self._free)
+        self.newest = lane
+        return CudaStopwatch(lane, self)
 
 
 class CudaStopwatch:
     """Started before a step's work is launched."""
 
-    def __init__(self, lane: Lane, free: list[Lane]) -> None:
-        self._lane, self._free = lane, free
+    def __init__(self, lane: Lane, lanes: CudaStopwatches) -> None:
+        self._lane, self._lanes = lane, lanes
 
     def read_back(self, results: SampledTokens) -> CudaReadback:
-        return CudaReadback(results, self._lane, self._free)
+        return CudaReadback(results, self._lane, self._lanes)
 
 
 class CudaReadback:
@@ -99,8 +102,8 @@ class CudaReadback:
     Tokens alone go through the lane. Results with reports, which a step may have two of, have memory of their own.
     """
 
-    def __init__(self, results: SampledTokens, lane: Lane, free: list[Lane]) -> None:
-        self._lane, self._free = lane, free
+    def __init__(self, results: SampledTokens, lane: Lane, lanes: CudaStopwatches) -> None:
+        self._lane, self._lanes = lane, lanes
         self._results: ReadTokens | None = None
         self._device_us: float | None = None
         self._sent: tuple[torch.Tensor, ...] = ()
@@ -113,9 +116,7 @@ class CudaReadback:
 
     def wait(self) -> ReadTokens:
         if self._results is None:
-            # Asked, not waited for: waking a sleeping thread takes longer than a short step.
-            while not self._lane.done.event.query():  # type: ignore[no-untyped-call]
-                time.sleep(0)  # other threads of a server run meanwhile
+            self._wait_for_device()
             if self._sent:
                 tokens_N, *parts = self._sent
                 self._results = ReadTokens(tokens_N.tolist(), tuple(parts))
@@ -123,10 +124,22 @@ class CudaReadback:
                 self._results = ReadTokens(self._lane.read_N[: self._num_tokens].tolist())
         return self._results
 
+    def _wait_for_device(self) -> None:
+        """Other threads of a server run meanwhile, in both ways.
+
+        With a later step under way the device has work, and asking now and then costs little; a sleep of no length
+        takes 50 us. Behind the newest step everybody waits for the host, so the driver watches for its end.
+        """
+        done = self._lane.done.event
+        if self._lanes.newest is self._lane:
+            done.synchronize()
+        while not done.query():  # type: ignore[no-untyped-call]
+            time.sleep(0)
+
     def device_us(self) -> float:
         if self._device_us is None:
             self._device_us = 1e3 * self._lane.started.event.elapsed_time(self._lane.done.event)
-            self._free.append(self._lane)
+            self._lanes.free.append(self._lane)
         return self._device_us
 
 

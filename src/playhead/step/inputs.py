@@ -55,8 +55,8 @@ def layout_of(planned: StepPlan) -> TokenLayout:
     if planned.is_decode:
         return TokenLayout(ends, lens, stops, rows, ends - np.int32(1))
     # The token at index i stands as far before its request's end as i before the request's stop.
-    positions = np.arange(stops[-1], dtype=np.int32) + np.repeat(ends - stops, lens)
-    return TokenLayout(ends, lens, stops, np.repeat(rows, lens), positions)
+    positions = np.arange(planned.num_tokens, dtype=np.int32) + (ends - stops).repeat(lens)
+    return TokenLayout(ends, lens, stops, rows.repeat(lens), positions)
 
 
 class StepRequests:
@@ -106,8 +106,9 @@ def token_ids(step: StepRequests) -> Int32Array:
     if step.is_decode:
         return step.chunks.first_tokens
     planned = step.chunks
-    newest, others = planned.first_tokens[: planned.num_going_on], (chunk.tokens for chunk in planned.newcomers)
-    return np.concatenate((newest, np.fromiter(chain.from_iterable(others), dtype=np.int32)))
+    num_newest, others = planned.num_going_on, (chunk.tokens for chunk in planned.newcomers)
+    ids = np.fromiter(chain.from_iterable(others), dtype=np.int32, count=planned.num_tokens - num_newest)
+    return np.concatenate((planned.first_tokens[:num_newest], ids)) if num_newest else ids
 
 
 def full_locs(step: StepRequests) -> Int32Array:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from playhead.kv.pool import DeviceWrite
+from playhead.kv.device_tables import DeviceWrite
 from playhead.sampling_params import SamplingKind
 from playhead.step.inputs import StepRequests
 from playhead.step.prompt_report import PromptReport

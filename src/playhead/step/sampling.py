@@ -149,7 +149,7 @@ class SamplerRows:
         self.numbers: dict[str, npt.NDArray[Any]] = {
             name: numbers_R for names, table in self._tables for name, numbers_R in zip(names, table.T, strict=True)
         }
-        self._kinds = np.zeros(self._num_rows, dtype=np.int8)
+        self._kinds = bytearray(self._num_rows)
         self._parts_RX, self._arrivals_R = choose_scratch(max_running, vocab_size, device)
         self.tables: SamplerTables | None = None
         self._written_rows: set[Row] = set()
@@ -190,7 +190,7 @@ class SamplerRows:
 
     def kind(self, rows: npt.NDArray[np.int32]) -> SamplingKind:
         """The least kind of sampling that serves these rows."""
-        return SamplingKind(self._kinds[rows].max())
+        return SamplingKind(max(map(self._kinds.__getitem__, rows.tolist())))
 
     def inputs(self, slots: Inputs, rows_N: torch.Tensor) -> SamplerInputs:
         """What a sampler reads, from a step's slots."""

@@ -1,7 +1,7 @@
 """Runs steps of one model: launches a step, and later collects its tokens.
 
-A worker owns the KV cache, the pool, the page table and the runners: decode over requests, prefill over tokens. A step
-goes to decode when every request has one token and gets a new one, else to prefill; both go through the same memory.
+A worker owns the KV cache, the pool, the tables and the runners: decode over requests, prefill over tokens. A step goes
+to decode when every request has one token and gets a new one, else to prefill; both go through the same memory.
 The next step may be launched before the last one is collected, because what it needs of the last is on the device.
 `build.py` makes workers; `inputs.py` makes what a step reads.
 
@@ -25,6 +25,7 @@ from playhead.graph.shapes import Decision, DispatchLimits
 from playhead.graph.slots import Batch
 from playhead.graph.spec import CaptureReport, StepResult
 from playhead.kv.cache import HybridKVCache
+from playhead.kv.device_tables import DeviceTables, DeviceWrite
 from playhead.kv.plan import KVLimits
 from playhead.sampling_params import SamplingKind
 from playhead.schedule.request import Chunk
@@ -36,7 +37,7 @@ from playhead.step.inputs import StepInput, StepRequests, batch_of
 from playhead.step.masks import MaskedSteps, Tail
 from playhead.step.orders import Leader, step_order
 from playhead.step.prompt_report import PromptReport
-from playhead.step.publish import DevicePageTable, Publisher
+from playhead.step.publish import Publisher
 from playhead.step.sampling import ReadTokens, SampledTokens, SamplerRows
 from playhead.types import Mode, Step
 
@@ -92,7 +93,7 @@ class Worker:
     device: torch.device
     kv: HybridKVCache
     pool: KVPool
-    page_table: DevicePageTable
+    tables: DeviceTables
     publisher: Publisher
     forward: Forward
     decode_inputs: tuple[StepInput, ...]
@@ -173,11 +174,6 @@ class Worker:
             if torch.cuda.current_stream(self.device) != torch.cuda.default_stream(self.device):
                 torch.cuda.synchronize(self.device)  # work on two streams has no order
 
-    @property
-    def tables(self) -> tuple[torch.Tensor, ...]:
-        """What `publish` writes to, flat."""
-        return self.page_table.table_RP.view(-1), *self.pool.device_mappings
-
     def publish(self) -> None:
         """Show the device which pages the sequences have now, ordered before what is launched next."""
         if self._is_publishing:  # a publication was cut short: what it had taken may have gone nowhere
@@ -187,7 +183,7 @@ class Worker:
         if not (self._is_publishing or self.kv.rows.must_publish or mapping.must_publish):
             return  # entries that no step reads any more go with the next ones that some step will
         self._is_publishing = True
-        writes = self.page_table.take_writes()
+        writes = [DeviceWrite(*self.kv.rows.take_changed())]
         if mapping.must_publish:
             writes += self.pool.take_writes(mapping)
         if self.leader is not None:

@@ -188,7 +188,7 @@ def failed_publication() -> list[str]:
     with swapped(Publisher, "send", fails), suppress(MemoryError):
         worker.publish()
     worker.publish()
-    on_device = worker.page_table.table_RP.cpu().numpy()
+    on_device = worker.tables.table_RP.cpu().numpy()
     return [] if (on_device == worker.kv.rows.tables[0]).all() else ["the device's page table is behind the host's"]
 
 

@@ -27,11 +27,10 @@ from playhead.graph.runner import GraphRunner, PlanKey
 from playhead.graph.sharing import InputBufferPool, SharedBuffer
 from playhead.graph.slots import Batch, FillContext, GraphSlot, IndexSpace
 from playhead.graph.spec import LivePlan, StepSpec
-from playhead.kv import swa_pool as swa_pool_module
 from playhead.kv.plan import KVPlan
 from playhead.kv.pool import ForwardLocs, MHAKVPool
 from playhead.kv.swa_pool import SWAKVPool
-from playhead.kv.tables import FULL, Int32Array
+from playhead.kv.tables import FULL
 from playhead.models import build
 from playhead.models.families import FAMILIES
 from playhead.models.family import Family
@@ -221,14 +220,14 @@ def versions_stand_still() -> Patch:
 
 
 def minus_one_is_the_sink() -> Patch:
-    original = swa_pool_module._device_mapping
+    original = SWAKVPool._begin_mappings
 
-    def without_an_end(table: Int32Array, page_size: int, device: torch.device) -> torch.Tensor:
-        mapping = original(table, page_size, device)
-        mapping[-1] = 0
-        return mapping
+    def without_an_end(self: SWAKVPool) -> None:
+        original(self)
+        for mapping_L in self.device_mappings:
+            mapping_L[-1] = 0
 
-    return swapped(swa_pool_module, "_device_mapping", without_an_end)
+    return swapped(SWAKVPool, "_begin_mappings", without_an_end)
 
 
 def plain_pool_translates() -> Patch:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from playhead.attention.base import ROWS_SLOT, LayerAttention
@@ -19,7 +21,8 @@ from playhead.kernels.cpu.arrays import Array
 from playhead.kernels.tokens import advance
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.plan import KVLimits
-from playhead.kv.pool import DeviceWrite, ForwardLocs
+from playhead.kv.pool import ForwardLocs
+from playhead.kv.tables import Int32Array, RowTables
 from playhead.sampling_params import SamplingKind
 from playhead.schedule.request import Chunk
 from playhead.schedule.rows import DeviceRows
@@ -27,7 +30,6 @@ from playhead.schedule.step_plan import StepPlan
 from playhead.step import forward, registries, worker
 from playhead.step.audit import audit_worker
 from playhead.step.inputs import StepInput, StepRequests, batch_of
-from playhead.step.publish import DevicePageTable
 from playhead.step.worker import InFlight, Worker
 from playhead.testing.mutant import Checker, Mutant, Oracle, Patch, mutant, swapped
 from playhead.testing.tiny_engine import Ask, greedy, tiny_engine, tokens_alone
@@ -58,10 +60,13 @@ def places_read_after_launch() -> Patch:
 
 @mutant("page table behind", source="a table copied once", killed_by=("batch against dense attention",))
 def page_table_behind() -> Patch:
-    def nothing(self: DevicePageTable) -> list[DeviceWrite]:
-        return []
+    original = RowTables.take_changed
 
-    return swapped(DevicePageTable, "take_writes", nothing)
+    def nothing(self: RowTables) -> tuple[npt.NDArray[np.int64], Int32Array]:
+        entries, values = original(self)
+        return entries[:0], values[:0]
+
+    return swapped(RowTables, "take_changed", nothing)
 
 
 @mutant("read past length", source="lengths that count one more", killed_by=("token by token",))

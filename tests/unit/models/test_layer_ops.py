@@ -65,7 +65,7 @@ def recorded_ops(model_type: str) -> list[str]:
     decoder.to("meta")
     layers = tuple(map(without_memory, worker.model.layers))
     inputs = {name: slot.to("meta") for name, slot in worker.decode.registry.extract_buffer(ctx).items()}
-    table_RP = worker.page_table.table_RP.to("meta")
+    table_RP = worker.tables.table_RP.to("meta")
     step = ModelStep(decoder, worker.pool, layers, TritonBackend(table_RP, layers, max_bs=NUM_TOKENS))
 
     def decode_layers(inputs, scope):

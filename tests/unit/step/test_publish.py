@@ -6,47 +6,70 @@ import numpy as np
 import pytest
 import torch
 
-from playhead.kv.pool import DeviceWrite
+from playhead.kv.device_tables import DeviceWrite
 from playhead.kv.tables import RowTables
-from playhead.step.publish import DevicePageTable, Publisher
+from playhead.step.publish import Publisher
 from playhead.step.worker import Worker
 from playhead.testing.tiny_worker import TINY_GEMMA3, tiny_worker
+from tests.counting import CalledOps
 
 
 @pytest.mark.parametrize("max_entries", [1, 3, 8, 100])
 def test_every_value_arrives_however_the_copies_are_cut(max_entries):
-    publisher = Publisher(torch.device("cpu"), max_entries=max_entries)
+    memory = torch.zeros(60, dtype=torch.int32)
+    publisher, wanted = Publisher(memory, max_entries=max_entries), memory.clone()
     rng = np.random.default_rng(max_entries)
-    tables = [torch.zeros(20, dtype=torch.int32) for _ in range(3)]
-    wanted = [table.clone() for table in tables]
     for _ in range(6):  # more often than there are stages
         writes = []
-        for table, copy in zip(tables, wanted, strict=True):
-            places = rng.permutation(20)[: rng.integers(0, 20)]
+        for start in (0, 20, 40):
+            places = start + rng.permutation(20)[: rng.integers(0, 20)]
             values = rng.integers(1, 99, len(places)).astype(np.int32)
-            writes.append(DeviceWrite(table, places, values))
-            copy[torch.from_numpy(places)] = torch.from_numpy(values)
+            writes.append(DeviceWrite(places, values))
+            wanted[torch.from_numpy(places)] = torch.from_numpy(values)
         publisher.send(writes)
-        assert all(torch.equal(table, copy) for table, copy in zip(tables, wanted, strict=True))
+        assert torch.equal(memory, wanted)
+
+
+def test_nothing_to_write_is_no_copy():
+    publisher = Publisher(torch.zeros(8, dtype=torch.int32))
+    nothing = DeviceWrite(np.zeros(0, np.int64), np.zeros(0, np.int32))
+    with CalledOps() as ops:
+        publisher.send([nothing, nothing])
+    assert ops.called == []
 
 
 def test_only_what_changed_in_the_page_table_travels():
     rows = RowTables(num_groups=2, max_running=2, max_pages=4)
-    device = DevicePageTable(rows, torch.device("cpu"))
-    publisher = Publisher(torch.device("cpu"))
+    memory = torch.zeros(12, dtype=torch.int32)
+    table_RP, publisher = memory.view(3, 4), Publisher(memory)
     first, second = rows.take(), rows.take()
     rows.write(0, first, 0, [7, 8])
     rows.write(0, second, 0, [9])
     rows.write(1, first, 0, [3, 4])  # a window's pages are found through the mapping
-    publisher.send(device.take_writes())
-    assert device.table_RP[[first, second]].tolist() == [[7, 8, 0, 0], [9, 0, 0, 0]]
+    publisher.send([DeviceWrite(*rows.take_changed())])
+    assert table_RP[[first, second]].tolist() == [[7, 8, 0, 0], [9, 0, 0, 0]]
     rows.write(0, first, 2, [5])
-    (write,) = device.take_writes()
-    assert (write.places.tolist(), write.values.tolist()) == ([first * 4 + 2], [5])
+    places, values = rows.take_changed()
+    assert (places.tolist(), values.tolist()) == ([first * 4 + 2], [5])
     rows.give_back(second)
-    publisher.send(device.take_writes())
-    assert device.table_RP[second].tolist() == [0, 0, 0, 0]
-    assert device.take_writes() == []
+    publisher.send([DeviceWrite(*rows.take_changed())])
+    assert table_RP[second].tolist() == [0, 0, 0, 0]
+    assert not len(rows.take_changed()[0])
+
+
+def test_a_new_request_is_one_scatter_into_all_tables():
+    """The page table and the mappings lie in one memory. The second time no view is made."""
+    worker = tiny_worker(page_size=4)
+    for name in ("a", "b"):
+        seq = worker.kv.admit(name, [1] * 9)
+        worker.kv.extend(seq, 9)
+        with CalledOps() as ops:
+            worker.publish()
+    assert ops.called == [torch.ops.aten.index_copy_.default]
+    mapping = worker.kv.allocator.mapping
+    for page in seq.pages:
+        assert worker.pool.device_mappings[0][4 * page] == 4 * mapping.window_page(0, page) > 0
+    np.testing.assert_array_equal(worker.tables.table_RP.numpy(), worker.kv.rows.tables[0])
 
 
 def plain_worker() -> Worker:
@@ -60,7 +83,7 @@ def test_new_pages_are_on_the_device_before_the_step_that_reads_them():
     seq = worker.kv.admit("a", [1] * 9)
     worker.kv.extend(seq, 9)
     worker.publish()
-    np.testing.assert_array_equal(worker.page_table.table_RP.numpy(), worker.kv.rows.tables[0])
+    np.testing.assert_array_equal(worker.tables.table_RP.numpy(), worker.kv.rows.tables[0])
 
 
 def test_a_row_that_was_given_back_is_cleared_with_the_next_pages():
@@ -72,7 +95,7 @@ def test_a_row_that_was_given_back_is_cleared_with_the_next_pages():
     worker.publish()
     worker.kv.abort(gone)
     worker.publish()
-    assert worker.page_table.table_RP[gone.row].any()
+    assert worker.tables.table_RP[gone.row].any()
     worker.kv.extend(other, 5)
     worker.publish()
-    np.testing.assert_array_equal(worker.page_table.table_RP.numpy(), worker.kv.rows.tables[0])
+    np.testing.assert_array_equal(worker.tables.table_RP.numpy(), worker.kv.rows.tables[0])
