@@ -62,11 +62,11 @@ class Shape(Tensor):
     """A tensor without memory that says it is on a device. `meta` is its like on torch's device for shapes."""
 
     meta: Tensor
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, meta: Tensor, device: torch.device) -> Shape:
-        made: Shape = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: Shape = Tensor._make_wrapper_subclass(
             cls, meta.shape, meta.stride(), meta.storage_offset(), dtype=meta.dtype, device=device
         )
         made.meta = meta
