@@ -1,6 +1,7 @@
-"""Prints which kernels a worker launches in its steps and which of them it compiled before: `python launches_ahead.py`.
+"""Prints the kernels that a new worker compiles and those that its steps launch: `python launches_ahead.py CONFIG`.
 
-There is no GPU: the worker is built of shapes, Triton is told that the device is a Hopper one, and launches are noted.
+CONFIG is a model's config.json, as text. There is no GPU: the worker is built of shapes, Triton is told that the device
+is a Hopper one, and launches are noted. With `--compile` the kernels are compiled for Hopper, and nothing is printed.
 Must run without TRITON_INTERPRET: interpreted kernels are not launched through Triton.
 """
 
@@ -50,6 +51,9 @@ class Hopper:
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
 
+    def launcher_cls(self, source: object, metadata: object) -> None:
+        """Nothing is launched."""
+
 
 class NoCopies(staging.HostPort):
     """A port to memory that is not there."""
@@ -59,6 +63,7 @@ class NoCopies(staging.HostPort):
 
 
 def pretend_a_gpu() -> None:
+    """What a worker of CUDA tensors asks of a machine, answered without one."""
     driver.set_active(Hopper())
     torch._C._ensureCUDADeviceGuardSet()
     torch.cuda._lazy_init = lambda: None
@@ -67,10 +72,11 @@ def pretend_a_gpu() -> None:
     build.CudaBackend = lambda device: EagerBackend()
     worker.stopwatches = lambda device, max_rows: HostStopwatch
     for name in ("__getitem__", "__setitem__", "copy_", "contiguous"):
-        setattr(Shape, name, without_driver(vars(torch.Tensor).get(name) or getattr(torch.Tensor, name)))
+        setattr(Shape, name, without_driver(getattr(torch.Tensor, name)))
 
 
 def without_driver(method: Any) -> Any:
+    """A method of tensors whose own way wants a driver."""
     return lambda *args, **kwargs: WithoutDriver().__torch_function__(method, (), args, kwargs)
 
 
@@ -90,16 +96,19 @@ def noting(launched: set[tuple[str, ...]]) -> Iterator[None]:
         JITFunction.run = launch
 
 
-def main(config: dict[str, Any]) -> None:
+def main(config: dict[str, Any], *, compiles: bool) -> None:
     pretend_a_gpu()
     ahead: set[tuple[str, ...]] = set()
     launched: set[tuple[str, ...]] = set()
-    compile_ahead.compiling_ahead = lambda: noting(ahead)
+    if not compiles:
+        compile_ahead.compiling_ahead = lambda: noting(ahead)
     with Rehearsal(GPU), torch.no_grad():
         weights = weight_format(StoredAs.PLAIN, dtype=torch.bfloat16, device=GPU, shard=WHOLE)
         made = build_worker(
             Decoder(spec_from_config(config), weights), WorkerConfig(kv_memory_bytes=1 << 28, limits=LIMITS)
         )
+        if compiles:
+            return
         rehearsal.signature = lambda value: object()  # every op runs, whatever ran before
         with noting(launched):
             for runner in made.usual_runners:
@@ -114,4 +123,4 @@ def main(config: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main(json.loads(sys.argv[1]), compiles="--compile" in sys.argv)
