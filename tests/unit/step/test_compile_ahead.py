@@ -49,7 +49,8 @@ def test_sizes_with_the_same_tiles_are_rehearsed_once():
 
 
 def test_layers_of_one_kind_run_once_and_all_are_back_afterwards():
-    spec = spec_from_config({**MODELS["gemma3"], "num_hidden_layers": 4, "sliding_window_pattern": 2})
+    kinds = ["sliding_attention", "full_attention"]
+    spec = spec_from_config({**MODELS["gemma3"], "num_hidden_layers": 4, "layer_types": 2 * kinds})
     decoder = dummy_decoder(spec, dtype=torch.float32, device=torch.device("cpu"))
     with decoder.one_layer_of_each_kind():
         assert [block.index for block in decoder._stack] == [0, 1]
