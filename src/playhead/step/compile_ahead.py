@@ -38,12 +38,9 @@ def compile_ahead(worker: Worker, compiling: Callable[[], AbstractContextManager
 
 
 def telling_sizes(sizes: Sequence[int]) -> list[int]:
-    """The sizes that differ in what they launch, largest first.
+    """The sizes that differ in what they launch, largest first: (1, 2, 12, 16, 20, 24) gives 24, 16, 2, 1.
 
-    Rules of tiles change at powers of two, so one size between two of them is enough. Triton makes another kernel of
-    a number that 16 divides, so there is one that it does not divide: (1, 2, 12, 20, 24, 32, 48) gives 48, 32, 24, 12,
-    2, 1.
+    Rules of tiles change at powers of two, so one size between two of them is enough. Triton makes another kernel where
+    16 divides a number: small sizes have the one, large sizes the other.
     """
-    by_power = {(size - 1).bit_length(): size for size in sorted(sizes)}
-    undivided = [size for size in sizes if size % 16]
-    return sorted({*by_power.values(), *undivided[-1:]}, reverse=True)
+    return sorted({(size - 1).bit_length(): size for size in sorted(sizes)}.values(), reverse=True)
