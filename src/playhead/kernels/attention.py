@@ -59,7 +59,7 @@ def decode(
 
 @op(
     mutates=("qkv_BX", "out_BY", "k_cache_NSKD", "v_cache_NSKE", "parts", "part_tops_sums", "arrivals"),
-    cuda="triton.decode:launch_write_and_decode",
+    cuda="triton.write_and_decode:launch_write_and_decode",
 )
 def write_and_decode(
     qkv_BX: Tensor, out_BY: Tensor,

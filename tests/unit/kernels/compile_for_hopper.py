@@ -59,6 +59,9 @@ from playhead.kernels.triton import (
 from playhead.kernels.triton import (
     vocabulary as vocabulary_triton,
 )
+from playhead.kernels.triton import (
+    write_and_decode as write_and_decode_triton,
+)
 from playhead.kernels.triton.projection_tiles import HeldTiles, RowTiles, StreamedTiles, split_tiles, tiles_for
 
 POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64"}
@@ -134,7 +137,8 @@ def write_and_decode(num_heads, num_kv_heads, head_dim, window):
     turning = (meta(head_dim), meta(head_dim), meta(4096, head_dim, dtype=torch.float32), indices(32), indices(32))
     qkv, out = meta(32, (num_heads + 2 * num_kv_heads) * head_dim), meta(32, num_heads * head_dim)
     call = (qkv, out, *turning, 1e-6, True, False, *caches, *tables, *scoring, *scratch, 8)
-    return compiled(decode_triton.decode_kernel, lambda: decode_triton.launch_write_and_decode(*call))
+    kernel = write_and_decode_triton.write_and_decode_kernel
+    return compiled(kernel, lambda: write_and_decode_triton.launch_write_and_decode(*call))
 
 
 def decode_rows(num_heads, num_kv_heads, head_dim):

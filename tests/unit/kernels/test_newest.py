@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from playhead.kernels.attention import write_and_decode
-from playhead.kernels.triton import decode as decode_triton
-from playhead.kernels.triton.decode import launch_write_and_decode
+from playhead.kernels.triton import write_and_decode as kernels
+from playhead.kernels.triton.write_and_decode import launch_write_and_decode
 from playhead.testing.mutant import swapped
 
 OUT, K_CACHE, V_CACHE, ARRIVALS = 1, 10, 11, 21
@@ -109,8 +109,8 @@ def test_what_programs_cannot_turn_or_take_long_over_is_turned_by_rope(num_reque
     """A full tile has no row for the key, and heads that are normed together have several programs."""
     called = []
     with (
-        swapped(decode_triton, "launch_qk_rope_write", lambda *call: called.append(call)),
-        swapped(decode_triton, "MOST_TURNING", 4),
+        swapped(kernels, "launch_qk_rope_write", lambda *call: called.append(call)),
+        swapped(kernels, "MOST_KV_HEADS", 4),
     ):
         launch_write_and_decode(*random_call([3] * num_requests, heads, (16, 16, 8), norm=norm))
     assert len(called) == 1

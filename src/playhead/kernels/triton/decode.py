@@ -1,6 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""Triton kernel of `decode` and `write_and_decode`: the keys a request can see are split over programs, and the last to
-finish merges.
+"""Triton kernel of `decode`: the keys a request can see are split over programs, and the last to finish merges.
 
 A program takes one request, one kv head and one split. All query heads of the kv head share each key it loads. Splits
 are cut from the keys in the window, not from the sequence, so a window layer costs the same at any context. Programs
@@ -24,21 +23,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from playhead.kernels.rope import split_heads
 from playhead.kernels.splits import MERGE_ELEMENTS, KeysPerSplit, keys_per_split, splits_per_group
 from playhead.kernels.triton.arrivals import count_in
 from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
-from playhead.kernels.triton.newest import keep_newest, newest_value, turned_heads, turning_of
-from playhead.kernels.triton.rope import launch_qk_rope_write
 from playhead.kernels.triton.scores import LOG2_E, NO_SCORE, attend_block, key_pages, load_rows, row_places
 
 TRIG = tl.constexpr(int(os.environ.get("PH_TRIG", "0")))
 MIN_DOT_ROWS = 16  # what a tensor core instruction takes at least
 MIN_DOT_DEPTH = 16
 MAX_REGISTERS = 168  # of a thread: what three programs of 128 threads on one SM leave each
-MOST_TURNING = 256  # kv heads of all requests: more programs than these take longer over it than rope
-FEW_TURNING = 64  # which leave the device room for programs with more registers
-FEW_REQUESTS = 8  # whose projection is so short that the kernel behind attention may start with it
 MAX_ROWS = 64  # more query heads per kv head than this take more programs, which read the keys again
 
 
@@ -88,7 +81,7 @@ def _store_part(parts, tops_sums, part_M, live_M, top_M, sum_M, acc_ME, E: tl.co
 
 
 @triton.jit
-def _load_block(
+def load_block(
     k_cache, v_cache, page_J, key_J, live_J, k_page, k_slot, v_page, v_slot,
     D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr, SAME_STRIDES: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
@@ -111,7 +104,7 @@ def _attend_blocks(
     for block in tl.range(first, last, BLOCK_J):
         key_J = block + index_J
         live_J = key_J < last
-        k_JD, v_JE = _load_block(
+        k_JD, v_JE = load_block(
             k_cache, v_cache, page_J, key_J, live_J, k_page, k_slot, v_page, v_slot,
             D, E, PAGE_SIZE, SAME_STRIDES, BLOCK_D, BLOCK_E,
         )  # fmt: skip
@@ -164,7 +157,7 @@ def _merge_and_store(
 
 
 @triton.jit
-def _share_of(
+def share_of(
     seq_len, num_keys, split, num_splits, whole_keys, least_keys, few_splits, most_keys, BLOCK_J: tl.constexpr
 ):
     """Which keys a split takes, [first, last), and how many splits take any: `KeysPerSplit` of `splits.py`.
@@ -180,7 +173,7 @@ def _share_of(
 
 
 @triton.jit
-def _attend_share(
+def attend_share(
     q_MD, top_M, sum_M, acc_ME, out_row, k_cache, v_cache, table_row, page_J, parts, tops_sums, arrivals,
     scale, softcap, first, last, heads, request, split, num_live, num_splits, group_size,
     out_head, k_page, k_slot, v_page, v_slot,
@@ -222,7 +215,7 @@ def _queries(
 
 
 @triton.jit
-def _start_of_softmax(
+def start_of_softmax(
     sinks, heads, split, G: tl.constexpr, NUM_M_BLOCKS: tl.constexpr, HAS_SINKS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
@@ -238,28 +231,22 @@ def _start_of_softmax(
 
 
 # They differ by batch size, and one binary must serve all.
-@triton.jit(
-    do_not_specialize=["num_splits", "group_size", "whole_keys", "least_keys", "few_splits", "most_keys"],
-)
+SAME_BINARY = ["num_splits", "group_size", "whole_keys", "least_keys", "few_splits", "most_keys"]
+
+
+@triton.jit(do_not_specialize=SAME_BINARY)
 def decode_kernel(
     q, out, k_cache, v_cache, page_table, rows, seq_lens, query_starts, query_lens, sinks, parts, tops_sums, arrivals,
-    q_weight, k_weight, angles, positions, locs, eps,
     scale, softcap, num_splits, group_size, whole_keys, least_keys, few_splits, most_keys,
     q_token, q_head, out_token, out_head, k_page, k_slot, k_head, v_page, v_slot, v_head, table_stride,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr,
     SAME_STRIDES: tl.constexpr, WINDOW: tl.constexpr, NUM_M_BLOCKS: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_QUERIES: tl.constexpr,
-    TURNS: tl.constexpr, F: tl.constexpr, STEP: tl.constexpr, HAS_NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_X: tl.constexpr,
-    BLOCK_H: tl.constexpr, STARTS_EARLY: tl.constexpr, DEPENDENT: tl.constexpr,
+    BLOCK_H: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """A decode step, whose query b is request b's; or the requests that have one query, of a step with queries.
-
-    With TURNS `q` is the packed projection, and the newest key is not in memory yet: what is there can be loaded while
-    the projection runs. With STARTS_EARLY the next kernel may load its weights meanwhile.
-    """
-    if STARTS_EARLY:
-        let_downstream_start(DEPENDENT)
+    """A decode step, whose query b is request b's; or the requests that have one query, of a step with queries."""
+    let_downstream_start(DEPENDENT)
     heads = tl.program_id(0)  # a block of BLOCK_M query heads of one kv head
     request = tl.program_id(1)
     split = tl.program_id(2)  # the slowest: splits without keys come last, and keep no others waiting
@@ -267,11 +254,7 @@ def decode_kernel(
     seq_len = tl.load(seq_lens + request, volatile=True)  # both at once, as the query below
     row = tl.load(rows + request, volatile=True).to(tl.int64)
     num_keys = tl.minimum(seq_len, WINDOW) if WINDOW > 0 else seq_len
-    if TURNS:
-        position = tl.load(positions + request, volatile=True)
-        loc = tl.load(locs + request, volatile=True)
-        seq_len, num_keys = seq_len - 1, num_keys - 1
-    first, last, num_live = _share_of(
+    first, last, num_live = share_of(
         seq_len, num_keys, split, num_splits, whole_keys, least_keys, few_splits, most_keys, BLOCK_J
     )
     token = request.to(tl.int64)
@@ -281,44 +264,13 @@ def decode_kernel(
     table_row = page_table + row * table_stride
     key_J = first + tl.arange(0, BLOCK_J)
     page_J = key_pages(table_row, key_J, key_J < last, PAGE_SIZE)
-    k_cache += kv_head * k_head
-    v_cache += kv_head * v_head
-    if TURNS:
-        live_J = key_J < last
-        k_JD, v_JE = _load_block(
-            k_cache, v_cache, page_J, key_J, live_J, k_page, k_slot, v_page, v_slot,
-            D, E, PAGE_SIZE, SAME_STRIDES, BLOCK_D, BLOCK_E,
-        )  # fmt: skip
-        first += BLOCK_J
-        page_J = key_pages(table_row, key_J + BLOCK_J, key_J + BLOCK_J < last, PAGE_SIZE)
-        partner_D, cos_D, sin_D, q_own_D, q_other_D, k_own_D, k_other_D = turning_of(
-            q_weight, k_weight, angles, position, D, F, STEP, HAS_NORM, BLOCK_D
-        )
     after_upstream(DEPENDENT)
-    if not STARTS_EARLY:
-        let_downstream_start(DEPENDENT)
     if split < num_live:
-        q_row = q + token * q_token
-        top_M, sum_M, acc_ME = _start_of_softmax(sinks, heads, split, G, NUM_M_BLOCKS, HAS_SINKS, BLOCK_M, BLOCK_E)
-        if TURNS:
-            is_last = split == num_live - 1
-            new_v_E = newest_value(q_row + (H + H // G) * D + heads * E, is_last, E, BLOCK_E)
-            q_MD = turned_heads(
-                q_row, heads, partner_D, cos_D, sin_D, q_own_D, q_other_D, k_own_D, k_other_D, eps,
-                H, G, D, F, HAS_NORM, UNIT_OFFSET, BLOCK_M, BLOCK_D,
-            )  # fmt: skip
-            if is_last:
-                top_M, sum_M, acc_ME = keep_newest(
-                    q_MD, new_v_E, k_cache, v_cache, loc, top_M, sum_M, acc_ME, scale, softcap,
-                    k_page, k_slot, v_page, v_slot, G, D, E, PAGE_SIZE, HAS_SOFTCAP, BLOCK_M, BLOCK_D, BLOCK_E,
-                )  # fmt: skip
-            top_M, sum_M, acc_ME = attend_block(
-                q_MD, k_JD, v_JE, live_J[None, :], top_M, sum_M, acc_ME, scale, softcap, HAS_SOFTCAP, True
-            )
-        else:
-            q_MD = _queries(q_row, q_head, heads, G, D, NUM_M_BLOCKS, BLOCK_M, BLOCK_D)
-        _attend_share(
-            q_MD, top_M, sum_M, acc_ME, out + token * out_token, k_cache, v_cache, table_row, page_J,
+        q_MD = _queries(q + token * q_token, q_head, heads, G, D, NUM_M_BLOCKS, BLOCK_M, BLOCK_D)
+        top_M, sum_M, acc_ME = start_of_softmax(sinks, heads, split, G, NUM_M_BLOCKS, HAS_SINKS, BLOCK_M, BLOCK_E)
+        attend_share(
+            q_MD, top_M, sum_M, acc_ME, out + token * out_token,
+            k_cache + kv_head * k_head, v_cache + kv_head * v_head, table_row, page_J,
             parts, tops_sums, arrivals, scale, softcap, first, last, heads, request, split, num_live,
             num_splits, group_size, out_head, k_page, k_slot, v_page, v_slot,
             H, G, D, E, PAGE_SIZE, SAME_STRIDES, NUM_M_BLOCKS, HAS_SOFTCAP,
@@ -357,57 +309,47 @@ class Cut:
 AS_MEASURED = Cut()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class NewTokens:
-    """What the kernel does to the newest tokens. `tensors` are the norms' weights, the table of rotations, positions
-    and locations.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What launches over the same memory share: `numbers` from `num_splits` on, `strides` from `k_page` on."""
 
-    tensors: tuple[Tensor | None, ...]
-    eps: float = 0.0
-    unit_offset: bool = False
-    interleaved: bool = False
+    grid: tuple[int, int, int]
+    numbers: tuple[int, ...]
+    strides: tuple[int, ...]
+    options: dict[str, Any]
 
-    @property
-    def constants(self) -> dict[str, Any]:
-        q_weight_W, _, table_PR, _, locs_B = self.tensors
-        return {
-            "TURNS": locs_B is not None,
-            "F": 0 if table_PR is None else table_PR.shape[1] // 2,
-            "STEP": 2 if self.interleaved else 1,
-            "HAS_NORM": q_weight_W is not None,
-            "UNIT_OFFSET": self.unit_offset,
-        }
+    @classmethod
+    def of(
+        cls, k_cache_NSKD: Tensor, v_cache_NSKE: Tensor, page_table_RP: Tensor, rows_B: Tensor, *,
+        num_heads: int, num_splits: int, window: int | None, cut: Cut,
+    ) -> Launch:  # fmt: skip
+        (num_kv_heads, head_dim), v_head_dim = k_cache_NSKD.shape[2:], v_cache_NSKE.shape[3]
+        num_requests, group = rows_B.shape[0], num_heads // num_kv_heads
+        tiles = cut.tiles or decode_tiles(head_dim, v_head_dim)
+        block_m = rows_of_dot(group)
+        num_m_blocks = triton.cdiv(group, block_m)
+        block_h = min(triton.next_power_of_2(group), block_m)
+        block_e = max(triton.next_power_of_2(v_head_dim), MIN_DOT_DEPTH)
+        k_strides, v_strides = k_cache_NSKD.stride()[:3], v_cache_NSKE.stride()[:3]
+        keys = cut.keys or keys_per_split(num_requests * num_kv_heads, tiles.block_j, group * v_head_dim)
+        return cls(
+            grid=(num_kv_heads * num_m_blocks, num_requests, num_splits),
+            numbers=(num_splits, cut.group_size or splits_per_group(num_splits, group * v_head_dim), *keys),
+            strides=(*k_strides, *v_strides, page_table_RP.stride(0)),
+            options={
+                "H": num_heads, "G": group, "D": head_dim, "E": v_head_dim, "PAGE_SIZE": k_cache_NSKD.shape[1],
+                "SAME_STRIDES": k_strides == v_strides, "WINDOW": window or 0, "NUM_M_BLOCKS": num_m_blocks,
+                "BLOCK_M": block_m, "BLOCK_D": max(triton.next_power_of_2(head_dim), MIN_DOT_DEPTH),
+                "BLOCK_E": block_e, "BLOCK_J": tiles.block_j, "BLOCK_H": block_h,
+                "BLOCK_X": max(MERGE_ELEMENTS // (block_h * block_e), 1),
+                "num_warps": tiles.num_warps, "num_stages": tiles.num_stages,
+            },
+        )  # fmt: skip
 
 
-IN_MEMORY = NewTokens(tensors=(None,) * 5)
-"""Their keys and values are there: rope has turned and written them."""
-
-
-def launch_write_and_decode(*call: Any, cut: Cut = AS_MEASURED) -> None:
-    qkv_BX, out_BY, *rest = call
-    q_weight_W, k_weight_W, table_PR, positions_B, locs_B, eps, unit_offset, interleaved, *memory = rest
-    k_cache_NSKD, v_cache_NSKE = memory[:2]
-    (num_kv_heads, head_dim), v_head_dim = k_cache_NSKD.shape[2:], v_cache_NSKE.shape[3]
-    num_heads = out_BY.shape[1] // v_head_dim
-    group = num_heads // num_kv_heads
-    is_normed_together = q_weight_W is not None and q_weight_W.numel() != head_dim
-    num_programs = qkv_BX.shape[0] * num_kv_heads
-    if is_normed_together or group + 1 > rows_of_dot(group) or num_programs > MOST_TURNING:
-        # No program has all that is normed together, or its tile has no row left for the key, or rope is as fast.
-        heads = split_heads(qkv_BX, num_kv_heads, head_dim, v_head_dim)
-        turning = (q_weight_W, k_weight_W, table_PR, positions_B)
-        launch_qk_rope_write(*heads, *turning, *memory[:2], locs_B, eps, unit_offset, interleaved)
-        launch_decode(heads[0], out_BY.view(-1, num_heads, v_head_dim), *memory, cut=cut)
-        return
-    new = NewTokens(
-        tensors=(q_weight_W, k_weight_W, table_PR, positions_B, locs_B),
-        eps=eps,
-        unit_offset=unit_offset,
-        interleaved=interleaved,
-    )
-    strides = (qkv_BX.stride(0), head_dim, out_BY.stride(0), v_head_dim)
-    _launch(qkv_BX, out_BY, num_heads, strides, *memory, None, None, new=new, cut=cut)
+def rows_of_dot(group: int) -> int:
+    """Rows of a tile for the query heads of one kv head."""
+    return int(min(max(triton.next_power_of_2(group), MIN_DOT_ROWS), MAX_ROWS))
 
 
 def launch_decode(*call: Any, cut: Cut = AS_MEASURED) -> None:
@@ -416,44 +358,13 @@ def launch_decode(*call: Any, cut: Cut = AS_MEASURED) -> None:
 
 def launch_decode_rows(*call: Any, cut: Cut = AS_MEASURED) -> None:
     """`launch_decode` for the requests of a step over tokens that have one query: where queries are comes last."""
-    q_THD, out_THE, *rest = call
-    _launch(q_THD, out_THE, q_THD.shape[1], (*q_THD.stride()[:2], *out_THE.stride()[:2]), *rest, new=IN_MEMORY, cut=cut)
-
-
-def rows_of_dot(group: int) -> int:
-    """Rows of a tile for the query heads of one kv head."""
-    return int(min(max(triton.next_power_of_2(group), MIN_DOT_ROWS), MAX_ROWS))
-
-
-def _launch(
-    q: Tensor, out: Tensor, num_heads: int, strides: tuple[int, ...], *rest: Any, new: NewTokens, cut: Cut
-) -> None:
-    """`strides` are those of tokens and heads, of q and of out."""
-    *memory, sinks_H, scale, window, softcap, parts, part_tops_sums, arrivals, num_splits, starts_B, lens_B = rest
-    k_cache_NSKD, v_cache_NSKE, page_table_RP, rows_B, _ = memory
-    (num_kv_heads, head_dim), v_head_dim = k_cache_NSKD.shape[2:], v_cache_NSKE.shape[3]
-    num_requests, group = rows_B.shape[0], num_heads // num_kv_heads
-    tiles = cut.tiles or decode_tiles(head_dim, v_head_dim)
-    block_m = rows_of_dot(group)
-    num_m_blocks = triton.cdiv(group, block_m)
-    block_h = min(triton.next_power_of_2(group), block_m)
-    block_e = max(triton.next_power_of_2(v_head_dim), MIN_DOT_DEPTH)
-    k_strides, v_strides = k_cache_NSKD.stride()[:3], v_cache_NSKE.stride()[:3]
-    num_programs = num_requests * num_kv_heads
-    keys = cut.keys or keys_per_split(num_programs, tiles.block_j, group * v_head_dim)
-    turns = new is not IN_MEMORY
-    decode_kernel[num_kv_heads * num_m_blocks, num_requests, num_splits](
-        q, out, *memory, starts_B, lens_B, sinks_H, parts, part_tops_sums, arrivals, *new.tensors, new.eps,
-        scale, 0.0 if softcap is None else softcap,
-        num_splits, cut.group_size or splits_per_group(num_splits, group * v_head_dim), *keys,
-        *strides, *k_strides, *v_strides, page_table_RP.stride(0),
-        H=num_heads, G=group, D=head_dim, E=v_head_dim, PAGE_SIZE=k_cache_NSKD.shape[1],
-        SAME_STRIDES=k_strides == v_strides, WINDOW=window or 0, NUM_M_BLOCKS=num_m_blocks,
+    q_THD, out_THE, *memory, seq_lens_B, sinks_H, scale, window, softcap = call[:-6]
+    *scratch, num_splits, starts_B, lens_B = call[-6:]
+    launch = Launch.of(*memory, num_heads=q_THD.shape[1], num_splits=num_splits, window=window, cut=cut)
+    decode_kernel[launch.grid](
+        q_THD, out_THE, *memory, seq_lens_B, starts_B, lens_B, sinks_H, *scratch,
+        scale, 0.0 if softcap is None else softcap, *launch.numbers,
+        *q_THD.stride()[:2], *out_THE.stride()[:2], *launch.strides,
         HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks_H is not None, HAS_QUERIES=lens_B is not None,
-        **new.constants,
-        BLOCK_M=block_m, BLOCK_D=max(triton.next_power_of_2(head_dim), MIN_DOT_DEPTH), BLOCK_E=block_e,
-        BLOCK_J=tiles.block_j, BLOCK_X=max(MERGE_ELEMENTS // (block_h * block_e), 1), BLOCK_H=block_h,
-        STARTS_EARLY=not turns or num_requests <= FEW_REQUESTS,
-        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
-        maxnreg=255 if turns and num_programs <= FEW_TURNING else MAX_REGISTERS, **dependent(q),
+        **launch.options, maxnreg=MAX_REGISTERS, **dependent(q_THD),
     )  # fmt: skip
