@@ -143,3 +143,29 @@ def test_nobody_gives_way_for_ever():
             run_step(made)
     assert patient.finish_reason is FinishReason.LENGTH
     assert 1 < patient.num_preemptions <= MAX_PREEMPTIONS
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "num_new", "num_places"),
+    [(8, 9, 16), (6, 9, 8), (8, 1, 8)],
+    ids=["no place for its next token", "a place is left", "no next token"],
+)
+def test_a_newcomer_that_will_decode_gets_places_ahead(num_prompt, num_new, num_places):
+    """With pages of 4 a prompt of 8 and 8 tokens to come take 4 pages at once, so that later steps change no table."""
+    plan, kv = scheduler(num_pages=200)
+    plan.add(request("a", num_prompt, num_new=num_new))
+    plan.plan()
+    assert kv.num_places(kv.sequences["a"]) == num_places
+
+
+def test_a_batch_gets_places_ahead_beside_a_newcomer_that_needs_none():
+    made = scheduler(num_pages=200)
+    plan, kv = made
+    plan.add(request("a", 6, arrival=1, num_new=40))
+    run_step(made)
+    run_step(made)
+    plan.add(request("b", 3, arrival=2))
+    planned = plan.plan()
+    assert [chunk.end for chunk in planned] == [8, 3]
+    assert kv.num_places(kv.sequences["a"]) > 8
+    assert kv.num_places(kv.sequences["b"]) == 12  # reserved with the batch: 3 tokens and 7 to come
