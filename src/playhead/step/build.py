@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pkgutil
+
 import torch
 
 from playhead.attention.base import AttentionBackend, LayerAttention
@@ -30,6 +32,7 @@ from playhead.kv.swa_pool import create_kv_pool
 from playhead.layers.linear import order_sums
 from playhead.models.decoder import Decoder
 from playhead.sampling_params import SamplingKind
+from playhead.step.compile_ahead import compile_ahead
 from playhead.step.forward import Forward, ModelStep, kv_geometry, layer_attentions
 from playhead.step.inputs import OVER_TOKENS, SAMPLING
 from playhead.step.masks import MaskedSteps, masks_slot
@@ -48,7 +51,10 @@ from playhead.types import Mode
 
 
 def build_worker(decoder: Decoder, config: WorkerConfig) -> Worker:
-    """A worker for this model. KV memory is taken now; graphs are captured when they are first wanted."""
+    """A worker for this model. KV memory is taken now; graphs are captured when they are first wanted.
+
+    On a GPU the kernels of its steps are compiled now, all at a time.
+    """
     limits, device = config.limits, decoder.embedding_VM.device
     geometry = kv_geometry(decoder.spec, page_size=config.page_size, dtype=decoder.dtype)
     plan = plan_kv(num_bytes=config.kv_memory_bytes, geometry=geometry, limits=limits)
@@ -72,7 +78,7 @@ def build_worker(decoder: Decoder, config: WorkerConfig) -> Worker:
     def make_masked() -> MaskedSteps:
         return runners.masked(decode)
 
-    return Worker(
+    worker = Worker(
         config=config,
         device=device,
         kv=kv,
@@ -86,6 +92,9 @@ def build_worker(decoder: Decoder, config: WorkerConfig) -> Worker:
         make_decoder=make_decoder,
         make_masked=make_masked,
     )
+    if device.type == "cuda":
+        compile_ahead(worker, pkgutil.resolve_name("playhead.kernels.triton.compile_ahead:compiling_ahead"))
+    return worker
 
 
 def prepare_sums(

@@ -1,0 +1,46 @@
+"""Compiles the kernels of all usual steps at once, before the first step would compile them one after the other."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+
+from playhead.graph.breaks import InlineScope
+from playhead.kernels.rehearsal import Rehearsal
+from playhead.logs import event
+from playhead.step.worker import Worker
+
+LOG = logging.getLogger(__name__)
+
+
+def compile_ahead(worker: Worker, compiling: Callable[[], AbstractContextManager[None]]) -> None:
+    """Have `compiling` compile what steps of prefill, greedy and drawing decode will launch.
+
+    Steps are rehearsed in the sizes that are captured, with one layer of each kind. A kernel that no rehearsal launches
+    is compiled when a step first launches it. So is everything if a step cannot be rehearsed.
+    """
+    rehearsal = Rehearsal(worker.device)
+    try:
+        with compiling(), worker.model.decoder.one_layer_of_each_kind():
+            for runner in worker.usual_runners:
+                for size in telling_sizes(runner.dispatcher.buckets):
+                    # Views and plans are kept for the steps to come, so they are made of real tensors.
+                    ctx = runner.placeholder_context(size)
+                    live = runner.step.plan(runner.step.placeholder(ctx), ctx, runner.views(ctx))
+                    inputs = runner.graph_inputs(ctx)
+                    with rehearsal, torch.no_grad():
+                        runner.step.fn(inputs, InlineScope(live))
+    except RuntimeError as error:  # torch cannot tell the shape of some op's result
+        event(LOG, logging.WARNING, "kernels are compiled one by one", reason=str(error))
+
+
+def telling_sizes(sizes: Sequence[int]) -> list[int]:
+    """The sizes that differ in what they launch, largest first: (1, 2, 12, 16, 20, 24) gives 24, 16, 2, 1.
+
+    Rules of tiles change at powers of two, so one size between two of them is enough. Triton makes another kernel where
+    16 divides a number: small sizes have the one, large sizes the other.
+    """
+    return sorted({(size - 1).bit_length(): size for size in sorted(sizes)}.values(), reverse=True)

@@ -1,0 +1,71 @@
+"""Before its first step a worker has compiled what its steps will launch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from playhead.graph.shapes import bucket_sizes
+from playhead.models.build import spec_from_config
+from playhead.models.checkpoint.dummy import dummy_decoder
+from playhead.step.compile_ahead import compile_ahead, telling_sizes
+from playhead.testing.tiny_worker import tiny_worker
+from tests.unit.step.test_steps_on_a_gpu import MODELS
+
+pytest.importorskip("triton")
+
+GEMMA = Path(__file__).resolve().parents[3] / "bench" / "models" / "gemma3-1b" / "config.json"
+
+
+def output_of(script, *arguments):
+    """What a script prints in a process of its own: this one may have interpreted kernels."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    command = [sys.executable, str(script), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("model", "options"), [("gemma3-1b", []), ("gpt_oss", ["--rank"]), ("cohere2", ["--batch-invariant"])]
+)
+def test_every_kernel_of_a_step_of_any_captured_size_was_compiled_before(model, options):
+    config = MODELS.get(model) or {**json.loads(GEMMA.read_text()), "num_hidden_layers": 4, "sliding_window_pattern": 2}
+    found = output_of(Path(__file__).with_name("launches_ahead.py"), json.dumps(config), *options)
+    assert len(found["launched"]) > 15
+    assert found["ahead"] == found["launched"]
+
+
+def test_sizes_with_the_same_tiles_are_rehearsed_once():
+    assert telling_sizes((1, 2, 12, 16, 20, 24)) == [24, 16, 2, 1]
+    assert telling_sizes(()) == []
+    assert len(telling_sizes(bucket_sizes(8448))) == 15
+
+
+def test_layers_of_one_kind_run_once_and_all_are_back_afterwards():
+    kinds = ["sliding_attention", "full_attention"]
+    spec = spec_from_config({**MODELS["gemma3"], "num_hidden_layers": 4, "layer_types": 2 * kinds})
+    decoder = dummy_decoder(spec, dtype=torch.float32, device=torch.device("cpu"))
+    with decoder.one_layer_of_each_kind():
+        assert [block.index for block in decoder._stack] == [0, 1]
+    assert [block.index for block in decoder._stack] == [0, 1, 2, 3]
+
+
+def test_a_step_that_cannot_be_rehearsed_is_told_about_and_nothing_else_happens(caplog):
+    @contextmanager
+    def compiling():
+        raise RuntimeError("no shape of this op is known")
+        yield
+
+    worker = tiny_worker()
+    compile_ahead(worker, compiling)
+    assert "no shape of this op is known" in caplog.text
+    assert not any(runner.captured for runner in worker.runners)
