@@ -83,6 +83,8 @@ class Shape(Tensor):
 
 def signature(value: Any) -> Any:
     """What of an argument can decide which kernels are launched."""
+    if isinstance(value, list):
+        return tuple(map(signature, value))
     if not isinstance(value, Tensor):
         return value
     return value.dtype, value.shape, value.stride(), value.data_ptr() % 16

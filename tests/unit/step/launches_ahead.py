@@ -2,6 +2,7 @@
 
 CONFIG is a model's config.json, as text. There is no GPU: the worker is built of shapes, Triton is told that the device
 is a Hopper one, and launches are noted. With `--compile` the kernels are compiled for Hopper, and nothing is printed.
+With `--batch-invariant` sums have fixed orders; with `--rank` the worker is the second of two ranks.
 Must run without TRITON_INTERPRET: interpreted kernels are not launched through Triton.
 """
 
@@ -26,7 +27,7 @@ from playhead.kernels.rehearsal import Rehearsal, Shape
 from playhead.kernels.triton import compile_ahead
 from playhead.kv.plan import KVLimits
 from playhead.layers.parallel import weight_format
-from playhead.layers.shard import WHOLE
+from playhead.layers.shard import WHOLE, Shard
 from playhead.models.build import spec_from_config
 from playhead.models.decoder import Decoder
 from playhead.models.spec import StoredAs
@@ -35,6 +36,7 @@ from playhead.step import build, worker
 from playhead.step.build import build_worker
 from playhead.step.worker import HostStopwatch, WorkerConfig
 from playhead.testing.gpu_tensors import GPU, WithoutDriver
+from playhead.types import TPMode
 
 LIMITS = KVLimits(max_context_tokens=1024, max_running=160, chunk_tokens=900)
 
@@ -96,17 +98,18 @@ def noting(launched: set[tuple[str, ...]]) -> Iterator[None]:
         JITFunction.run = launch
 
 
-def main(config: dict[str, Any], *, compiles: bool) -> None:
+def main(config: dict[str, Any], options: list[str]) -> None:
     pretend_a_gpu()
     ahead: set[tuple[str, ...]] = set()
     launched: set[tuple[str, ...]] = set()
+    compiles = "--compile" in options
+    shard = Shard(rank=1, num_ranks=2, mode=TPMode.FAST, is_grouped=True) if "--rank" in options else WHOLE
+    worker_config = WorkerConfig(kv_memory_bytes=1 << 28, limits=LIMITS, batch_invariant="--batch-invariant" in options)
     if not compiles:
         compile_ahead.compiling_ahead = lambda: noting(ahead)
     with Rehearsal(GPU), torch.no_grad():
-        weights = weight_format(StoredAs.PLAIN, dtype=torch.bfloat16, device=GPU, shard=WHOLE)
-        made = build_worker(
-            Decoder(spec_from_config(config), weights), WorkerConfig(kv_memory_bytes=1 << 28, limits=LIMITS)
-        )
+        weights = weight_format(StoredAs.PLAIN, dtype=torch.bfloat16, device=GPU, shard=shard)
+        made = build_worker(Decoder(spec_from_config(config), weights), worker_config)
         if compiles:
             return
         rehearsal.signature = lambda value: object()  # every op runs, whatever ran before
@@ -123,4 +126,4 @@ def main(config: dict[str, Any], *, compiles: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]), compiles="--compile" in sys.argv)
+    main(json.loads(sys.argv[1]), sys.argv[2:])
