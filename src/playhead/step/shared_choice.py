@@ -56,6 +56,11 @@ class SharedChoice(Choice):
         first_rank_tells_(sampled.tokens_N)
         return sampled
 
+    def sample_at_once(
+        self, decoder: Decoder, h_NM: torch.Tensor, inputs: SamplerInputs, kind: SamplingKind
+    ) -> SampledTokens | None:
+        return None  # the ranks' keys are of logits
+
     def all_logits(self, logits_NV: torch.Tensor) -> torch.Tensor:
         all_NV = self._logits_RV[: len(logits_NV)]
         gather_columns(all_NV, logits_NV, self._share, 1)
