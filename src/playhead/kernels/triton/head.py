@@ -120,6 +120,36 @@ def _best_key_in_parts(
 
 
 @triton.jit
+def _product(
+    x, weight, tile, token_R, live_R, x_row, num_ids, K,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    EVEN: tl.constexpr, ID_AXIS: tl.constexpr, BY_TMA: tl.constexpr,
+):  # fmt: skip
+    """A tile of sums. With EVEN all blocks of inputs are whole; with BY_TMA the copy engine fetches them."""
+    BLOCK_R: tl.constexpr = token_R.shape[0]
+    id_N = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    k_K = tl.arange(0, BLOCK_K)
+    sums = tl.zeros([BLOCK_R, BLOCK_N] if ID_AXIS == 1 else [BLOCK_N, BLOCK_R], tl.float32)
+    for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+        if BY_TMA:
+            weight_NK = weight.load([tile * BLOCK_N, k])
+            x_RK = x.load([tl.program_id(1) * BLOCK_R, k])
+        else:
+            mask_NK, mask_RK = (id_N < num_ids)[:, None], live_R[:, None]
+            if not EVEN:
+                live_K = k_K + k < K
+                mask_NK, mask_RK = mask_NK & live_K[None, :], mask_RK & live_K[None, :]
+            place_NK = id_N[:, None].to(tl.int64) * K + (k + k_K)[None, :]
+            weight_NK = tl.load(weight + place_NK, mask=mask_NK, other=0.0)
+            x_RK = tl.load(x + token_R[:, None] * x_row + (k + k_K)[None, :], mask=mask_RK, other=0.0)
+        if ID_AXIS == 1:
+            sums = tl.dot(x_RK, weight_NK.T, sums, input_precision="ieee")
+        else:
+            sums = tl.dot(weight_NK, x_RK.T, sums, input_precision="ieee")
+    return sums
+
+
+@triton.jit
 def _store_tokens(tokens, best, arrival, token_R, live_R, num_programs):
     """Tokens of the best keys, by the program that finishes last."""
     if count_in(arrival, num_programs):
@@ -136,12 +166,11 @@ def head_kernel(
     BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, PARTS: tl.constexpr,
     EVEN: tl.constexpr, ID_AXIS: tl.constexpr, BY_TMA: tl.constexpr, PERSISTS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_R rows times every num_programs(0)-th tile of BLOCK_N ids. With EVEN all blocks of inputs are whole."""
+    """BLOCK_R rows times every num_programs(0)-th tile of BLOCK_N ids. With PERSISTS these are several."""
     tl.assume(K > 0)
     after_upstream(DEPENDENT)
     token_R = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
     live_R = token_R < num_rows
-    k_K = tl.arange(0, BLOCK_K)
     dtype = weight.dtype if BY_TMA else weight.dtype.element_ty
     temperature_R = tl.full([BLOCK_R], 1.0, tl.float32)
     draws_R = live_R
@@ -157,25 +186,9 @@ def head_kernel(
         tl.program_id(0), tl.cdiv(num_ids, BLOCK_N), tl.num_programs(0), flatten=PERSISTS,
         num_stages=STAGES if PERSISTS else None,
     ):  # fmt: skip
-        id_N = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-        live_N = id_N < num_ids
-        sums = tl.zeros([BLOCK_R, BLOCK_N] if ID_AXIS == 1 else [BLOCK_N, BLOCK_R], tl.float32)
-        for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-            if BY_TMA:
-                weight_NK = weight.load([tile * BLOCK_N, k])
-                x_RK = x.load([tl.program_id(1) * BLOCK_R, k])
-            else:
-                mask_NK, mask_RK = live_N[:, None], live_R[:, None]
-                if not EVEN:
-                    live_K = k_K + k < K
-                    mask_NK, mask_RK = mask_NK & live_K[None, :], mask_RK & live_K[None, :]
-                place_NK = id_N[:, None].to(tl.int64) * K + (k + k_K)[None, :]
-                weight_NK = tl.load(weight + place_NK, mask=mask_NK, other=0.0)
-                x_RK = tl.load(x + token_R[:, None] * x_row + (k + k_K)[None, :], mask=mask_RK, other=0.0)
-            if ID_AXIS == 1:
-                sums = tl.dot(x_RK, weight_NK.T, sums, input_precision="ieee")
-            else:
-                sums = tl.dot(weight_NK, x_RK.T, sums, input_precision="ieee")
+        sums = _product(
+            x, weight, tile, token_R, live_R, x_row, num_ids, K, BLOCK_N, BLOCK_K, STAGES, EVEN, ID_AXIS, BY_TMA
+        )
         score = sums.to(dtype).to(tl.float32)  # as the BLAS library stores a product
         if SCALES:
             score *= scale
@@ -189,8 +202,9 @@ def head_kernel(
             )
             tl.atomic_max(best + token_R, key_R, mask=live_R & (key_R > seen_R), sem="relaxed")
         else:
-            place = tl.expand_dims(token_R.to(tl.int64) * logits_row, ID_AXIS) + tl.expand_dims(id_N, 1 - ID_AXIS)
-            live = tl.expand_dims(live_R, ID_AXIS) & tl.expand_dims(live_N, 1 - ID_AXIS)
+            id_ = tl.expand_dims(tile * BLOCK_N + tl.arange(0, BLOCK_N), 1 - ID_AXIS)
+            place = tl.expand_dims(token_R.to(tl.int64) * logits_row, ID_AXIS) + id_
+            live = tl.expand_dims(live_R, ID_AXIS) & (id_ < num_ids)
             tl.store(logits + place, score.to(logits.dtype.element_ty), mask=live)
     let_downstream_start(DEPENDENT)
     if CHOOSES:
