@@ -122,6 +122,12 @@ def usage(binary) -> tuple[int, int]:
     return int(registers), int(stack)
 
 
+def volatile_loads(binary) -> list[int]:
+    """How many numbers each load has of memory that other programs write meanwhile."""
+    shapes = re.findall(r"tt\.load .*isVolatile.* : tensor<((?:\d+x)+)!", binary.asm["ttgir"])
+    return [math.prod(int(size) for size in shape.split("x") if size) for shape in shapes]
+
+
 def decode(num_heads, num_kv_heads, head_dim, page_size, window):
     scratch = (meta(64, dtype=torch.float32), meta(64, dtype=torch.float32), indices(64))
     caches = [meta(64, page_size, num_kv_heads, head_dim) for _ in "kv"]
@@ -373,6 +379,7 @@ def main() -> None:
         binary, options = build()
         registers, stack_bytes = usage(binary)
         row = {"name": name, "registers": registers, "stack_bytes": stack_bytes}
+        row |= {"volatile_loads": volatile_loads(binary)}
         row |= {"shared_bytes": binary.metadata.shared, "num_warps": options.get("num_warps", 4)}
         print(json.dumps(row), flush=True)
 

@@ -8,10 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from playhead.kernels.head import NO_CAP, head_logits, head_scratch, head_tokens
 from playhead.kernels.tokens import choose_scratch, choose_tokens
-from playhead.kernels.triton.head import launch_head
+from playhead.kernels.triton.choose import gumbel
+from playhead.kernels.triton.head import launch_head, most_noise
 from playhead.kernels.triton.head_tiles import HeadTiles, head_tiles
 
 GREEDY_BELOW = 1e-5
@@ -139,6 +142,25 @@ def test_nan_is_never_better_and_infinity_is_taken_at_its_word(tiles, draws):
     found = tokens_of(tiles, h, weight, numbers, draws=draws)
     assert found[2] == 20
     assert 3 not in found
+
+
+@triton.jit
+def noises_kernel(most, noise, bits, BLOCK: tl.constexpr):
+    place = tl.arange(0, BLOCK)
+    bits = tl.load(bits + place).to(tl.uint64)
+    most_, noise_ = most_noise(bits), gumbel(bits)
+    tl.store(most + place, most_)
+    tl.store(noise + place, noise_)
+
+
+def test_no_noise_is_more_than_the_most_that_is_expected_of_its_bits():
+    """A draw is made of the scores alone that could win with the most noise. It is close, or most scores could."""
+    bits = torch.randint(-(2**63), 2**63 - 1, (4096,), generator=torch.Generator().manual_seed(0))
+    bits[:129] = torch.cat([torch.tensor([0, -1]), 2 ** torch.arange(63), -(2 ** torch.arange(63)), torch.tensor([7])])
+    most, noise = torch.empty(4096), torch.empty(4096)
+    noises_kernel[(1,)](most, noise, bits, 4096)
+    assert bool((most > noise).all())
+    assert bool((most - noise)[(noise > 2) & (bits >> 32 != 0)].max() < 0.2)
 
 
 def test_rules_take_large_heads_of_few_rows():

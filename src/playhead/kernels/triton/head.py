@@ -28,10 +28,10 @@ from playhead.kernels.triton.dependent import after_upstream, dependent, let_dow
 from playhead.kernels.triton.head_tiles import HeadTiles, head_tiles
 from playhead.kernels.triton.scores import capped
 
-LN_2 = tl.constexpr(0.6931471805599453)
+PER_DIGIT = tl.constexpr(-(2.0**-23) * math.log(2))
 SLACK = tl.constexpr(1e-6)  # what a quotient may be off by: far more than it is
 # The logarithm of 2^-32, the exponent's bias, and what sums may be off by.
-MOST = tl.constexpr((32 + 127) * 0.6931471805599453 + 1e-3)
+MOST = tl.constexpr((32 + 127) * math.log(2) + 1e-3)
 NO_ID = tl.constexpr(2**31 - 1)
 MOST_KEY = tl.constexpr(2**63 - 1)
 
@@ -47,10 +47,10 @@ def _halves(tile, ID_AXIS: tl.constexpr):
 
 
 @triton.jit
-def _most_noise(bits):
+def most_noise(bits):
     """No less than the Gumbel number of the bits, for few instructions: -log(u) by a float's exponent and digits."""
     high = (bits >> 32).to(tl.uint32).to(tl.float32)
-    return MOST - LN_2 * 2.0**-23 * high.to(tl.int32, bitcast=True).to(tl.float32)
+    return high.to(tl.int32, bitcast=True).to(tl.float32) * PER_DIGIT + MOST
 
 
 @triton.jit
@@ -76,7 +76,7 @@ def _best_key(
     most_R = (1.0 + SLACK * noise_R) / temperature_R
     most = tl.maximum(score * tl.expand_dims(least_R, ID_AXIS), score * tl.expand_dims(most_R, ID_AXIS))
     bits = mixed(tl.expand_dims(start_R, ID_AXIS) + id_.to(tl.uint64) * GOLDEN)
-    most += tl.expand_dims(noise_R, ID_AXIS) * _most_noise(bits)
+    most += tl.expand_dims(noise_R, ID_AXIS) * most_noise(bits)
     top_R, id_R = _best_there(most, id_, ID_AXIS)
     while tl.max((keys(top_R, id_R) > key_R).to(tl.int32), 0) > 0:
         is_it = id_ == tl.expand_dims(id_R, ID_AXIS)
@@ -117,6 +117,20 @@ def _best_key_in_parts(
         first_right = first + left.shape[ID_AXIS]
         key_R = _best_key_by_halves(key_R, right, first_right, num_ids, start_R, temperature_R, draws_R, DRAWS, ID_AXIS)
     return key_R
+
+
+@triton.jit
+def _seen_keys(best, token_R, live_R, THREADS: tl.constexpr):
+    """The best keys so far, while other programs raise them. All threads of a program see the same.
+
+    A vector shorter than a program is loaded by several threads for each number, and they would find different keys:
+    warps that loop a different number of times over the same tile wait for each other for ever. So every thread loads
+    one key, and the largest of those of a row is the row's.
+    """
+    copy_1X = tl.zeros([1, max(THREADS // token_R.shape[0], 1)], tl.int32)
+    # Rows past the last one have a key that no other beats: they cost no draws.
+    key_RX = tl.load(best + (token_R[:, None] + copy_1X), mask=live_R[:, None], other=MOST_KEY, volatile=True)
+    return tl.max(key_RX, 1)
 
 
 @triton.jit
@@ -164,7 +178,8 @@ def head_kernel(
     x_row, logits_row, num_rows, num_ids, K, scale, cap, greedy_below,
     SCALES: tl.constexpr, CAPS: tl.constexpr, CHOOSES: tl.constexpr, DRAWS: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, PARTS: tl.constexpr,
-    EVEN: tl.constexpr, ID_AXIS: tl.constexpr, BY_TMA: tl.constexpr, PERSISTS: tl.constexpr, DEPENDENT: tl.constexpr,
+    EVEN: tl.constexpr, ID_AXIS: tl.constexpr, BY_TMA: tl.constexpr, PERSISTS: tl.constexpr,
+    THREADS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_R rows times every num_programs(0)-th tile of BLOCK_N ids. With PERSISTS these are several."""
     tl.assume(K > 0)
@@ -195,8 +210,7 @@ def head_kernel(
         if CAPS:
             score = capped(score, cap)
         if CHOOSES:
-            # Rows past the last one have a key that no other beats: they cost no draws.
-            seen_R = tl.load(best + token_R, mask=live_R, other=MOST_KEY, volatile=True)
+            seen_R = _seen_keys(best, token_R, live_R, THREADS)
             key_R = _best_key_in_parts(
                 seen_R, score, tile * BLOCK_N, num_ids, start_R, temperature_R, draws_R, DRAWS, PARTS, ID_AXIS
             )
@@ -240,8 +254,8 @@ def launch_head(
         SCALES=scale != 1.0, CAPS=cap != math.inf, CHOOSES=logits_NV is None, DRAWS=draws,
         BLOCK_R=tiles.block_r, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k, STAGES=tiles.num_stages,
         PARTS=tiles.num_parts if draws else 1, EVEN=width % tiles.block_k == 0, ID_AXIS=int(tiles.rows_first),
-        BY_TMA=tiles.by_tma, PERSISTS=num_programs < num_tiles, num_warps=tiles.num_warps,
-        num_stages=tiles.num_stages, **dependent(h_NM),
+        BY_TMA=tiles.by_tma, PERSISTS=num_programs < num_tiles, THREADS=32 * tiles.num_warps,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages, **dependent(h_NM),
     )  # fmt: skip
 
 
