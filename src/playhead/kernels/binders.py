@@ -10,7 +10,18 @@ from typing import Any
 from playhead.kernels.op import Bind, Op
 
 DECLARING = (
-    *("attention", "blocks", "collectives", "cpu.attention", "elementwise", "experts", "filters", "masks", "norm"),
+    *(
+        "attention",
+        "blocks",
+        "collectives",
+        "cpu.attention",
+        "elementwise",
+        "experts",
+        "filters",
+        "head",
+        "masks",
+        "norm",
+    ),
     *("ordered", "projection", "rope", "tokens", "translate", "vocabulary"),
 )
 """Every module that declares ops."""

@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
 from playhead.attention.base import QKTransform
 from playhead.kernels.elementwise import softcap_
+from playhead.kernels.head import NO_CAP, can_choose, head_logits, head_tokens
 from playhead.layers.attention import AttentionBlock
-from playhead.layers.linear import GatedMlp, Linear, Product, WeightFormat, product_of_stream
+from playhead.layers.linear import GatedMlp, Linear, PlainLinear, Product, WeightFormat, product_of_stream
 from playhead.layers.moe import MoeMlp
 from playhead.layers.norm import Norm, Stream
 from playhead.layers.rope import Rope
@@ -160,6 +162,10 @@ class Decoder(nn.Module):
         if logits_NV is None:
             shape = (h_NM.shape[0], self.vocabulary.num_ids)
             logits_NV = torch.empty(shape, dtype=self.logits_dtype, device=h_NM.device)
+        weight_VM = self._weight_to_choose_by(h_NM)
+        if weight_VM is not None:
+            head_logits(logits_NV, h_NM, weight_VM, *self._logit_numbers)
+            return logits_NV
         if logits_NV.dtype is h_NM.dtype:
             self.lm_head(h_NM, logits_NV)
         else:
@@ -169,3 +175,27 @@ class Decoder(nn.Module):
         if self.spec.final_softcap is not None:
             softcap_(logits_NV, self.spec.final_softcap)
         return logits_NV
+
+    def choose(self, h_NM: torch.Tensor, *choice: Any) -> bool:
+        """Chooses tokens of rows that came out of `layers`, without logits, where one kernel can do that; else False.
+
+        `choice` are the arguments of `head_tokens` behind the head's own. The tokens are those that would be chosen
+        from the logits of `head`.
+        """
+        weight_VM = self._weight_to_choose_by(h_NM)
+        if weight_VM is None:
+            return False
+        head_tokens(h_NM, weight_VM, *self._logit_numbers, *choice)
+        return True
+
+    @property
+    def _logit_numbers(self) -> tuple[float, float]:
+        cap = self.spec.final_softcap
+        return self.spec.logit_scale, NO_CAP if cap is None else cap
+
+    def _weight_to_choose_by(self, h_NM: torch.Tensor) -> torch.Tensor | None:
+        """The head's matrix, where logits and choice of such rows are made by the same kernel."""
+        head = self.lm_head
+        if isinstance(head, PlainLinear) and head.is_fused_on(h_NM) and can_choose(h_NM, head.weight):
+            return head.weight
+        return None

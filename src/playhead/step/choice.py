@@ -1,6 +1,6 @@
 """Who chooses a step's tokens: the only rank there is. `shared_choice.py` has the choice of several.
 
-Shapes: N requests of a step, V vocabulary.
+Shapes: N requests of a step, M hidden, V vocabulary.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 
 from playhead.graph.spec import OwnedMemory
-from playhead.sampling_params import SamplingKind
-from playhead.step.sampling import SampledTokens, sample
+from playhead.models.decoder import Decoder
+from playhead.sampling_params import GREEDY_BELOW, SamplingKind
+from playhead.step.sampling import SampledTokens, room_for, sample, without_reports
 from playhead.step.scores import SamplerInputs
 
 
@@ -31,6 +32,23 @@ class Choice:
             assert inputs.tables is not None, "a step of every kind has tables"
             inputs.tables.take_(inputs.rows_N, sampled.tokens_N)
         return sampled
+
+    def sample_at_once(
+        self,
+        decoder: Decoder,
+        h_NM: torch.Tensor,
+        inputs: SamplerInputs,
+        kind: SamplingKind,
+        room: SampledTokens | None = None,
+    ) -> SampledTokens | None:
+        """The same of rows that came out of the decoder's layers, without logits; None where that needs logits."""
+        if kind > SamplingKind.DRAWN or inputs.allowed_NW is not None:
+            return None
+        sampled, numbers = room or without_reports(room_for(h_NM)), inputs.numbers
+        of_rows = (numbers["temperature"], numbers["seed"], numbers["num_generated"])
+        scratch, draws = (inputs.best_R, inputs.arrivals_R), kind is SamplingKind.DRAWN
+        is_chosen = decoder.choose(h_NM, *of_rows, sampled.tokens_N, *scratch, GREEDY_BELOW, draws)
+        return sampled if is_chosen else None
 
     def all_logits(self, logits_NV: torch.Tensor) -> torch.Tensor:
         """The logits of all ids."""

@@ -261,8 +261,16 @@ def attention_break(run: RunBreak, width: int) -> BreakOp:
     return BreakOp(f"playhead_step::attention_{width}", run=run, outputs=outputs)
 
 
+def without_logits(h_NM: torch.Tensor) -> torch.Tensor:
+    """What stands for the logits of rows that have none: [N, 0]."""
+    return h_NM.new_empty((len(h_NM), 0))
+
+
 class StepOutput(NamedTuple):
-    """Logits of each request's last token, and what was drawn from them. Flat: a graph's outputs are tensors."""
+    """Logits of each request's last token, and what was drawn from them. Flat: a graph's outputs are tensors.
+
+    A step that only chooses tokens may do so without logits (`Choice.sample_at_once`): then these have no columns.
+    """
 
     logits_NV: torch.Tensor
     tokens_N: torch.Tensor
@@ -298,10 +306,14 @@ class Forward:
 
         def decode(inputs: Inputs, scope: Scope) -> StepOutput:
             rows_N = inputs["req_pool_indices"]
-            logits_NV = self._head(self._hidden(inputs, scope, Phase.DECODE))
-            if MASKS_SLOT in inputs:
-                scope.call(CUT, logits_NV, site=0)
-            sampled = self._sample(logits_NV, inputs, rows_N, kind)
+            h_NM, of_rows = self._hidden(inputs, scope, Phase.DECODE), self.sampler.inputs(inputs, rows_N)
+            logits_NV = without_logits(h_NM)
+            sampled = self._choice.sample_at_once(self.model.decoder, h_NM, of_rows, kind)
+            if sampled is None:
+                logits_NV = self._head(h_NM)
+                if MASKS_SLOT in inputs:
+                    scope.call(CUT, logits_NV, site=0)
+                sampled = self._choice.sample(logits_NV, of_rows, kind)
             advance(
                 sampled.tokens_N,
                 inputs["input_ids"],
@@ -336,9 +348,12 @@ class Forward:
         """Logits and tokens of the requests of a step over tokens, from its slots."""
         last_N, rows_N = inputs["last_token_index"], inputs["sampling_rows"]
         # A captured step has memory of its own. Here every view and every new tensor would be a call of torch.
-        logits_NV, room = self.logits(len(last_N)), self._room(len(last_N))
-        self._head(h_TM.index_select(0, last_N), logits_NV)
-        sampled = self._choice.sample(logits_NV, self.sampler.inputs(inputs, rows_N), kind, room)
+        room, h_NM, of_rows = self._room(len(last_N)), h_TM.index_select(0, last_N), self.sampler.inputs(inputs, rows_N)
+        logits_NV = without_logits(h_NM)
+        sampled = self._choice.sample_at_once(self.model.decoder, h_NM, of_rows, kind, room)
+        if sampled is None:
+            logits_NV = self._head(h_NM, self.logits(len(last_N)))
+            sampled = self._choice.sample(logits_NV, of_rows, kind, room)
         self.newest_R.scatter_(0, rows_N, sampled.tokens_N.to(torch.int32))
         return StepOutput(logits_NV, *sampled)
 
@@ -377,11 +392,6 @@ class Forward:
     def _hidden(self, inputs: Inputs, scope: Scope, phase: Phase) -> torch.Tensor:
         ids_T = newest_ids(inputs["input_ids"], self.newest_R)
         return self.model.hidden({**inputs, "input_ids": ids_T}, scope, phase)
-
-    def _sample(
-        self, logits_NV: torch.Tensor, inputs: Inputs, rows_N: torch.Tensor, kind: SamplingKind
-    ) -> SampledTokens:
-        return self._choice.sample(logits_NV, self.sampler.inputs(inputs, rows_N), kind)
 
     def _newest(self, *, writable: bool) -> OwnedMemory:
         return OwnedMemory(name="newest tokens", tensors=(self.newest_R,), writable=writable, sink_rows=1)

@@ -22,6 +22,7 @@ import torch
 from playhead.errors import RequestError
 from playhead.graph.capture import Inputs
 from playhead.graph.spec import OwnedMemory
+from playhead.kernels.head import head_scratch
 from playhead.kernels.masks import forbid_
 from playhead.kernels.tokens import choose_scratch, choose_tokens
 from playhead.sampling_params import GREEDY_BELOW, MAX_LOGPROBS, PARAMETERS, SamplingKind
@@ -124,9 +125,9 @@ def sample(
     return without_reports(tokens_N) if room is None else room
 
 
-def room_for(logits_NV: torch.Tensor) -> torch.Tensor:
+def room_for(rows: torch.Tensor) -> torch.Tensor:
     """Memory for a token of each row."""
-    return torch.empty(len(logits_NV), dtype=torch.int64, device=logits_NV.device)
+    return torch.empty(len(rows), dtype=torch.int64, device=rows.device)
 
 
 def without_reports(tokens_N: torch.Tensor) -> SampledTokens:
@@ -151,6 +152,7 @@ class SamplerRows:
         }
         self._kinds = bytearray(self._num_rows)
         self._parts_RX, self._arrivals_R = choose_scratch(max_running, vocab_size, device)
+        self._best_R = head_scratch(max_running, device)
         self.tables: SamplerTables | None = None
         self._written_rows: set[Row] = set()
 
@@ -199,6 +201,7 @@ class SamplerRows:
             rows_N=rows_N,
             parts_RX=self._parts_RX,
             arrivals_R=self._arrivals_R,
+            best_R=self._best_R,
             tables=self.tables,
             allowed_NW=slots.get(MASKS_SLOT),
         )
@@ -206,7 +209,8 @@ class SamplerRows:
     @property
     def owned(self) -> tuple[OwnedMemory, ...]:
         """The scratch; and the tables, where there are any: row 0 is the sink's, as everywhere."""
-        scratch = OwnedMemory(name="sampler scratch", tensors=(self._parts_RX, self._arrivals_R), writable=True)
+        memory = (self._parts_RX, self._arrivals_R, self._best_R)
+        scratch = OwnedMemory(name="sampler scratch", tensors=memory, writable=True)
         if self.tables is None:
             return (scratch,)
         return scratch, OwnedMemory(name="sampler tables", tensors=self.tables.tensors, writable=True, sink_rows=1)

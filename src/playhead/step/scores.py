@@ -133,7 +133,8 @@ class SamplerInputs:
     """What a sampler reads. `numbers` has the numbers of a step's requests by parameter, and `num_generated`.
 
     Each is a vector with one number per request. `rows_N` is the request's line of the tables, which may be missing
-    where the kind of sampling does not look at them. `parts_RX` and `arrivals_R` are scratch of `choose_tokens`.
+    where the kind of sampling does not look at them. `parts_RX` and `arrivals_R` are scratch of `choose_tokens`,
+    `best_R` and `arrivals_R` of `head_tokens`.
     `allowed_NW` are masks of the step's requests, where one of them has a grammar.
     """
 
@@ -141,6 +142,7 @@ class SamplerInputs:
     rows_N: torch.Tensor
     parts_RX: torch.Tensor
     arrivals_R: torch.Tensor
+    best_R: torch.Tensor
     tables: SamplerTables | None = None
     allowed_NW: torch.Tensor | None = None
 

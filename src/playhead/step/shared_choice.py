@@ -27,6 +27,7 @@ class SharedChoice(Choice):
     def __init__(self, decoder: Decoder, shard: Shard, max_running: int) -> None:
         device, vocab_size = decoder.embedding_VM.device, decoder.spec.vocab_size
         self._is_first, self._first_id = shard.rank == 0, decoder.vocabulary.first_id
+        self._is_alone = shard.num_ranks == 1
         self._share = shard.share(vocab_size)
         self._keys_R = torch.zeros(max_running, dtype=torch.int64, device=device)
         self._logits_RV = torch.zeros((max_running, vocab_size), dtype=decoder.logits_dtype, device=device)
@@ -55,6 +56,17 @@ class SharedChoice(Choice):
             sampled = without_reports(torch.zeros(num_rows, dtype=torch.int64, device=all_NV.device))
         first_rank_tells_(sampled.tokens_N)
         return sampled
+
+    def sample_at_once(
+        self,
+        decoder: Decoder,
+        h_NM: torch.Tensor,
+        inputs: SamplerInputs,
+        kind: SamplingKind,
+        room: SampledTokens | None = None,
+    ) -> SampledTokens | None:
+        # The keys of several ranks are of logits. A rank without others needs no keys.
+        return super().sample_at_once(decoder, h_NM, inputs, kind, room) if self._is_alone else None
 
     def all_logits(self, logits_NV: torch.Tensor) -> torch.Tensor:
         all_NV = self._logits_RV[: len(logits_NV)]

@@ -68,7 +68,7 @@ class InFlight:
     prompt_readback: Readback | None
     """Of the prompt tokens whose logprobs are wanted, those of all chunks in their order."""
     logits_NV: torch.Tensor
-    """On the device, until the next launch."""
+    """On the device, until the next launch. Without columns where the step chose its tokens without logits."""
     tail: Tail | None = None
     """The part that is launched when the step before was read, where grammars limit tokens."""
 

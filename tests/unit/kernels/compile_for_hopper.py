@@ -7,6 +7,7 @@ would be launched. Must run without TRITON_INTERPRET: interpreted functions cann
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import tempfile
@@ -16,6 +17,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from playhead.kernels.triton import (
     activation as activation_triton,
@@ -34,6 +36,9 @@ from playhead.kernels.triton import (
 )
 from playhead.kernels.triton import (
     filters as filters_triton,
+)
+from playhead.kernels.triton import (
+    head as head_triton,
 )
 from playhead.kernels.triton import (
     masks as masks_triton,
@@ -97,6 +102,8 @@ def compiled(kernel, launch):
             signature[parameter.name], constants[i,] = "constexpr", value
         elif isinstance(value, torch.Tensor):
             signature[parameter.name], attributes[i,] = POINTERS[value.dtype], ALIGNED
+        elif isinstance(value, TensorDescriptor):
+            signature[parameter.name] = f"tensordesc<bf16{list(value.block_shape)}>"
         elif isinstance(value, float):
             signature[parameter.name] = "fp32"
         else:
@@ -116,6 +123,12 @@ def usage(binary) -> tuple[int, int]:
         text = subprocess.run([tool, "-res-usage", str(path)], capture_output=True, text=True, check=True).stdout
     registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", text).groups()
     return int(registers), int(stack)
+
+
+def volatile_loads(binary) -> list[int]:
+    """How many numbers each load has of memory that other programs write meanwhile."""
+    shapes = re.findall(r"tt\.load .*isVolatile.* : tensor<((?:\d+x)+)!", binary.asm["ttgir"])
+    return [math.prod(int(size) for size in shape.split("x") if size) for shape in shapes]
 
 
 def decode(num_heads, num_kv_heads, head_dim, page_size, window):
@@ -234,6 +247,17 @@ def choose_keys(draws):
     return compiled(choose_triton.choose_kernel, lambda: choose_triton.launch_choose_keys(*call))
 
 
+def head(num_rows, draws):
+    per_row = (meta(num_rows, dtype=torch.float32), *(meta(num_rows, dtype=torch.int64) for _ in range(4)))
+    call = (meta(num_rows, 1152), meta(262144, 1152), 1.0, math.inf, *per_row, indices(num_rows), 1e-5, draws)
+    return compiled(head_triton.head_kernel, lambda: head_triton.launch_head_tokens(*call))
+
+
+def head_logits(num_rows):
+    call = (meta(num_rows, 262144), meta(num_rows, 1152), meta(262144, 1152), 1.0, math.inf)
+    return compiled(head_triton.head_kernel, lambda: head_triton.launch_head_logits(*call))
+
+
 def embed_share():
     call = (indices(8), meta(131072, 1152), 33.75, 131072)
     return compiled(vocabulary_triton.embed_share_kernel, lambda: vocabulary_triton.launch_embed_share(*call))
@@ -288,6 +312,10 @@ KERNELS = {
     "keys of a share, greedy": lambda: choose_keys(False),
     "keys of a share, drawn": lambda: choose_keys(True),
     "embedding of a share": embed_share,
+    "head 8 rows, greedy": lambda: head(8, False),
+    "head 32 rows, drawn": lambda: head(32, True),
+    "head 128 rows, drawn": lambda: head(128, True),
+    "head 128 rows, logits": lambda: head_logits(128),
     "project 1 row": lambda: project(1, 1536, 1152),
     "project 1 row, many inputs": lambda: project(1, 2560, 10240),
     "project 8 rows": lambda: project(8, 1536, 1152),
@@ -368,6 +396,7 @@ def main() -> None:
         binary, options = build()
         registers, stack_bytes = usage(binary)
         row = {"name": name, "registers": registers, "stack_bytes": stack_bytes}
+        row |= {"volatile_loads": volatile_loads(binary)}
         row |= {"shared_bytes": binary.metadata.shared, "num_warps": options.get("num_warps", 4)}
         print(json.dumps(row), flush=True)
 

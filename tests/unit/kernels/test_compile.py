@@ -60,3 +60,13 @@ def test_enough_threads_that_only_compare_fit_an_sm_to_keep_its_loads_in_flight(
     for row in rows:
         assert 1024 * row["registers"] <= SM_REGISTERS, row
         assert row["stack_bytes"] == 0, row
+
+
+def test_every_thread_loads_one_of_the_keys_that_other_programs_raise(kernels):
+    """Several threads of a program that load the same key may find different ones. A second load may as well. Then
+    warps disagree about how often to loop, and wait for each other for ever.
+    """
+    rows = [row for name, row in kernels.items() if name.startswith("head") and "drawn" in name]
+    assert len(rows) == 2
+    for row in rows:
+        assert row["volatile_loads"] == [32 * row["num_warps"]], row

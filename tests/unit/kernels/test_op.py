@@ -21,6 +21,7 @@ from playhead.kernels.cpu.attention import decode_cells, key_cells_into
 from playhead.kernels.elementwise import embed, gated_activation, softcap_
 from playhead.kernels.experts import grouped_matmul
 from playhead.kernels.filters import least_keys
+from playhead.kernels.head import head_logits, head_scratch, head_tokens
 from playhead.kernels.masks import forbid_
 from playhead.kernels.norm import add_rms_norm, norm_add_, rms_norm
 from playhead.kernels.op import Op
@@ -58,6 +59,11 @@ def choose_call():
 def choose_keys_call():
     ids = [torch.tensor([1, 2]) for _ in range(3)]
     return torch.randn(2, 8), torch.tensor([0.0, 1.0]), *ids, *choose_scratch(2, 8), 8, 1e-5, True
+
+
+def head_tokens_call():
+    ids, scratch = [torch.tensor([1, 2]) for _ in range(3)], (head_scratch(2), torch.zeros(2, dtype=torch.int32))
+    return torch.randn(2, 8), torch.randn(6, 8), 0.5, 30.0, torch.tensor([0.0, 1.0]), *ids, *scratch, 1e-5, True
 
 
 def filter_call():
@@ -121,6 +127,8 @@ CALLS = {
     grouped_matmul: lambda: (torch.randn(4, 8), torch.randn(2, 8, 8), torch.tensor([1, 4], dtype=torch.int32)),
     qk_rope_write: lambda: tuple(random_call((2, 1), (8, 8, 4), seed=0, norm="head")),
     choose_tokens: choose_call,
+    head_logits: lambda: (torch.randn(2, 6), torch.randn(2, 8), torch.randn(6, 8), 0.5, 30.0),
+    head_tokens: head_tokens_call,
     least_keys: filter_call,
     forbid_: lambda: (torch.randn(2, 40), torch.tensor([[-1, -1], [5, 1]], dtype=torch.int32)),
     advance: lambda: (*step_inputs(3, 2, seed=0), PAGE_SIZE),

@@ -41,6 +41,7 @@ from tests.unit.models.test_layer_ops import HEADS
 LIMITS = KVLimits(max_context_tokens=32, max_running=4, chunk_tokens=8)
 CONFIG = WorkerConfig(kv_memory_bytes=1 << 20, limits=LIMITS)
 MODELS = {**CONFIGS, "olmo3": {"model_type": "olmo3", **SIZES, **HEADS, "sliding_window": 4}}
+MODELS["large head"] = {**CONFIGS["cohere2"], "vocab_size": 131_072, "hidden_size": 64, "logit_scale": 0.0625}
 DECODE = FillContext(raw_bs=3, padded_bs=3, raw_num_tokens=3, padded_num_tokens=3)
 TOKENS = FillContext(raw_bs=2, padded_bs=2, raw_num_tokens=7, padded_num_tokens=7)
 SECOND_OF_TWO = [Shard(rank=1, num_ranks=2, mode=mode, is_grouped=True) for mode in TPMode]
@@ -136,13 +137,35 @@ def test_a_rank_of_two_is_all_on_its_device(shapes, model, shard):
             assert {tensor.device for tensor in decode(forward, inputs, kind)} == {GPU}
 
 
-def ops_of_decode(shapes, shard):
+def ops_of_decode(shapes, shard, model="gemma3", kind=SamplingKind.GREEDY):
     """How often a decode step calls each op of ours."""
     with gpu_without_numbers():
-        forward, inputs = forward_of("gemma3", shard), inputs_of(shapes[0])
+        forward, inputs = forward_of(model, shard), inputs_of(shapes[0])
         with CalledOps() as ops:
-            decode(forward, inputs, SamplingKind.GREEDY)
+            decode(forward, inputs, kind)
     return Counter(op.overloadpacket.__name__ for op in ops.called if op.namespace == "playhead")
+
+
+@pytest.mark.parametrize("kind", SamplingKind)
+def test_logits_and_a_choice_without_them_come_from_the_same_kernel(shapes, kind):
+    """A request's tokens would else depend on what the others of its batch ask for."""
+    ops = ops_of_decode(shapes, WHOLE, "large head", kind)
+    is_at_once = kind <= SamplingKind.DRAWN
+    assert (ops["head_tokens"], ops["head_logits"]) == ((1, 0) if is_at_once else (0, 1))
+    assert ops["choose_tokens"] == (0 if is_at_once else 1)
+
+
+def test_a_step_that_chooses_without_logits_says_so(shapes):
+    with gpu_without_numbers():
+        forward, inputs = forward_of("large head"), inputs_of(shapes[0])
+        found = {kind: decode(forward, inputs, kind).logits_NV.shape for kind in SamplingKind}
+    assert found[SamplingKind.GREEDY] == found[SamplingKind.DRAWN] == (3, 0)
+    assert found[SamplingKind.FILTERED] == found[SamplingKind.EVERYTHING] == (3, 131_072)
+
+
+def test_ranks_and_small_heads_choose_from_logits(shapes):
+    for model, shard in (("gemma3", WHOLE), ("large head", SECOND_OF_TWO[0])):
+        assert ops_of_decode(shapes, shard, model)["head_tokens"] == 0
 
 
 @pytest.mark.parametrize("mode", TPMode)
