@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -14,9 +16,16 @@ ROWS = [1, 3, 8, 16, 17, 32, 50, 64, 100, 128]
 GREEDY_BELOW = 1e-5
 
 
+@cache
+def weight_of(num_ids, width):
+    """Made on the device, once: the host would take seconds for each."""
+    rng = torch.Generator(device="cuda").manual_seed(1)
+    weight = torch.randn(num_ids, width, generator=rng, device="cuda")
+    return weight.mul_(2.5 * width**-0.5).bfloat16()
+
+
 def head(num_rows, num_ids, width, *, seed=0):
-    h, weight = random(num_rows, width, seed=seed), random(num_ids, width, seed=1)
-    return h, weight.mul_(2.5 * width**-0.5)
+    return random(num_rows, width, seed=seed), weight_of(num_ids, width)
 
 
 def logits_of(h, weight, scale=1.0, cap=NO_CAP):
