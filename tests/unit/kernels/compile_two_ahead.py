@@ -12,33 +12,24 @@ from types import SimpleNamespace
 import torch
 import triton
 import triton.language as tl
-from triton.backends.compiler import GPUTarget
 from triton.compiler.errors import CompilationError
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from playhead.kernels.triton.compile_ahead import compiling_ahead
+from tests.hopper_driver import Hopper
 
 LAUNCHED: list[str] = []
 COMPILED: list[str] = []
 
 
-class Hopper:
-    """A driver whose launches are noted by the thread that launches."""
+class NotedLaunches(Hopper):
+    """Launches are noted by the thread that launches."""
 
     utils = SimpleNamespace(
         get_device_properties=lambda device: {"max_shared_mem": 227 * 1024},
         load_binary=lambda *binary: (1, 1, 0, 0, 1024),
     )
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
 
     def launcher_cls(self, source, metadata):
         return lambda *call: LAUNCHED.append(threading.current_thread().name)
@@ -63,7 +54,7 @@ def problem_of(kernel, out) -> str | None:
 
 
 def main() -> None:
-    driver.set_active(Hopper())
+    driver.set_active(NotedLaunches())
     triton.knobs.compilation.listener = lambda **compiled: COMPILED.append(compiled["src"].name)
     own_run, out = JITFunction.run, torch.zeros(1)
     problem_alone = problem_of(broken, out)

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
@@ -37,24 +36,9 @@ from playhead.step.build import build_worker
 from playhead.step.worker import HostStopwatch, WorkerConfig
 from playhead.testing.gpu_tensors import GPU, WithoutDriver
 from playhead.types import TPMode
+from tests.hopper_driver import Hopper
 
 LIMITS = KVLimits(max_context_tokens=1024, max_running=160, chunk_tokens=900)
-
-
-class Hopper:
-    """As much of Triton's driver as finding a kernel's key takes."""
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def launcher_cls(self, source: object, metadata: object) -> None:
-        """Nothing is launched."""
 
 
 class NoCopies(staging.HostPort):
