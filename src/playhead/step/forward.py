@@ -261,11 +261,6 @@ def attention_break(run: RunBreak, width: int) -> BreakOp:
     return BreakOp(f"playhead_step::attention_{width}", run=run, outputs=outputs)
 
 
-def without_logits(h_NM: torch.Tensor) -> torch.Tensor:
-    """What stands for the logits of rows that have none: [N, 0]."""
-    return h_NM.new_empty((len(h_NM), 0))
-
-
 class StepOutput(NamedTuple):
     """Logits of each request's last token, and what was drawn from them. Flat: a graph's outputs are tensors.
 
@@ -307,7 +302,7 @@ class Forward:
         def decode(inputs: Inputs, scope: Scope) -> StepOutput:
             rows_N = inputs["req_pool_indices"]
             h_NM, of_rows = self._hidden(inputs, scope, Phase.DECODE), self.sampler.inputs(inputs, rows_N)
-            logits_NV = without_logits(h_NM)
+            logits_NV = h_NM.new_empty((len(h_NM), 0))
             sampled = self._choice.sample_at_once(self.model.decoder, h_NM, of_rows, kind)
             if sampled is None:
                 logits_NV = self._head(h_NM)
@@ -349,7 +344,7 @@ class Forward:
         last_N, rows_N = inputs["last_token_index"], inputs["sampling_rows"]
         # A captured step has memory of its own. Here every view and every new tensor would be a call of torch.
         room, h_NM, of_rows = self._room(len(last_N)), h_TM.index_select(0, last_N), self.sampler.inputs(inputs, rows_N)
-        logits_NV = without_logits(h_NM)
+        logits_NV = room.logprobs_NL  # of no columns
         sampled = self._choice.sample_at_once(self.model.decoder, h_NM, of_rows, kind, room)
         if sampled is None:
             logits_NV = self._head(h_NM, self.logits(len(last_N)))
