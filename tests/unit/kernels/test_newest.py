@@ -103,16 +103,18 @@ def test_the_newest_key_counts_once_however_many_splits_there_are():
 
 
 @pytest.mark.parametrize(
-    ("num_requests", "heads", "norm"), [(1, (16, 1), None), (1, (4, 2), "all heads"), (2, (4, 2), None)]
+    ("seq_lens", "heads", "norm"),
+    [([3], (16, 1), None), ([3], (4, 2), "all heads"), ([3, 3], (4, 2), None), ([9], (4, 2), None)],
 )
-def test_what_programs_cannot_turn_or_take_long_over_is_turned_by_rope(num_requests, heads, norm):
+def test_what_programs_cannot_turn_or_take_long_over_is_turned_by_rope(seq_lens, heads, norm):
     """A full tile has no row for the key, and heads that are normed together have several programs."""
     called = []
     with (
         swapped(kernels, "launch_qk_rope_write", lambda *call: called.append(call)),
         swapped(kernels, "MOST_KV_HEADS", 4),
+        swapped(kernels, "MOST_KEYS", 8),
     ):
-        launch_write_and_decode(*random_call([3] * num_requests, heads, (16, 16, 8), norm=norm))
+        launch_write_and_decode(*random_call(seq_lens, heads, (16, 16, 8), norm=norm))
     assert len(called) == 1
 
 

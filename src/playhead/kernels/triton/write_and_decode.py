@@ -35,6 +35,9 @@ from playhead.kernels.triton.scores import attend_block, key_pages
 
 MOST_KV_HEADS = 256  # of all requests: more programs than these take longer over norm and rotation than rope does
 FEW_KV_HEADS = 64  # which leave the device room for programs with all registers there are
+MOST_KEYS = (
+    16_384  # that a layer can see: with more, programs that start beside the projection crowd on few multiprocessors
+)
 FEW_REQUESTS = 8  # whose projection is so short that the kernel behind attention may start with it
 
 
@@ -110,8 +113,10 @@ def launch_write_and_decode(*call: Any, cut: Cut = AS_MEASURED) -> None:
     num_requests, num_heads = qkv_BX.shape[0], out_BY.shape[1] // v_head_dim
     group, num_programs = num_heads // num_kv_heads, num_requests * num_kv_heads
     is_normed_together = q_weight_W is not None and q_weight_W.numel() != head_dim
-    if is_normed_together or group + 1 > rows_of_dot(group) or num_programs > MOST_KV_HEADS:
-        # No program has all that is normed together, or its tile has no row left for the key, or rope is as fast.
+    max_keys = memory[2].shape[1] * memory[0].shape[1] if window is None else window
+    is_slower = num_programs > MOST_KV_HEADS or max_keys > MOST_KEYS
+    if is_normed_together or group + 1 > rows_of_dot(group) or is_slower:
+        # No program has all that is normed together, or its tile has no row left for the key, or rope is faster.
         heads, locs_B = split_heads(qkv_BX, num_kv_heads, head_dim, v_head_dim), turning.pop()
         launch_qk_rope_write(*heads, *turning, *memory[:2], locs_B, eps, unit_offset, interleaved)
         launch_decode(heads[0], out_BY.view(-1, num_heads, v_head_dim), *call[10:], cut=cut)
