@@ -10,19 +10,8 @@ from typing import Any
 from playhead.kernels.op import Bind, Op
 
 DECLARING = (
-    *(
-        "attention",
-        "blocks",
-        "collectives",
-        "cpu.attention",
-        "elementwise",
-        "experts",
-        "filters",
-        "head",
-        "masks",
-        "norm",
-    ),
-    *("ordered", "projection", "rope", "tokens", "translate", "vocabulary"),
+    *("attention", "blocks", "collectives", "cpu.attention", "elementwise", "experts", "filters", "head"),
+    *("masks", "norm", "ordered", "projection", "rope", "tokens", "translate", "vocabulary"),
 )
 """Every module that declares ops."""
 MODULES: tuple[ModuleType, ...] = tuple(import_module(f"playhead.kernels.{name}") for name in DECLARING)

@@ -17,11 +17,10 @@ from torch import Tensor
 from playhead.kernels.elementwise import softcap_
 from playhead.kernels.op import op
 from playhead.kernels.projection import project
-from playhead.kernels.tokens import choose_scratch, choose_tokens
+from playhead.kernels.tokens import NO_KEY, choose_scratch, choose_tokens
 from playhead.kernels.triton.head_tiles import head_tiles
 
 NO_CAP = math.inf
-NO_KEY = -(2**63)
 
 
 def can_choose(h_NM: Tensor, weight_VM: Tensor) -> bool:

@@ -23,6 +23,7 @@ GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
 MIX_2 = 0x94D049BB133111EB - 2**64
 UNIFORM_BITS = 40
+NO_KEY = -(2**63)  # below the key of every score
 BELOW_ONE = 1 - 2**-24
 
 IDS_PER_BLOCK = 1024  # eight for each of 128 threads: one 16-byte load of bf16

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from playhead.kernels.splits import PROGRAMS_PER_SM
+from tests.uninterpreted import output_of
 
 SM_REGISTERS = 65536
 SM_SHARED_BYTES = 228 * 1024
@@ -23,14 +21,10 @@ SPILLED_BYTES = 128
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
-    """What each kernel takes, by name. A process of its own: this one may have interpreted kernels."""
+    """What each kernel takes, by name."""
     script = Path(__file__).with_name("compile_for_hopper.py")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    printed = output_of(script, TRITON_CACHE_DIR=str(tmp_path_factory.mktemp("triton")))
+    rows = [json.loads(line) for line in printed.splitlines()]
     return {row["name"]: row for row in rows}
 
 

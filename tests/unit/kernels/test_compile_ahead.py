@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.uninterpreted import output_of
 
 pytest.importorskip("triton")
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What the script saw. A process of its own: this one may have interpreted kernels."""
+    """What the script saw."""
     script = Path(__file__).with_name("compile_two_ahead.py")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
+    return json.loads(output_of(script, TRITON_CACHE_DIR=str(tmp_path_factory.mktemp("triton"))))
 
 
 def test_a_launch_compiles_and_does_not_launch_and_a_later_one_finds_the_kernel(found):

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +14,7 @@ from playhead.models.build import spec_from_config
 from playhead.models.checkpoint.dummy import dummy_decoder
 from playhead.step.compile_ahead import compile_ahead, telling_sizes
 from playhead.testing.tiny_worker import tiny_worker
+from tests.uninterpreted import output_of
 from tests.unit.step.test_steps_on_a_gpu import MODELS
 
 pytest.importorskip("triton")
@@ -24,22 +22,12 @@ pytest.importorskip("triton")
 GEMMA = Path(__file__).resolve().parents[3] / "bench" / "models" / "gemma3-1b" / "config.json"
 
 
-def output_of(script, *arguments):
-    """What a script prints in a process of its own: this one may have interpreted kernels."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    command = [sys.executable, str(script), *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
-
-
 @pytest.mark.parametrize(
     ("model", "options"), [("gemma3-1b", []), ("gpt_oss", ["--rank"]), ("cohere2", ["--batch-invariant"])]
 )
 def test_every_kernel_of_a_step_of_any_captured_size_was_compiled_before(model, options):
     config = MODELS.get(model) or {**json.loads(GEMMA.read_text()), "num_hidden_layers": 4, "sliding_window_pattern": 2}
-    found = output_of(Path(__file__).with_name("launches_ahead.py"), json.dumps(config), *options)
+    found = json.loads(output_of(Path(__file__).with_name("launches_ahead.py"), json.dumps(config), *options))
     assert len(found["launched"]) > 15
     assert found["ahead"] == found["launched"]
 

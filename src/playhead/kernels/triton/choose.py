@@ -27,7 +27,8 @@ UNIFORM_BITS = tl.constexpr(tokens.UNIFORM_BITS)
 BELOW_ONE = tl.constexpr(tokens.BELOW_ONE)
 UNIT = tl.constexpr(2.0**-tokens.UNIFORM_BITS)
 
-NO_KEY = tl.constexpr(-(2**63))  # below the key of every score
+NO_KEY = tl.constexpr(tokens.NO_KEY)
+MOST_KEY = tl.constexpr(2**63 - 1)  # above it
 
 
 @triton.jit

@@ -21,12 +21,11 @@ import triton
 import triton.language as tl
 
 from playhead.kernels import filters
-from playhead.kernels.triton.choose import NO_KEY, keys, load_block, logit_of, ordered, token_of
+from playhead.kernels.triton.choose import MOST_KEY, NO_KEY, keys, load_block, logit_of, ordered, token_of
 
 LOG2_E = tl.constexpr(filters.LOG2_E)
 EVERY_KEY = tl.constexpr(filters.EVERY_KEY)
 LAST_ID = tl.constexpr(filters.LAST_ID)
-MOST_KEY = tl.constexpr(2**63 - 1)
 WEIGHT_SCALE = tl.constexpr(filters.WEIGHT_SCALE)
 WEIGHTLESS = tl.constexpr(43.0)  # so many powers of two below the best logit a weight is 0
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # of finite logits

@@ -21,9 +21,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from playhead.kernels.head import NO_CAP
 from playhead.kernels.splits import NUM_SMS
 from playhead.kernels.triton.arrivals import count_in
-from playhead.kernels.triton.choose import GOLDEN, NO_KEY, gumbel, keys, mixed, token_of
+from playhead.kernels.triton.choose import GOLDEN, MOST_KEY, NO_KEY, gumbel, keys, mixed, token_of
 from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
 from playhead.kernels.triton.head_tiles import HeadTiles, head_tiles
 from playhead.kernels.triton.scores import capped
@@ -33,7 +34,6 @@ SLACK = tl.constexpr(1e-6)  # what a quotient may be off by: far more than it is
 # The logarithm of 2^-32, the exponent's bias, and what sums may be off by.
 MOST = tl.constexpr((32 + 127) * math.log(2) + 1e-3)
 NO_ID = tl.constexpr(2**31 - 1)
-MOST_KEY = tl.constexpr(2**63 - 1)
 
 
 @triton.jit
@@ -232,7 +232,7 @@ def launch_head(
         TensorDescriptor.from_tensor(weight_VM, [tiles.block_n, tiles.block_k]),
         logits_NV, *rows, 0 if logits_NV is None else logits_NV.stride(0),
         num_rows, num_ids, width, scale, cap, greedy_below,
-        SCALES=scale != 1.0, CAPS=cap != math.inf, CHOOSES=logits_NV is None, DRAWS=draws,
+        SCALES=scale != 1.0, CAPS=cap != NO_CAP, CHOOSES=logits_NV is None, DRAWS=draws,
         BLOCK_R=tiles.block_r, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k, STAGES=tiles.num_stages,
         PARTS=tiles.num_parts if draws else 1, ID_AXIS=int(tiles.rows_first), PERSISTS=num_programs < num_tiles,
         THREADS=32 * tiles.num_warps,

@@ -35,9 +35,7 @@ from playhead.kernels.triton.scores import attend_block, key_pages
 
 MOST_KV_HEADS = 256  # of all requests: more programs than these take longer over norm and rotation than rope does
 FEW_KV_HEADS = 64  # which leave the device room for programs with all registers there are
-MOST_KEYS = (
-    16_384  # that a layer can see: with more, programs that start beside the projection crowd on few multiprocessors
-)
+MOST_KEYS = 16_384  # that a layer sees: with more, programs beside the projection crowd on few multiprocessors
 FEW_REQUESTS = 8  # whose projection is so short that the kernel behind attention may start with it
 
 
@@ -86,7 +84,7 @@ def write_and_decode_kernel(
             qkv_row, head, partner_D, cos_D, sin_D, q_own_D, q_other_D, k_own_D, k_other_D, eps,
             H, G, D, F, HAS_NORM, UNIT_OFFSET, BLOCK_M, BLOCK_D,
         )  # fmt: skip
-        top_M, sum_M, acc_ME = start_of_softmax(sinks, head, split, G, 1, HAS_SINKS, BLOCK_M, BLOCK_E)
+        top_M, sum_M, acc_ME = start_of_softmax(sinks, head, split, G, NUM_M_BLOCKS, HAS_SINKS, BLOCK_M, BLOCK_E)
         if is_last:
             top_M, sum_M, acc_ME = keep_newest(
                 qk_MD, new_v_E, k_cache, v_cache, loc, top_M, sum_M, acc_ME, scale, softcap,
@@ -99,7 +97,7 @@ def write_and_decode_kernel(
             qk_MD, top_M, sum_M, acc_ME, out + request.to(tl.int64) * out_token, k_cache, v_cache,
             table_row, next_page_J, parts, tops_sums, arrivals, scale, softcap, first + BLOCK_J, last,
             head, request, split, num_live, num_splits, group_size, E, k_page, k_slot, v_page, v_slot,
-            H, G, D, E, PAGE_SIZE, SAME_STRIDES, 1, HAS_SOFTCAP,
+            H, G, D, E, PAGE_SIZE, SAME_STRIDES, NUM_M_BLOCKS, HAS_SOFTCAP,
             BLOCK_M, BLOCK_D, BLOCK_E, BLOCK_J, BLOCK_X, BLOCK_H,
         )  # fmt: skip
 
