@@ -15,7 +15,6 @@ E head dim of v, H query heads (those of a program when merging), X splits.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +27,6 @@ from playhead.kernels.triton.arrivals import count_in
 from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
 from playhead.kernels.triton.scores import LOG2_E, NO_SCORE, attend_block, key_pages, load_rows, row_places
 
-TRIG = tl.constexpr(int(os.environ.get("PH_TRIG", "0")))
 MIN_DOT_ROWS = 16  # what a tensor core instruction takes at least
 MIN_DOT_DEPTH = 16
 MAX_REGISTERS = 168  # of a thread: what three programs of 128 threads on one SM leave each
