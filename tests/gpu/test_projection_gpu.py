@@ -15,12 +15,13 @@ SHAPES = [
     (1152, 1024),
     (13824, 1152),
     (1152, 6912),
+    (6144, 1024),
     (2048, 8192),
     (20480, 2560),
     (2560, 10240),
     (96, 512),
 ]
-ROWS = [1, 2, 3, 8, 9, 16, 17, 32, 50, 64, 100, 128, 129]
+ROWS = [1, 2, 3, 8, 9, 16, 17, 32, 50, 64, 100, 128, 129, 200, 256, 257]
 
 
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), SHAPES)
@@ -54,7 +55,7 @@ def test_a_bias_and_a_scale_are_applied_and_the_product_is_added(num_rows, dtype
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-@pytest.mark.parametrize("num_rows", [1, 2, 8, 16, 40, 128])
+@pytest.mark.parametrize("num_rows", [1, 2, 8, 16, 40, 128, 200])
 def test_project_gated(num_rows, activation, capsys):
     x, weight, bias = random(num_rows, 1152), 0.03 * random(13824, 1152, seed=1), random(13824, seed=2)
     for bias_or_none in (None, bias):
@@ -62,7 +63,7 @@ def test_project_gated(num_rows, activation, capsys):
         check(f"gated {num_rows} {activation}", project_gated(x, weight, bias_or_none, activation), wanted, capsys)
 
 
-@pytest.mark.parametrize("num_rows", [2, 8, 16, 32, 100, 128])
+@pytest.mark.parametrize("num_rows", [2, 8, 16, 32, 100, 128, 200, 256])
 def test_equal_rows_give_equal_results_whatever_stands_beside_them(num_rows):
     qkv, gate_up = random(1536, 1152), random(13824, 1152, seed=1)
     for matrix in (qkv, gate_up):
@@ -76,7 +77,7 @@ def test_equal_rows_give_equal_results_whatever_stands_beside_them(num_rows):
         assert all(torch.equal(out, outs[0]) for out in outs)
 
 
-@pytest.mark.parametrize("num_rows", [2, 8, 16, 32, 100, 128])
+@pytest.mark.parametrize("num_rows", [2, 8, 16, 32, 100, 128, 200, 256])
 def test_equal_rows_give_equal_sums_whatever_stands_beside_them(num_rows):
     """Of a product that is made in parts, too."""
     down, qkv, norm = 0.03 * random(1152, 6912), 0.03 * random(1536, 1152, seed=1), random(1152, seed=2)

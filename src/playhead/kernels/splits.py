@@ -27,6 +27,12 @@ PROGRAMS_PER_TOKEN = 8  # of a step with prompts
 MIN_KEYS_PER_SPLIT = 32  # a block of the widest heads: with less, a program reads keys that others read too
 MAX_SPLITS = 128
 
+# Kv heads of all requests that nearly fill a device by themselves. Where each sees few keys, one program reads them all
+# in long blocks: it is as soon done as several that merge.
+MANY_KV_HEADS = 64
+FEW_KEYS = 512
+WIDE_HEAD = 256  # dims of a head whose blocks of keys are so short that longer ones pay
+
 # Parts are merged in steps of this many numbers, one step after the other. They take 64 registers of each of 128
 # threads, which leaves room for the programs above. A group of splits takes this many steps, and so do all groups.
 MERGE_ELEMENTS = 8192
@@ -61,15 +67,18 @@ class KeysPerSplit(NamedTuple):
     most: int
 
 
-def keys_per_split(programs_per_split: int, block_keys: int, part_elements: int) -> KeysPerSplit:
+def keys_per_split(
+    programs_per_split: int, block_keys: int, part_elements: int, *, beside_prompts: bool = False
+) -> KeysPerSplit:
     """For a step of `programs_per_split` = requests * kv heads: what was fastest on an H200, at head dims 64 to 256.
 
     One request of Gemma-3-1B: 200 keys are 7 splits, 1,000 are 16, and 8,000 are 125. 8 to 32: 1,000 keys are 8 splits.
     Parts of 256 numbers, as Llama's, merge at little cost: as many splits as there are.
     """
     whole = (2 if programs_per_split <= 32 else 4) * block_keys
-    if programs_per_split >= 256:  # two for every multiprocessor, with a split each
-        return KeysPerSplit(whole=max(whole, 256), least=256, few=MAX_SPLITS, most=1)
+    if programs_per_split >= 256:  # two for every multiprocessor, with a split each; beside prompts, most have no work
+        least = 256 if beside_prompts else 512
+        return KeysPerSplit(whole=max(whole, least), least=least, few=MAX_SPLITS, most=1)
     least = 1 if programs_per_split <= 32 else 96
     if part_elements <= 256:
         return KeysPerSplit(whole=whole, least=least, few=MAX_SPLITS, most=1)
@@ -84,6 +93,12 @@ def num_splits(shape: DecodeShape, num_requests: int) -> int:
     32 requests of Gemma-3-1B (one kv head) at 8192 keys: 22 splits, 704 programs, 89% of two waves. Eight requests: 33,
     two programs an SM. One request: 128, which merge as 8 groups of 16.
     """
+    if (
+        shape.v_head_dim >= WIDE_HEAD
+        and shape.max_keys <= FEW_KEYS
+        and num_requests * shape.num_kv_heads > MANY_KV_HEADS
+    ):
+        return 1
     width = merge_width(shape.part_elements)
     most = min(MAX_SPLITS, -(-shape.max_keys // MIN_KEYS_PER_SPLIT), width * width)
     programs_per_split = num_requests * shape.num_kv_heads

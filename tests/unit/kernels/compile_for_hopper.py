@@ -131,14 +131,14 @@ def volatile_loads(binary) -> list[int]:
     return [math.prod(int(size) for size in shape.split("x") if size) for shape in shapes]
 
 
-def decode(num_heads, num_kv_heads, head_dim, page_size, window):
+def decode(num_heads, num_kv_heads, head_dim, page_size, window, num_requests=32, num_splits=8):
     scratch = (meta(64, dtype=torch.float32), meta(64, dtype=torch.float32), indices(64))
     caches = [meta(64, page_size, num_kv_heads, head_dim) for _ in "kv"]
-    tables = (indices(33, 512), indices(32), indices(32), None)
-    q, out = meta(32, num_heads, head_dim), meta(32, num_heads, head_dim)
+    tables = (indices(num_requests + 1, 512), indices(num_requests), indices(num_requests), None)
+    q, out = meta(num_requests, num_heads, head_dim), meta(num_requests, num_heads, head_dim)
     return compiled(
         decode_triton.decode_kernel,
-        lambda: decode_triton.launch_decode(q, out, *caches, *tables, 0.1, window, None, *scratch, 8),
+        lambda: decode_triton.launch_decode(q, out, *caches, *tables, 0.1, window, None, *scratch, num_splits),
     )
 
 
@@ -323,12 +323,17 @@ KERNELS = {
     "project 1 row gated": lambda: project_gated(1),
     "project 16 rows gated": lambda: project_gated(16),
     "project 128 rows gated": lambda: project_gated(128),
+    "project 256 rows": lambda: project(256, 1536, 1152),
+    "project 256 rows gated": lambda: project_gated(256),
+    "project 256 rows in parts": lambda: project_parts(256, 1152, 6912),
     "project 8 rows in parts": lambda: project_parts(8, 1152, 1024),
     "project 32 rows in parts": lambda: project_parts(32, 1152, 6912),
     "project 128 rows in parts": lambda: project_parts(128, 1152, 6912),
     "project 1 row of a normed sum": project_normed,
     "decode 256 full": lambda: decode(4, 1, 256, 16, None),
     "decode 256 window page 1": lambda: decode(8, 4, 256, 1, 1024),
+    "whole requests 256, one wave": lambda: decode(4, 1, 256, 16, 512, num_requests=128, num_splits=1),
+    "whole requests 256": lambda: decode(4, 1, 256, 16, 512, num_requests=256, num_splits=1),
     "decode 128 full": lambda: decode(16, 8, 128, 16, None),
     "decode 64 full": lambda: decode(32, 8, 64, 16, None),
     "decode 256 with the newest key": lambda: write_and_decode(4, 1, 256, 512),

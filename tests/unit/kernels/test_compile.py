@@ -47,6 +47,14 @@ def test_as_many_decode_programs_fit_an_sm_as_the_splits_count_on(kernels):
         assert row["stack_bytes"] <= 16, row
 
 
+@pytest.mark.parametrize(("name", "num_programs"), [("whole requests 256, one wave", 1), ("whole requests 256", 2)])
+def test_as_many_programs_that_read_whole_requests_fit_an_sm_as_their_tiles_say(kernels, name, num_programs):
+    row = kernels[name]
+    assert num_programs * (row["shared_bytes"] + BLOCK_RESERVED_BYTES) <= SM_SHARED_BYTES, row
+    assert num_programs * row["registers"] * 32 * row["num_warps"] <= SM_REGISTERS, row
+    assert row["stack_bytes"] == 0, row
+
+
 def test_enough_threads_that_only_compare_fit_an_sm_to_keep_its_loads_in_flight(kernels):
     """16 bytes used and 16 on their way for each thread: 1,024 threads have the 26 KiB that hide memory's latency."""
     rows = [row for name, row in kernels.items() if name.startswith("choose greedy")]

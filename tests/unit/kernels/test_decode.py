@@ -125,3 +125,15 @@ def test_tiles_keep_their_bytes_whatever_the_head_dim():
     assert decode_tiles(192, 128).block_j == 32
     assert decode_tiles(64, 64).block_j == 128
     assert decode_tiles(8, 8).block_j == 128
+
+
+def test_a_program_that_reads_all_keys_of_a_wide_head_takes_long_blocks():
+    """Where enough of them fill the device: two a multiprocessor, or one with more in flight where one wave is all."""
+    one_wave, more = (decode_tiles(256, 256, num_programs=count, num_splits=1) for count in (128, 256))
+    assert (one_wave.block_j, one_wave.num_stages, one_wave.programs_per_sm) == (64, 3, 1)
+    assert (more.block_j, more.num_stages, more.programs_per_sm) == (64, 2, 2)
+    short = decode_tiles(256, 256)
+    assert decode_tiles(256, 256, num_programs=64, num_splits=1) == short
+    assert decode_tiles(256, 256, num_programs=256, num_splits=2) == short
+    assert decode_tiles(128, 128, num_programs=256, num_splits=1) == decode_tiles(128, 128)
+    assert [tiles.max_registers for tiles in (short, one_wave, more)] == [168, 255, 128]

@@ -104,14 +104,21 @@ def test_the_newest_key_counts_once_however_many_splits_there_are():
 
 @pytest.mark.parametrize(
     ("seq_lens", "heads", "norm"),
-    [([3], (16, 1), None), ([3], (4, 2), "all heads"), ([3, 3], (4, 2), None), ([9], (4, 2), None)],
+    [
+        ([3], (16, 1), None),
+        ([3], (4, 2), "all heads"),
+        ([3, 3], (4, 2), None),
+        ([3], (6, 3), None),
+        ([9], (4, 2), None),
+    ],
 )
 def test_what_programs_cannot_turn_or_take_long_over_is_turned_by_rope(seq_lens, heads, norm):
     """A full tile has no row for the key, and heads that are normed together have several programs."""
     called = []
     with (
         swapped(kernels, "launch_qk_rope_write", lambda *call: called.append(call)),
-        swapped(kernels, "MOST_KV_HEADS", 4),
+        swapped(kernels, "MOST_KV_HEADS", 3),
+        swapped(kernels, "MOST_DIMS", 32),
         swapped(kernels, "MOST_KEYS", 8),
     ):
         launch_write_and_decode(*random_call(seq_lens, heads, (16, 16, 8), norm=norm))

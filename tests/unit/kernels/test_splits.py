@@ -66,6 +66,20 @@ def test_a_window_is_not_split_finer_than_it_is_worth():
     assert num_splits(replace(GEMMA_1B, max_keys=1), 1) == 1
 
 
+def test_many_requests_with_a_short_window_are_not_split_at_all():
+    """Wide heads alone: others have long blocks anyway."""
+    window = replace(GEMMA_1B, max_keys=512)
+    assert [num_splits(window, num_requests) for num_requests in (65, 128, 256)] == [1, 1, 1]
+    assert num_splits(window, 64) > 1
+    assert num_splits(GEMMA_1B, 128) > 1
+    assert num_splits(replace(window, v_head_dim=128), 128) > 1
+
+
+def test_requests_that_fill_a_device_are_cut_later_than_few_that_decode_beside_prompts():
+    alone, beside = (keys_per_split(256, 32, 1024, beside_prompts=one) for one in (False, True))
+    assert [len(shares(700, 3, keys)) for keys in (alone, beside)] == [2, 3]
+
+
 @pytest.mark.parametrize("num_requests", [1, 7, 32, 128, 256, 1000])
 @pytest.mark.parametrize("num_kv_heads", [1, 4, 8])
 def test_a_large_step_fills_its_waves(num_requests, num_kv_heads):

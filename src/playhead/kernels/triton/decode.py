@@ -22,14 +22,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from playhead.kernels.splits import MERGE_ELEMENTS, KeysPerSplit, keys_per_split, splits_per_group
+from playhead.kernels.splits import (
+    MANY_KV_HEADS,
+    MERGE_ELEMENTS,
+    NUM_SMS,
+    PROGRAMS_PER_SM,
+    WIDE_HEAD,
+    KeysPerSplit,
+    keys_per_split,
+    splits_per_group,
+)
 from playhead.kernels.triton.arrivals import count_in
 from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
 from playhead.kernels.triton.scores import LOG2_E, NO_SCORE, attend_block, key_pages, load_rows, row_places
 
 MIN_DOT_ROWS = 16  # what a tensor core instruction takes at least
 MIN_DOT_DEPTH = 16
-MAX_REGISTERS = 168  # of a thread: what three programs of 128 threads on one SM leave each
+SM_REGISTERS = 65536
+MAX_REGISTERS = 255  # that a thread can name
 MAX_ROWS = 64  # more query heads per kv head than this take more programs, which read the keys again
 
 
@@ -278,21 +288,40 @@ def decode_kernel(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeTiles:
-    """How a decode program is cut. `block_j` keys are loaded at a time, `num_stages` blocks of them in flight."""
+    """How a decode program is cut. `block_j` keys are loaded at a time, `num_stages` blocks of them in flight.
+
+    `programs_per_sm` of them share the registers of a multiprocessor.
+    """
 
     block_j: int
     num_warps: int
     num_stages: int
+    programs_per_sm: int = PROGRAMS_PER_SM
+
+    @property
+    def max_registers(self) -> int:
+        """Of a thread. They come in eights: 168 for three programs of 128 threads."""
+        each = SM_REGISTERS // (self.programs_per_sm * 32 * self.num_warps)
+        return min(each // 8 * 8, MAX_REGISTERS)
 
 
-def decode_tiles(k_head_dim: int, v_head_dim: int) -> DecodeTiles:
-    """About 32 KiB of bf16 keys and values per block, whatever the head dim.
+def decode_tiles(k_head_dim: int, v_head_dim: int, *, num_programs: int = 1, num_splits: int = 0) -> DecodeTiles:
+    """About 32 KiB of bf16 keys and values per block, whatever the head dim; for a program that reads all keys of a
+    wide head itself, twice as much.
 
     Wide heads take so long over a block that one block ahead is enough: Gemma-3-1B is 1 to 8% faster at all lengths.
     """
     width = triton.next_power_of_2(max(k_head_dim, v_head_dim))
-    block_j = min(max(8192 // width, 16), 128)
-    return DecodeTiles(block_j=block_j, num_warps=4, num_stages=2 if width >= 256 else 3)
+    block_j, is_wide = min(max(8192 // width, 16), 128), width >= WIDE_HEAD
+    if is_wide and num_splits == 1 and num_programs > MANY_KV_HEADS:
+        in_one_wave = num_programs <= NUM_SMS
+        return DecodeTiles(
+            block_j=2 * block_j,
+            num_warps=8,
+            num_stages=3 if in_one_wave else 2,
+            programs_per_sm=1 if in_one_wave else 2,
+        )
+    return DecodeTiles(block_j=block_j, num_warps=4, num_stages=2 if is_wide else 3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,20 +348,22 @@ class Launch:
     @classmethod
     def of(
         cls, k_cache_NSKD: Tensor, v_cache_NSKE: Tensor, page_table_RP: Tensor, rows_B: Tensor, *,
-        num_heads: int, num_splits: int, window: int | None, cut: Cut,
+        num_heads: int, num_splits: int, window: int | None, cut: Cut, beside_prompts: bool = False,
     ) -> Launch:  # fmt: skip
         (num_kv_heads, head_dim), v_head_dim = k_cache_NSKD.shape[2:], v_cache_NSKE.shape[3]
         num_requests, group = rows_B.shape[0], num_heads // num_kv_heads
-        tiles = cut.tiles or decode_tiles(head_dim, v_head_dim)
+        num_programs = num_requests * num_kv_heads
+        tiles = cut.tiles or decode_tiles(head_dim, v_head_dim, num_programs=num_programs, num_splits=num_splits)
         block_m = rows_of_dot(group)
         num_m_blocks = triton.cdiv(group, block_m)
         block_h = min(triton.next_power_of_2(group), block_m)
         block_e = max(triton.next_power_of_2(v_head_dim), MIN_DOT_DEPTH)
         k_strides, v_strides = k_cache_NSKD.stride()[:3], v_cache_NSKE.stride()[:3]
-        keys = cut.keys or keys_per_split(num_requests * num_kv_heads, tiles.block_j, group * v_head_dim)
+        part_elements = group * v_head_dim
+        keys = cut.keys or keys_per_split(num_programs, tiles.block_j, part_elements, beside_prompts=beside_prompts)
         return cls(
             grid=(num_kv_heads * num_m_blocks, num_requests, num_splits),
-            numbers=(num_splits, cut.group_size or splits_per_group(num_splits, group * v_head_dim), *keys),
+            numbers=(num_splits, cut.group_size or splits_per_group(num_splits, part_elements), *keys),
             strides=(*k_strides, *v_strides, page_table_RP.stride(0)),
             options={
                 "H": num_heads, "G": group, "D": head_dim, "E": v_head_dim, "PAGE_SIZE": k_cache_NSKD.shape[1],
@@ -340,7 +371,7 @@ class Launch:
                 "BLOCK_M": block_m, "BLOCK_D": max(triton.next_power_of_2(head_dim), MIN_DOT_DEPTH),
                 "BLOCK_E": block_e, "BLOCK_J": tiles.block_j, "BLOCK_H": block_h,
                 "BLOCK_X": max(MERGE_ELEMENTS // (block_h * block_e), 1),
-                "num_warps": tiles.num_warps, "num_stages": tiles.num_stages,
+                "num_warps": tiles.num_warps, "num_stages": tiles.num_stages, "maxnreg": tiles.max_registers,
             },
         )  # fmt: skip
 
@@ -358,11 +389,14 @@ def launch_decode_rows(*call: Any, cut: Cut = AS_MEASURED) -> None:
     """`launch_decode` for the requests of a step over tokens that have one query: where queries are comes last."""
     q_THD, out_THE, *memory, seq_lens_B, sinks_H, scale, window, softcap = call[:-6]
     *scratch, num_splits, starts_B, lens_B = call[-6:]
-    launch = Launch.of(*memory, num_heads=q_THD.shape[1], num_splits=num_splits, window=window, cut=cut)
+    launch = Launch.of(
+        *memory, num_heads=q_THD.shape[1], num_splits=num_splits, window=window, cut=cut,
+        beside_prompts=lens_B is not None,
+    )  # fmt: skip
     decode_kernel[launch.grid](
         q_THD, out_THE, *memory, seq_lens_B, starts_B, lens_B, sinks_H, *scratch,
         scale, 0.0 if softcap is None else softcap, *launch.numbers,
         *q_THD.stride()[:2], *out_THE.stride()[:2], *launch.strides,
         HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks_H is not None, HAS_QUERIES=lens_B is not None,
-        **launch.options, maxnreg=MAX_REGISTERS, **dependent(q_THD),
+        **launch.options, **dependent(q_THD),
     )  # fmt: skip

@@ -11,10 +11,13 @@ import torch
 
 from playhead.kernels.splits import NUM_SMS
 
-MOST_ROWS = 128  # of a step that reads weights for so little arithmetic that the memory sets its pace
+MOST_ROWS = 256  # of a step that reads weights for so little arithmetic that the memory sets its pace
+MANY_ROWS = 128  # more have so much arithmetic that the BLAS library is as fast or faster, except where ...
+NARROW = 1536  # ... the inputs of a map with many outputs, or the outputs of others, are no more than these
 MOST_OUTPUTS = 65_536  # the BLAS library is at the memory's pace for a head
 MOST_INPUTS = 16_384  # a program of `row_kernel` holds all inputs of two outputs in registers
 LARGE_BYTES = 13 << 20
+ENOUGH_OUTPUTS = 8192  # of a map whose programs can each take 256 rows, and are still as many as multiprocessors
 MANY_OUTPUTS = 6144  # of a map whose programs fill a device although none takes a share of its inputs
 FEW_ROWS = 8  # whose products with 16 outputs are one matrix instruction
 LONG_ROW = 4096  # inputs: more are streamed, as no program can hold them
@@ -75,6 +78,8 @@ def tiles_for(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> Tiles | None:
         return None
     if num_rows == 1:
         return row_tiles(num_outputs, num_inputs)
+    if num_rows > MANY_ROWS:
+        return tiles_for_many_rows(num_outputs, num_inputs)
     if num_outputs >= MANY_OUTPUTS:
         return wide_tiles(num_rows)
     return narrow_tiles(num_rows, num_outputs, num_inputs) if num_inputs < LONG_ROW else None
@@ -87,6 +92,8 @@ def split_tiles(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> HeldTiles | Stre
     (num_outputs, num_inputs), num_rows = weight_OI.shape, x_TI.shape[0]
     if not _is_ours(x_TI, weight_OI) or num_rows == 1 or num_outputs >= MANY_OUTPUTS:
         return None
+    if num_rows > MANY_ROWS:
+        return split_tiles_for_many_rows(num_outputs, num_inputs)
     block_r, is_long = rows_of_tile(num_rows), num_inputs >= LONG_ROW
     num_tiles = -(-num_outputs // 64)
     # A program that holds its weights gains what it loads before it waits: nothing behind a product as long as gate-up.
@@ -139,6 +146,29 @@ def wide_tiles(num_rows: int) -> StreamedTiles:
     if num_rows <= 64:
         return StreamedTiles(block_r=block_r, block_n=64, block_k=128, num_stages=3)
     return StreamedTiles(block_r=block_r, block_n=128, block_k=64, num_stages=6, num_warps=8)
+
+
+def tiles_for_many_rows(num_outputs: int, num_inputs: int) -> StreamedTiles | None:
+    """For 129 to 256 rows. A program that takes them all reads its weights once, and needs many outputs to share."""
+    if num_outputs >= MANY_OUTPUTS and num_inputs <= NARROW:
+        block_r = 256 if num_outputs > ENOUGH_OUTPUTS else 128
+        return StreamedTiles(block_r=block_r, block_n=128, block_k=64, num_stages=4, num_warps=8)
+    if num_outputs <= NARROW and num_inputs < LONG_ROW:
+        return StreamedTiles(block_r=64, block_n=64, block_k=128, num_stages=4, starts_early=True)
+    return None
+
+
+def split_tiles_for_many_rows(num_outputs: int, num_inputs: int) -> StreamedTiles | None:
+    """The same where programs share the inputs: for long rows of them one program a multiprocessor."""
+    if num_outputs > NARROW:
+        return None
+    if num_inputs >= LONG_ROW:
+        num_splits = NUM_SMS // -(-num_outputs // 64)
+        return StreamedTiles(
+            block_r=256, block_n=64, block_k=64, num_stages=4, num_warps=8, num_splits=num_splits, starts_early=True
+        )
+    num_splits = min(4, -(-num_inputs // 64))
+    return StreamedTiles(block_r=128, block_n=64, block_k=64, num_stages=5, num_splits=num_splits, starts_early=True)
 
 
 def narrow_tiles(num_rows: int, num_outputs: int, num_inputs: int) -> HeldTiles | StreamedTiles | None:

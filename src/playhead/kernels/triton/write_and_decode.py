@@ -33,7 +33,8 @@ from playhead.kernels.triton.newest import keep_newest, newest_value, turned_hea
 from playhead.kernels.triton.rope import launch_qk_rope_write
 from playhead.kernels.triton.scores import attend_block, key_pages
 
-MOST_KV_HEADS = 256  # of all requests: more programs than these take longer over norm and rotation than rope does
+MOST_KV_HEADS = 256  # of all requests: more programs than these take longer over norm and rotation than rope does,
+MOST_DIMS = 32_768  # as do fewer whose heads have more dims in all
 FEW_KV_HEADS = 64  # which leave the device room for programs with all registers there are
 MOST_KEYS = 16_384  # that a layer sees: with more, programs beside the projection crowd on few multiprocessors
 FEW_REQUESTS = 8  # whose projection is so short that the kernel behind attention may start with it
@@ -112,7 +113,8 @@ def launch_write_and_decode(*call: Any, cut: Cut = AS_MEASURED) -> None:
     group, num_programs = num_heads // num_kv_heads, num_requests * num_kv_heads
     is_normed_together = q_weight_W is not None and q_weight_W.numel() != head_dim
     max_keys = memory[2].shape[1] * memory[0].shape[1] if window is None else window
-    is_slower = num_programs > MOST_KV_HEADS or max_keys > MOST_KEYS
+    is_crowded = num_programs > MOST_KV_HEADS or num_programs * head_dim > MOST_DIMS
+    is_slower = is_crowded or max_keys > MOST_KEYS
     if is_normed_together or group + 1 > rows_of_dot(group) or is_slower:
         # No program has all that is normed together, or its tile has no row left for the key, or rope is faster.
         heads, locs_B = split_heads(qkv_BX, num_kv_heads, head_dim, v_head_dim), turning.pop()
@@ -127,5 +129,5 @@ def launch_write_and_decode(*call: Any, cut: Cut = AS_MEASURED) -> None:
         F=0 if table_PR is None else table_PR.shape[1] // 2, STEP=2 if interleaved else 1,
         HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks_H is not None,
         HAS_NORM=q_weight_W is not None, UNIT_OFFSET=unit_offset, STARTS_EARLY=num_requests <= FEW_REQUESTS,
-        **launch.options, maxnreg=255 if num_programs <= FEW_KV_HEADS else MAX_REGISTERS, **dependent(qkv_BX),
+        **launch.options | ({"maxnreg": MAX_REGISTERS} if num_programs <= FEW_KV_HEADS else {}), **dependent(qkv_BX),
     )  # fmt: skip
