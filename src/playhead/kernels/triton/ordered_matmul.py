@@ -88,9 +88,12 @@ def ordered_matmul_kernel(
     x, weight, bias, out, num_rows, num_inputs, num_outputs, x_row, weight_row, out_row, scale, chunk,
     HAS_BIAS: tl.constexpr, ADDS: tl.constexpr, IS_PART: tl.constexpr, HAS_CHUNKS: tl.constexpr,
     BY_TMA: tl.constexpr, EVEN: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DEPENDENT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    STARTS_EARLY: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """With IS_PART a program takes one chunk, and `out` are the chunks' sums in float32, a matrix for each chunk."""
+    if STARTS_EARLY:
+        let_downstream_start(DEPENDENT)
     tile_m, tile_n = _place(num_rows, num_outputs, GROUP, BLOCK_M, BLOCK_N)
     first = 0
     last = num_inputs
@@ -111,7 +114,8 @@ def ordered_matmul_kernel(
             x, weight, tile_m, tile_n, x_row, weight_row, num_rows, num_outputs,
             first, last, BY_TMA, EVEN, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
-    let_downstream_start(DEPENDENT)  # when the sums are made: programs of the next kernel take no room from these
+    if not STARTS_EARLY:
+        let_downstream_start(DEPENDENT)
     row_M, col_N = tile_m * BLOCK_M + tl.arange(0, BLOCK_M), tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     live_N, mask_MN = col_N < num_outputs, (row_M < num_rows)[:, None] & (col_N < num_outputs)[None, :]
     out_place = out + (row_M.to(tl.int64) * out_row)[:, None] + col_N[None, :]
@@ -173,6 +177,14 @@ def matmul_tiles(num_rows: int, num_outputs: int, num_chunks: int) -> tuple[Matm
     return BY_TMA[-1], True
 
 
+def starts_early(num_outputs: int) -> bool:
+    """Whether the next kernel may start while this one multiplies, or when the sums are made: as in `projection_tiles`.
+
+    Programs that wait take room from those of a wide map, which has enough of them to fill a device.
+    """
+    return num_outputs < WIDE_FROM
+
+
 def can_be_described(tensor: Tensor) -> bool:
     """Whether the copy engine can fetch blocks of a matrix: rows begin at multiples of 16 bytes."""
     return tensor.stride(1) == 1 and tensor.stride(0) * tensor.element_size() % 16 == 0 and tensor.data_ptr() % 16 == 0
@@ -203,7 +215,7 @@ def launch_matmul_in_order(*call: Any, tiles: MatmulTiles | None = None, chunk: 
         x_TI.stride(0), weight_OI.stride(0), target.stride(-2), 1.0 if is_part else scale, chunk,
         **({"HAS_BIAS": False, "ADDS": False} if is_part else finish), IS_PART=is_part, HAS_CHUNKS=num_chunks > 1,
         BY_TMA=by_tma, EVEN=num_inputs % tiles.block_k == 0 and chunk % tiles.block_k == 0, GROUP=TILES_IN_A_GROUP,
-        BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
+        BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k, STARTS_EARLY=starts_early(num_outputs),
         num_warps=tiles.num_warps, num_stages=tiles.num_stages, enable_fp_fusion=False, **dependent(x_TI),
     )  # fmt: skip
     if is_part:
