@@ -19,11 +19,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from playhead.kernels.ordered import LONG_ROW
 from playhead.kernels.splits import NUM_SMS
 from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
 
 CHUNK = 1152  # inputs: the 6,912 of Gemma-3-1B are six
-LONG_ROW = 4096  # inputs; a shorter row is one chunk
 FEW_ROWS = 64  # a tile's; more are fetched by the copy engine
 PARTS_UP_TO = 1024  # rows: above, chunks have no programs of their own, as storing their sums would take as long
 WIDE_FROM = 4096  # outputs
