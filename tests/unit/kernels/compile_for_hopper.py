@@ -131,6 +131,11 @@ def volatile_loads(binary) -> list[int]:
     return [math.prod(int(size) for size in shape.split("x") if size) for shape in shapes]
 
 
+def matrix_depths(binary) -> list[int]:
+    """How many inputs the matrix instructions add up at a time."""
+    return sorted({int(depth) for depth in re.findall(r"mma\S*\.m\d+n\d+k(\d+)\.", binary.asm["ptx"])})
+
+
 def decode(num_heads, num_kv_heads, head_dim, page_size, window):
     scratch = (meta(64, dtype=torch.float32), meta(64, dtype=torch.float32), indices(64))
     caches = [meta(64, page_size, num_kv_heads, head_dim) for _ in "kv"]
@@ -406,7 +411,7 @@ def main() -> None:
         binary, options = build()
         registers, stack_bytes = usage(binary)
         row = {"name": name, "registers": registers, "stack_bytes": stack_bytes}
-        row |= {"volatile_loads": volatile_loads(binary)}
+        row |= {"volatile_loads": volatile_loads(binary), "matrix_depths": matrix_depths(binary)}
         row |= {"shared_bytes": binary.metadata.shared, "num_warps": options.get("num_warps", 4)}
         print(json.dumps(row), flush=True)
 
