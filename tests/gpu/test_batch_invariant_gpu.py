@@ -19,6 +19,8 @@ import torch
 from playhead.attention.ordered import OrderedBackend
 from playhead.engine.config import EngineConfig
 from playhead.graph import Mode
+from playhead.kernels.elementwise import softcap_
+from playhead.kernels.head import can_choose
 from playhead.kernels.ordered import matmul_in_order
 from playhead.llm import LLM
 from playhead.outputs import RequestOutput
@@ -27,6 +29,7 @@ from playhead.step.audit import audit_worker
 from playhead.testing.order_checkers import unordered_ops
 from playhead.testing.tiny_worker import dense_logits, last_logits, spread, tiny_worker
 from tests.e2e.embedded import sampling
+from tests.gpu.test_head_gpu import head, logits_of
 from tests.unit.attention.scenes import Scene, SceneSpec, make_scene
 
 NUM_CASES = int(os.environ.get("PLAYHEAD_INVARIANT_CASES", "24"))
@@ -161,6 +164,20 @@ def test_a_row_of_a_matmul_has_the_same_bits_in_any_step(num_inputs, num_outputs
     assert float((whole.double() - wanted).norm() / wanted.norm()) < 3e-3
     for num_rows in (1, 33, 65, 200, 300, 1025):
         assert torch.equal(in_order(x_TI[7 : 7 + num_rows].contiguous(), weight_OI), whole[7 : 7 + num_rows]), num_rows
+
+
+@pytest.mark.parametrize(("num_ids", "width"), [(262144, 1152), (151936, 1024)])
+def test_a_row_of_logits_has_the_same_bits_in_any_step(num_ids, width):
+    """Up to 128 rows have a kernel that can choose too; more are a matmul and what bends its product."""
+    h_NM, weight_VM = head(300, num_ids, width)
+    whole = in_order(h_NM, weight_VM)
+    bent = whole.float().mul_(0.0625)
+    softcap_(bent, 0.5)
+    for num_rows in (1, 8, 33, 128):
+        rows, few_NM = slice(7, 7 + num_rows), h_NM[7 : 7 + num_rows].contiguous()
+        assert can_choose(few_NM, weight_VM, in_order=True)
+        assert torch.equal(logits_of(few_NM, weight_VM), whole[rows]), num_rows
+        assert torch.equal(logits_of(few_NM, weight_VM, 0.0625, 0.5), bent[rows]), num_rows
 
 
 def in_order(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:

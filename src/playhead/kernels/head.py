@@ -3,6 +3,8 @@
 A step that wants tokens alone need not store its logits: on a GPU one kernel multiplies and keeps each row's best id.
 It chooses from the very numbers that `head_logits` stores for as many rows, so a request's tokens do not depend on
 whether somebody beside it wants logits. `can_choose` says for which heads and how many rows there is such a kernel.
+On a GPU it adds up a row's inputs in ascending order, whatever its tiles: up to LONG_ROW inputs that is the order of
+`matmul_in_order`.
 
 Shapes: N rows, M hidden, V vocabulary, R rows of the scratch.
 """
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from playhead.kernels.elementwise import softcap_
 from playhead.kernels.op import op
+from playhead.kernels.ordered import LONG_ROW
 from playhead.kernels.projection import project
 from playhead.kernels.tokens import NO_KEY, choose_scratch, choose_tokens
 from playhead.kernels.triton.head_tiles import head_tiles
@@ -23,8 +26,10 @@ from playhead.kernels.triton.head_tiles import head_tiles
 NO_CAP = math.inf
 
 
-def can_choose(h_NM: Tensor, weight_VM: Tensor) -> bool:
-    """Whether the two ops below have a kernel for such rows."""
+def can_choose(h_NM: Tensor, weight_VM: Tensor, *, in_order: bool = False) -> bool:
+    """Whether the two ops below have a kernel for such rows. With `in_order` it must add up as `matmul_in_order`."""
+    if in_order and weight_VM.shape[1] > LONG_ROW:
+        return False
     return h_NM.is_cuda and head_tiles(h_NM, weight_VM) is not None
 
 

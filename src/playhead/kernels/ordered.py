@@ -14,6 +14,9 @@ from torch import Tensor
 from playhead.kernels.attention import extend
 from playhead.kernels.op import op
 
+LONG_ROW = 4096
+"""Inputs that are added up from the first to the last. A longer row is cut into chunks, whose sums are added up."""
+
 
 @op(mutates=("out_TO",), cuda="triton.ordered_matmul:launch_matmul_in_order")
 def matmul_in_order(

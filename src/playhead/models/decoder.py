@@ -196,6 +196,6 @@ class Decoder(nn.Module):
     def _weight_to_choose_by(self, h_NM: torch.Tensor) -> torch.Tensor | None:
         """The head's matrix, where logits and choice of such rows are made by the same kernel."""
         head = self.lm_head
-        if isinstance(head, PlainLinear) and head.is_fused_on(h_NM) and can_choose(h_NM, head.weight):
+        if isinstance(head, PlainLinear) and can_choose(h_NM, head.weight, in_order=head.is_ordered):
             return head.weight
         return None

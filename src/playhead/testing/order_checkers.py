@@ -12,11 +12,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from playhead.attention.base import LENGTHS_SLOT, ROWS_SLOT, AttentionBackend, AttentionPlan, LayerAttention
+from playhead.kernels.head import head_scratch
 from playhead.layers.linear import PlainWeights
 from playhead.layers.spec import AttentionSpec
 from playhead.models.build import spec_from_config
 from playhead.models.decoder import Decoder
 from playhead.models.spec import ModelSpec
+from playhead.sampling_params import GREEDY_BELOW
 from playhead.schedule.request import Chunk
 from playhead.step.build import prepare_sums
 from playhead.step.worker import Worker
@@ -26,8 +28,10 @@ from playhead.types import Mode
 
 MATMULS = frozenset({"mm", "addmm", "addmm_", "mv", "addmv", "linear", "_scaled_mm", "_grouped_mm", "dot"})
 BATCHED_MATMULS = frozenset({"bmm", "baddbmm"})  # a CPU's attention has them; no setting is about its order
-# Ours whose result for a row depends on nothing but the row: a program for each row, or sums of integers. An op that is
-# not here has to be looked at, on a GPU, before an engine with `batch_invariant` may use it.
+# Ours whose result for a row depends on nothing but the row: a program for each row, or sums of integers. Matrix
+# instructions add up a row's inputs in ascending order: `matmul_in_order` for any number of rows, the two of the head
+# for up to 128, to the same bits. An op that is not here has to be looked at, on a GPU, before an engine with
+# `batch_invariant` may use it.
 ROW_ALONE = frozenset(
     {
         "matmul_in_order",
@@ -39,6 +43,8 @@ ROW_ALONE = frozenset(
         "qk_rope_write",
         "gated_activation",
         "softcap_",
+        "head_logits",
+        "head_tokens",
         "choose_tokens",
         "least_keys",
         "forbid_",
@@ -48,6 +54,7 @@ ROW_ALONE = frozenset(
     }
 )
 SIDE_BY_SIDE = {**TINY_GEMMA3, "model_type": "cohere2", "logit_scale": 1.0}
+LARGE_HEAD = {**TINY_GEMMA3, "vocab_size": 131_072, "hidden_size": 64}
 CPU_ATTENTION = frozenset({"decode_cells", "key_cells", "extend_cells"})
 
 
@@ -121,7 +128,7 @@ class AttendsOnce:
 def sums_in_order_on_a_gpu() -> list[str]:
     """What a GPU would run, found without one: the ops of tensors that have a device and no numbers."""
     found: list[str] = []
-    for model in (TINY_GEMMA3, SIDE_BY_SIDE):
+    for model in (TINY_GEMMA3, SIDE_BY_SIDE, LARGE_HEAD):
         with FakeTensorMode():
             names = gpu_ops(spec_from_config(dict(model)))
         found += without_order(names, "cuda")
@@ -129,7 +136,7 @@ def sums_in_order_on_a_gpu() -> list[str]:
 
 
 def gpu_ops(spec: ModelSpec) -> set[str]:
-    """The ops of steps of a few sizes, from embedding to logits. A size may have kernels of its own."""
+    """The ops of steps of a few sizes, from embedding to logits and tokens. A size may have kernels of its own."""
     device = torch.device("cuda")
     decoder = Decoder(spec, PlainWeights(dtype=torch.bfloat16, device=device))
     layers = tuple(attention_of(layer.attention, device) for layer in spec.layers)
@@ -143,7 +150,11 @@ def gpu_ops(spec: ModelSpec) -> set[str]:
             plan = backend.plan({ROWS_SLOT: per_request[0], LENGTHS_SLOT: per_request[1], **queries})
             ids_T = torch.zeros(num_tokens, dtype=torch.int64, device=device)
             context = AttendsOnce(layers=layers, backend=backend, plan=plan)
-            decoder.head(decoder.layers(decoder.embed(ids_T), context))
+            h_TM = decoder.layers(decoder.embed(ids_T), context)
+            decoder.head(h_TM)
+            temperature_T = torch.zeros(num_tokens, device=device)
+            scratch = head_scratch(num_tokens, device), torch.zeros(num_tokens, dtype=torch.int32, device=device)
+            decoder.choose(h_TM, temperature_T, ids_T, ids_T, torch.empty_like(ids_T), *scratch, GREEDY_BELOW, True)
     return set(names.found)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from playhead.engine.build import build_engine
 from playhead.engine.config import EngineConfig
@@ -11,7 +12,7 @@ from playhead.errors import ConfigError
 from playhead.layers.linear import PlainLinear
 from playhead.models.build import spec_from_config
 from playhead.step.audit import audit_worker
-from playhead.testing.order_checkers import sums_in_order, sums_in_order_on_a_gpu, unordered_ops
+from playhead.testing.order_checkers import LARGE_HEAD, gpu_ops, sums_in_order, sums_in_order_on_a_gpu, unordered_ops
 from playhead.testing.tiny_worker import TINY_GPT_OSS, tiny_worker
 from playhead.types import Mode
 
@@ -19,6 +20,11 @@ from playhead.types import Mode
 def test_no_op_of_an_invariant_engine_adds_up_in_an_order_of_the_batch():
     assert sums_in_order() == []
     assert sums_in_order_on_a_gpu() == []
+
+
+def test_a_large_head_of_few_rows_chooses_in_its_kernel_with_the_setting_too():
+    with FakeTensorMode():
+        assert gpu_ops(spec_from_config(LARGE_HEAD)) >= {"playhead.head_tokens", "playhead.head_logits"}
 
 
 def test_an_engine_without_the_setting_has_matmuls_of_torch():

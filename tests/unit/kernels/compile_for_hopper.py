@@ -131,6 +131,11 @@ def volatile_loads(binary) -> list[int]:
     return [math.prod(int(size) for size in shape.split("x") if size) for shape in shapes]
 
 
+def matrix_depths(binary) -> list[int]:
+    """How many inputs the matrix instructions add up at a time."""
+    return sorted({int(depth) for depth in re.findall(r"mma\S*\.m\d+n\d+k(\d+)\.", binary.asm["ptx"])})
+
+
 def decode(num_heads, num_kv_heads, head_dim, page_size, window, num_requests=32, num_splits=8):
     scratch = (meta(64, dtype=torch.float32), meta(64, dtype=torch.float32), indices(64))
     caches = [meta(64, page_size, num_kv_heads, head_dim) for _ in "kv"]
@@ -184,9 +189,14 @@ def attend_in_order(kernel, other, num_heads, num_kv_heads, head_dim, window):
     scratch = (meta(64, dtype=torch.float32), meta(64, dtype=torch.float32), indices(64))
     q, out = meta(512, num_heads, head_dim), meta(512, num_heads, head_dim)
     call = (q, out, *caches, *tables, None, 0.1, window, None, *queries, *scratch, False)
-    other.run = lambda *args, **kwargs: None  # the launch has two kernels
+    return compiled_beside(other, kernel, lambda: ordered_attention_triton.launch_attend_in_order(*call))
+
+
+def compiled_beside(other, kernel, launch):
+    """The kernel as `launch` would launch it, which launches another one too."""
+    other.run = lambda *args, **kwargs: None
     try:
-        return compiled(kernel, lambda: ordered_attention_triton.launch_attend_in_order(*call))
+        return compiled(kernel, launch)
     finally:
         del other.run
 
@@ -201,12 +211,13 @@ def tiles_in_order(*shape):
     return attend_in_order(*kernels, *shape)
 
 
-def matmul_in_order(num_inputs, num_outputs):
-    """A step of few rows: the tiles of others are fetched by the copy engine, whose descriptors need a device."""
-    call = (meta(8, num_inputs), meta(num_outputs, num_inputs), None, meta(8, num_outputs), 1.0, False)
-    return compiled(
-        ordered_matmul_triton.ordered_matmul_kernel, lambda: ordered_matmul_triton.launch_matmul_in_order(*call)
-    )
+def matmul_in_order(num_rows, num_inputs, num_outputs, *, sums_chunks=False):
+    """The product, or with `sums_chunks` what adds up the chunks of its long rows."""
+    x, weight, out = meta(num_rows, num_inputs), meta(num_outputs, num_inputs), meta(num_rows, num_outputs)
+    kernels = (ordered_matmul_triton.sum_chunks_kernel, ordered_matmul_triton.ordered_matmul_kernel)
+    other, kernel = reversed(kernels) if sums_chunks else kernels
+    call = (x, weight, None, out, 1.0, False)
+    return compiled_beside(other, kernel, lambda: ordered_matmul_triton.launch_matmul_in_order(*call))
 
 
 def rope(num_heads=4, num_kv_heads=1, head_dim=256, *, together=False):
@@ -349,8 +360,12 @@ KERNELS = {
     "in order: tiles 256 window": lambda: tiles_in_order(4, 1, 256, 512),
     "in order: tiles 128": lambda: tiles_in_order(16, 8, 128, None),
     "in order: tiles 64": lambda: tiles_in_order(32, 8, 64, None),
-    "in order: matmul": lambda: matmul_in_order(1152, 1536),
-    "in order: wide matmul": lambda: matmul_in_order(1152, 13824),
+    "in order: matmul": lambda: matmul_in_order(8, 1152, 1536),
+    "in order: wide matmul": lambda: matmul_in_order(8, 1152, 13824),
+    "in order: matmul in chunks": lambda: matmul_in_order(8, 6912, 1152),
+    "in order: sums of chunks": lambda: matmul_in_order(8, 6912, 1152, sums_chunks=True),
+    "in order: wide matmul 256 rows": lambda: matmul_in_order(256, 1152, 13824),
+    "in order: matmul in chunks 2048 rows": lambda: matmul_in_order(2048, 6912, 1152),
     "rope": rope,
     "translate page 16": lambda: translate(128, 16, 1024),
     "translate page 1": lambda: translate(1, 1, 512),
@@ -401,7 +416,7 @@ def main() -> None:
         binary, options = build()
         registers, stack_bytes = usage(binary)
         row = {"name": name, "registers": registers, "stack_bytes": stack_bytes}
-        row |= {"volatile_loads": volatile_loads(binary)}
+        row |= {"volatile_loads": volatile_loads(binary), "matrix_depths": matrix_depths(binary)}
         row |= {"shared_bytes": binary.metadata.shared, "num_warps": options.get("num_warps", 4)}
         print(json.dumps(row), flush=True)
 

@@ -72,3 +72,11 @@ def test_every_thread_loads_one_of_the_keys_that_other_programs_raise(kernels):
     assert len(rows) == 2
     for row in rows:
         assert row["volatile_loads"] == [32 * row["num_warps"]], row
+
+
+def test_the_head_and_matmuls_in_order_take_as_many_inputs_at_a_time(kernels):
+    """Matrix instructions of another depth would group a row's inputs otherwise, and give its sum other bits."""
+    rows = [row for name, row in kernels.items() if name.startswith("head") or "matmul" in name]
+    assert len(rows) == 9
+    for row in rows:
+        assert row["matrix_depths"] == [16], row

@@ -16,12 +16,14 @@ SETTLED = {"page_table", "rows", "seq_lens", "query_starts", "query_lens", "posi
 """Written before the embedding, which all layers follow, and by no kernel of a layer."""
 
 OF_ATTENTION = {"decode_kernel", "write_and_decode_kernel", "extend_kernel"}
+OF_ATTENTION |= {"ordered_decode_kernel", "ordered_tiles_kernel"}
 
 OLD_KEYS = {"k_cache", "v_cache"}
 """What a kernel that brings the newest key itself finds in memory are the keys of earlier steps."""
 
 NUMBERS = {"N", "K", "k_page", "k_slot", "k_head", "v_page", "v_slot", "v_head", "x_stride", "table_stride"}
 NUMBERS |= {"num_requests", "num_splits", "whole_keys", "least_keys", "few_splits", "most_keys"}
+NUMBERS |= {"num_rows", "num_outputs"}
 
 
 def dependent_kernels(text):
@@ -90,8 +92,11 @@ OF_A_STEP = {
     *("newest_ids_kernel", "translate_kernel", "embed_kernel", "row_kernel", "held_kernel", "streamed_kernel"),
     *("qk_rope_write_kernel", "decode_kernel", "write_and_decode_kernel", "extend_kernel"),
     *("add_norm_kernel", "rms_norm_kernel", "gated_activation_kernel", "choose_kernel", "advance_kernel"),
+    *("ordered_matmul_kernel", "sum_chunks_kernel", "ordered_decode_kernel", "ordered_tiles_kernel"),
 }
-"""Kernels of a plain decode step. One of them launched otherwise costs the whole gap in front of it and behind it."""
+"""Kernels of plain steps, and of steps with `batch_invariant`. One of them launched otherwise costs the whole gap in
+front of it and behind it.
+"""
 
 
 def test_the_kernels_of_a_step_start_before_their_upstream_has_ended():

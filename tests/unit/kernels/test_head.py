@@ -11,11 +11,12 @@ import torch
 import triton
 import triton.language as tl
 
-from playhead.kernels.head import NO_CAP, head_logits, head_scratch, head_tokens
+from playhead.kernels.head import NO_CAP, can_choose, head_logits, head_scratch, head_tokens
 from playhead.kernels.tokens import choose_scratch, choose_tokens
 from playhead.kernels.triton.choose import gumbel
 from playhead.kernels.triton.head import launch_head, most_noise
 from playhead.kernels.triton.head_tiles import HeadTiles, head_tiles
+from playhead.testing.gpu_tensors import GPU, gpu_without_numbers
 
 GREEDY_BELOW = 1e-5
 NUM_IDS, WIDTH = 70, 48
@@ -171,3 +172,11 @@ def test_rules_take_large_heads_of_few_rows():
     assert tiles(1, num_ids=512) is None
     assert tiles(1, width=1160) is None
     assert tiles(1, dtype=torch.float32) is None
+
+
+def test_rows_that_are_added_up_in_chunks_are_not_in_the_kernels_order():
+    with gpu_without_numbers():
+        for width, is_in_order in ((4096, True), (4160, False)):
+            h, weight = (torch.empty(size, width, dtype=torch.bfloat16, device=GPU) for size in (8, 131_072))
+            assert can_choose(h, weight)
+            assert can_choose(h, weight, in_order=True) == is_in_order

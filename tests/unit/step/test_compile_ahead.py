@@ -23,7 +23,7 @@ GEMMA = Path(__file__).resolve().parents[3] / "bench" / "models" / "gemma3-1b" /
 
 
 @pytest.mark.parametrize(
-    ("model", "options"), [("gemma3-1b", []), ("gpt_oss", ["--rank"]), ("cohere2", ["--batch-invariant"])]
+    ("model", "options"), [("gemma3-1b", []), ("gpt_oss", ["--rank"]), ("large head", ["--batch-invariant"])]
 )
 def test_every_kernel_of_a_step_of_any_captured_size_was_compiled_before(model, options):
     config = MODELS.get(model) or {**json.loads(GEMMA.read_text()), "num_hidden_layers": 4, "sliding_window_pattern": 2}

@@ -210,7 +210,7 @@ def attend_share(
 
 
 @triton.jit
-def _queries(
+def load_queries(
     q_row, q_head, heads, G: tl.constexpr, D: tl.constexpr, NUM_M_BLOCKS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -274,7 +274,7 @@ def decode_kernel(
     page_J = key_pages(table_row, key_J, key_J < last, PAGE_SIZE)
     after_upstream(DEPENDENT)
     if split < num_live:
-        q_MD = _queries(q + token * q_token, q_head, heads, G, D, NUM_M_BLOCKS, BLOCK_M, BLOCK_D)
+        q_MD = load_queries(q + token * q_token, q_head, heads, G, D, NUM_M_BLOCKS, BLOCK_M, BLOCK_D)
         top_M, sum_M, acc_ME = start_of_softmax(sinks, heads, split, G, NUM_M_BLOCKS, HAS_SINKS, BLOCK_M, BLOCK_E)
         attend_share(
             q_MD, top_M, sum_M, acc_ME, out + token * out_token,

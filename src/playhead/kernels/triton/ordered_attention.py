@@ -26,12 +26,12 @@ import triton.language as tl
 
 from playhead.kernels.splits import NUM_SMS
 from playhead.kernels.triton.arrivals import count_in
+from playhead.kernels.triton.decode import load_queries, rows_of_dot
+from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
 from playhead.kernels.triton.extend import MIN_DOT_DEPTH, _num_tiles, _request_of, num_programs
 from playhead.kernels.triton.scores import LOG2_E, NO_SCORE, capped, key_pages, load_rows, row_places
 
 SEGMENT = 256  # keys: a request of 1,024 has work for four programs
-MIN_DOT_ROWS = 16  # what a tensor core instruction takes at least
-MAX_ROWS = 64  # more query heads per kv head than this take more programs, which read the keys again
 SUM_COLUMNS = tl.constexpr(16)  # the fewest that a matrix instruction makes
 
 
@@ -130,12 +130,14 @@ def ordered_tiles_kernel(
     num_requests, q_token, q_head, out_token, out_head, k_page, k_slot, k_head, v_page, v_slot, v_head, table_stride,
     G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr,
     TOKENS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, SEGMENT: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The requests with more than one query."""
+    let_downstream_start(DEPENDENT)
     kv_head = tl.program_id(1)
     # Late tiles see the most keys: started first, they are not what everybody waits for at the end.
     tile = _num_tiles(query_starts, query_lens, num_requests, TOKENS) - 1 - tl.program_id(0)
+    after_upstream(DEPENDENT)
     while tile >= 0:
         request, first_tile = _request_of(tile, query_starts, num_requests, TOKENS)
         num_queries = tl.load(query_lens + request)
@@ -204,12 +206,13 @@ def ordered_decode_kernel(
     q_token, q_head, out_token, out_head, k_page, k_slot, k_head, v_page, v_slot, v_head, table_stride,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr,
     NUM_M_BLOCKS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, SEGMENT: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The requests with one query: program s of S takes segments s, s + S, ... of those there are.
 
     Where the parts of a request have no room, its first program takes all segments by itself.
     """
+    let_downstream_start(DEPENDENT)
     heads, request = tl.program_id(0), tl.program_id(2)  # `heads`: a block of BLOCK_M query heads of one kv head
     # At once, and "volatile": a compiler would move each to its first use, and their latencies would add up.
     seq_len = tl.load(seq_lens + request, volatile=True)
@@ -222,13 +225,12 @@ def ordered_decode_kernel(
     if num_sharing > 1:
         first_part = _first_part(seq_lens, request, WINDOW, SEGMENT)
         num_sharing = tl.where(first_part + num_segments <= num_parts, num_sharing, 1)
+    after_upstream(DEPENDENT)
     if (num_queries == 1) & (tl.program_id(1) < num_sharing):
         kv_head = heads // NUM_M_BLOCKS
         in_group_M = (heads % NUM_M_BLOCKS) * BLOCK_M + tl.arange(0, BLOCK_M)
         live_M, head_M = in_group_M < G, kv_head * G + in_group_M
-        dim_D = tl.arange(0, BLOCK_D)
-        q_place = q + (token * q_token + head_M * q_head)[:, None] + dim_D[None, :]
-        q_MD = tl.load(q_place, mask=live_M[:, None] & (dim_D < D)[None, :], other=0.0)
+        q_MD = load_queries(q + token * q_token, q_head, heads, G, D, NUM_M_BLOCKS, BLOCK_M, BLOCK_D)
         table_row = page_table + row * table_stride
         least = tl.maximum(seq_len - WINDOW, 0) if WINDOW > 0 else 0
         position_M = tl.zeros([BLOCK_M], tl.int32) + (seq_len - 1)
@@ -314,8 +316,9 @@ def launch_attend_in_order(*call: Any, tiles: OrderedTiles | None = None, segmen
         "G": group, "D": head_dim, "E": v_head_dim, "PAGE_SIZE": page_size, "WINDOW": window or 0,
         "HAS_SOFTCAP": softcap is not None, "HAS_SINKS": sinks_H is not None, "SEGMENT": segment,
         "BLOCK_D": block_d, "BLOCK_E": block_e, "BLOCK_J": tiles.block_j, "enable_fp_fusion": False,
+        **dependent(q_THD),
     }  # fmt: skip
-    block_m = min(max(triton.next_power_of_2(group), MIN_DOT_ROWS), MAX_ROWS)
+    block_m = rows_of_dot(group)
     num_m_blocks = triton.cdiv(group, block_m)
     num_heads_blocks = num_kv_heads * num_m_blocks
     most_sharing = triton.cdiv(PROGRAMS_PER_SM * NUM_SMS, num_requests * num_heads_blocks)

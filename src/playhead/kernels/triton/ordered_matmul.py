@@ -19,10 +19,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from playhead.kernels.ordered import LONG_ROW
 from playhead.kernels.splits import NUM_SMS
+from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
 
 CHUNK = 1152  # inputs: the 6,912 of Gemma-3-1B are six
-LONG_ROW = 4096  # inputs; a shorter row is one chunk
 FEW_ROWS = 64  # a tile's; more are fetched by the copy engine
 PARTS_UP_TO = 1024  # rows: above, chunks have no programs of their own, as storing their sums would take as long
 WIDE_FROM = 4096  # outputs
@@ -87,7 +88,7 @@ def ordered_matmul_kernel(
     x, weight, bias, out, num_rows, num_inputs, num_outputs, x_row, weight_row, out_row, scale, chunk,
     HAS_BIAS: tl.constexpr, ADDS: tl.constexpr, IS_PART: tl.constexpr, HAS_CHUNKS: tl.constexpr,
     BY_TMA: tl.constexpr, EVEN: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """With IS_PART a program takes one chunk, and `out` are the chunks' sums in float32, a matrix for each chunk."""
     tile_m, tile_n = _place(num_rows, num_outputs, GROUP, BLOCK_M, BLOCK_N)
@@ -97,6 +98,7 @@ def ordered_matmul_kernel(
         first = tl.program_id(1) * chunk
         last = tl.minimum(first + chunk, num_inputs)
         out += tl.program_id(1).to(tl.int64) * num_rows * num_outputs
+    after_upstream(DEPENDENT)
     if HAS_CHUNKS and not IS_PART:
         sum_MN = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for first in range(0, num_inputs, chunk):
@@ -109,6 +111,7 @@ def ordered_matmul_kernel(
             x, weight, tile_m, tile_n, x_row, weight_row, num_rows, num_outputs,
             first, last, BY_TMA, EVEN, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
+    let_downstream_start(DEPENDENT)
     row_M, col_N = tile_m * BLOCK_M + tl.arange(0, BLOCK_M), tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     live_N, mask_MN = col_N < num_outputs, (row_M < num_rows)[:, None] & (col_N < num_outputs)[None, :]
     out_place = out + (row_M.to(tl.int64) * out_row)[:, None] + col_N[None, :]
@@ -118,12 +121,14 @@ def ordered_matmul_kernel(
 @triton.jit(do_not_specialize=["num_rows"])
 def sum_chunks_kernel(
     parts, bias, out, num_rows, num_outputs, out_row, scale, num_chunks,
-    HAS_BIAS: tl.constexpr, ADDS: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ADDS: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """A block of a row: the chunks' sums in ascending order, as a program that takes all chunks adds them."""
+    let_downstream_start(DEPENDENT)
     row, col = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = col < num_outputs
     sum_ = tl.zeros([BLOCK], tl.float32)
+    after_upstream(DEPENDENT)
     for chunk in range(num_chunks):
         sum_ += tl.load(parts + (chunk * num_rows + row) * num_outputs + col, mask=live, other=0.0)
     if HAS_BIAS:
@@ -189,6 +194,8 @@ def launch_matmul_in_order(*call: Any, tiles: MatmulTiles | None = None, chunk: 
     if by_tma:
         x = TensorDescriptor.from_tensor(x_TI, [tiles.block_m, tiles.block_k])
         weight = TensorDescriptor.from_tensor(weight_OI, [tiles.block_n, tiles.block_k])
+    # Kernels of many rows take so long that an early start gains nothing, and waiting programs cost 1%.
+    waits = dependent(x_TI) if num_rows <= PARTS_UP_TO else {"DEPENDENT": False}
     target, finish = out_TO, {"HAS_BIAS": bias_O is not None, "ADDS": adds}
     if is_part:
         target = torch.empty((num_chunks, num_rows, num_outputs), dtype=torch.float32, device=x_TI.device)
@@ -199,10 +206,10 @@ def launch_matmul_in_order(*call: Any, tiles: MatmulTiles | None = None, chunk: 
         **({"HAS_BIAS": False, "ADDS": False} if is_part else finish), IS_PART=is_part, HAS_CHUNKS=num_chunks > 1,
         BY_TMA=by_tma, EVEN=num_inputs % tiles.block_k == 0 and chunk % tiles.block_k == 0, GROUP=TILES_IN_A_GROUP,
         BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
-        num_warps=tiles.num_warps, num_stages=tiles.num_stages, enable_fp_fusion=False,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages, enable_fp_fusion=False, **waits,
     )  # fmt: skip
     if is_part:
         sum_chunks_kernel[(num_rows, triton.cdiv(num_outputs, SUM_BLOCK))](
             target, bias_O, out_TO, num_rows, num_outputs, out_TO.stride(0), scale, num_chunks, **finish,
-            BLOCK=SUM_BLOCK, enable_fp_fusion=False,
+            BLOCK=SUM_BLOCK, enable_fp_fusion=False, **waits,
         )  # fmt: skip
