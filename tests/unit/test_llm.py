@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from playhead.engine import engine as engine_module
 from playhead.engine.config import EngineConfig
 from playhead.engine.resolve import on_device
 from playhead.errors import ConfigError, RequestError
@@ -17,6 +18,7 @@ from playhead.llm import LLM
 from playhead.models.text.detokenize import TokenBytes
 from playhead.outputs import FinishReason
 from playhead.sampling_params import SamplingParams
+from playhead.testing.mutant import swapped
 from playhead.testing.tiny_worker import TINY_GEMMA3
 from playhead.types import LoadFormat, Mode
 
@@ -166,6 +168,22 @@ def test_what_a_captured_engine_keeps_is_not_looked_through_again_until_it_is_cl
     with LLM("embedded", **SMALLEST) as llm:
         assert gc.get_freeze_count() == 0
         llm.capture_graphs()
+        assert gc.get_freeze_count() > 10_000
+    assert gc.get_freeze_count() == 0
+
+
+def test_what_is_captured_one_by_one_is_left_out_too_where_a_collection_is_longer_than_a_step():
+    with swapped(engine_module, "WHERE_PAUSES_SHOW", ("cpu",)), LLM("embedded", **SMALLEST) as llm:
+        llm.generate([5] * 3, SamplingParams(max_tokens=3))
+        assert gc.get_freeze_count() > 10_000
+    assert gc.get_freeze_count() == 0
+
+
+def test_objects_stay_left_out_until_the_last_engine_that_captured_is_closed():
+    with LLM("embedded", **SMALLEST) as llm:
+        llm.capture_graphs()
+        with LLM("embedded", **SMALLEST) as other:
+            other.capture_graphs()
         assert gc.get_freeze_count() > 10_000
     assert gc.get_freeze_count() == 0
 

@@ -11,11 +11,9 @@ request with `RequestFailed`, and no other.
 
 from __future__ import annotations
 
-import gc
 import logging
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,10 +25,12 @@ from playhead.engine.resolve import resolved
 from playhead.engine.response import ResponseBuilder
 from playhead.engine.resume import take_up
 from playhead.engine.seeds import seed_of
+from playhead.engine.still import StillObjects
 from playhead.engine.structured import MaskWriter, matcher_for
 from playhead.engine.timeline import EngineStats, Timeline
 from playhead.engine.use import EngineUse
 from playhead.errors import PagesLost, PlayheadError, RequestError, RequestFailed, caused
+from playhead.graph.shapes import Reason
 from playhead.graph.spec import CaptureReport
 from playhead.inputs import Prompt
 from playhead.kv.audit import report
@@ -46,6 +46,7 @@ from playhead.step.sampling import ReadTokens
 from playhead.step.worker import Worker
 
 LOG = logging.getLogger(__name__)
+WHERE_PAUSES_SHOW = ("cuda",)  # devices whose steps are shorter than a garbage collection
 
 
 class Engine:
@@ -86,7 +87,7 @@ class Engine:
         self.stats = EngineStats()
         self.timeline = Timeline()
         self.use = EngineUse()
-        self._unfreeze: Callable[[], object] | None = None
+        self._still = StillObjects()
 
     @property
     def facts(self) -> str:
@@ -140,27 +141,20 @@ class Engine:
         self.check_use()
         self.use.is_closed = True
         self.reader.close()
-        if self._unfreeze is not None:
-            self._unfreeze()
+        self._still.let_go()
         self.worker.close()
 
     def capture_graphs(self, progress: Callable[[CaptureReport], None] | None = None) -> None:
         """Capture all sizes now; otherwise each is captured when it is first wanted.
 
-        Then tell Python's garbage collector to skip all objects there are, until this engine is closed or gone. A
-        captured engine has hundreds of thousands of objects that stay, and the collector would look through them in the
-        middle of a step, for 50 ms and more. The collector is the process's: if objects are frozen already, by
-        another engine say, nothing is frozen here.
+        Then Python's garbage collector skips all objects there are, until this engine is closed or gone.
         """
         started_s = time.perf_counter()
         with self.entered():
             self.worker.capture_all(progress)
         num_graphs = sum(len(runner.captured) for runner in self.worker.runners)
         event(LOG, logging.INFO, "graphs captured", graphs=num_graphs, seconds=time.perf_counter() - started_s)
-        if not gc.get_freeze_count():
-            gc.collect()
-            gc.freeze()
-            self._unfreeze = weakref.finalize(self, gc.unfreeze)
+        self._still.leave_out()
 
     @property
     def max_waiting(self) -> int:
@@ -496,4 +490,6 @@ class Engine:
         self.stats.num_steps += 1
         self.stats.num_preemptions = self._scheduler.num_preemptions
         self.stats.modes[mode] = self.stats.modes.get(mode, 0) + 1
+        if decision.reason is Reason.CAPTURE_NOW and self.worker.device.type in WHERE_PAUSES_SHOW:
+            self._still.leave_out()
         self.timeline.add(step.record(self.stats.num_steps, device_us, read, self.worker.kv))
