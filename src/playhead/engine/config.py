@@ -136,7 +136,7 @@ class EngineConfig:
         None,
         Setting(
             group="schedule",
-            help="prompt tokens of a step",
+            help="tokens of a step",
             aliases=("--chunked-prefill-size",),
             low=1,
             high=1 << 20,

@@ -28,7 +28,7 @@ from playhead.kv.sequence import SequenceKV, Stride
 from playhead.outputs import FinishReason
 from playhead.schedule.request import Chunk, Request
 from playhead.schedule.rows import DeviceRows
-from playhead.schedule.step_plan import StepPlan, without
+from playhead.schedule.step_plan import StepPlan, prompt_room, without
 
 RESERVED_TOKENS = 64  # places kept ahead of decoding requests: their steps then need nothing from the host
 VACANCY = 4  # reserve only where this many times as much is to be had
@@ -38,7 +38,7 @@ WAITING_PER_RUNNING = 4  # in a longer queue every request would come too late
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleLimits:
-    """`chunk_tokens` bounds a step's chunks of prompts; every running request may add one token besides."""
+    """`chunk_tokens` are those of a step: of each request that decodes one, the rest of prompts (`prompt_room`)."""
 
     chunk_tokens: int
     max_waiting: int
@@ -162,7 +162,8 @@ class Scheduler:
             return following
         chunks: dict[str, Chunk] = {}
         turns = self._by_turn(self.running)
-        room = self._take_turns(turns, self._limits.chunk_tokens, chunks)
+        num_decoding = sum(num_left == 1 for _, num_left in turns)
+        room = self._take_turns(turns, prompt_room(self._limits.chunk_tokens, num_decoding), chunks)
         is_whole = len(chunks) == len(turns)
         self._admit(room, chunks)
         if not chunks and self.waiting and not self.running and not self._in_flight:
@@ -195,7 +196,7 @@ class Scheduler:
             return None
         chunks: list[Chunk] | None = []
         if under_way or can_admit:
-            chunks = self._beside([last.requests[place] for place in under_way])
+            chunks = self._beside([last.requests[place] for place in under_way], len(planned))
         return None if chunks is None else self._gone_on(planned, chunks)
 
     def _in_stride(self, last: StepPlan, gone: list[int]) -> StepPlan:
@@ -214,13 +215,13 @@ class Scheduler:
                 request.join(planned.stride)
         return planned
 
-    def _beside(self, under_way: list[Request]) -> list[Chunk] | None:
+    def _beside(self, under_way: list[Request], num_decoding: int) -> list[Chunk] | None:
         """Chunks of prompts under way and of new requests, beside a batch that goes on. None if that batch cannot."""
         here = sorted((one for one in under_way if one.finish_reason is None), key=in_order)
         turns, chunks = self._by_turn(here), dict[str, Chunk]()
         if any(num_left == 1 for _, num_left in turns):
             return None  # it takes its turn among those that decode
-        room = self._take_turns(turns, self._limits.chunk_tokens, chunks)
+        room = self._take_turns(turns, prompt_room(self._limits.chunk_tokens, num_decoding), chunks)
         if self._last is None or len(chunks) < len(turns):  # somebody was preempted, or must wait
             self._kv.retract()
             self.is_starved = False

@@ -259,3 +259,10 @@ def decodes(chunks: Sequence[Chunk]) -> bool:
     A prompt's chunk of one token, with more to come, gets none: a decode graph would count what it draws for it.
     """
     return all(len(chunk.tokens) == 1 and chunk.samples for chunk in chunks)
+
+
+def prompt_room(chunk_tokens: int, num_decoding: int) -> int:
+    """Tokens that a step has for prompts: what requests that decode leave of it, so that it is as large as the largest
+    size without them. Half of it at least, or prompts would never come forward.
+    """
+    return max(chunk_tokens - num_decoding, (chunk_tokens + 1) // 2)

@@ -64,7 +64,18 @@ def test_decoding_requests_go_on_beside_a_long_prompt():
     made[0].add(request("a", 3, arrival=1))
     run_step(made)
     made[0].add(request("b", 40, arrival=2))
-    assert [run_step(made) for _ in range(3)] == [{"a": 1, "b": 16}, {"a": 1, "b": 16}, {"a": 1, "b": 8}]
+    assert [run_step(made) for _ in range(3)] == [{"a": 1, "b": 15}, {"a": 1, "b": 15}, {"a": 1, "b": 10}]
+
+
+def test_requests_that_decode_leave_a_prompt_half_of_a_step_at_least():
+    """With 16 tokens a step and 12 that decode, a prompt gets 8."""
+    made = scheduler(num_pages=128, max_running=16)
+    for i in range(12):
+        made[0].add(request(f"r{i}", 1, arrival=i, num_new=30))
+        run_step(made)
+    made[0].add(request("long", 40, arrival=12))
+    found = run_step(made)
+    assert (found["long"], len(found)) == (8, 13)
 
 
 def test_requests_start_by_priority_and_then_by_arrival():

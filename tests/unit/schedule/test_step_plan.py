@@ -123,7 +123,7 @@ def test_a_plan_beside_newcomers_has_the_arrays_of_its_chunks():
     for _ in range(4):
         side.step()
     side.made.add(request("long", 30, arrival=1, num_new=20))
-    for num_tokens, samples in ((16, False), (14, True)):
+    for num_tokens, samples in ((15, False), (15, True)):
         beside = side.step()
         assert (beside.num_going_on, len(beside), beside.is_decode) == (1, 2, False)
         (long,) = beside.newcomers

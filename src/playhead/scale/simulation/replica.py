@@ -1,8 +1,8 @@
 """One engine on virtual time: the scheduler's arithmetic over counts instead of tokens. No torch.
 
-Like `schedule/scheduler.py`: a step takes a token of each request that decodes, then chunks of prompts up to
-`chunk_tokens`, the prompt under way first, then waiting requests in their order while rows and memory allow. A request
-that finds no memory takes it from the last one in order, which is computed again later.
+Like `schedule/scheduler.py`: a step takes a token of each request that decodes, then chunks of prompts while it has
+room (`prompt_room`), the prompt under way first, then waiting requests in their order while rows and memory allow. A
+request that finds no memory takes it from the last one in order, which is computed again later.
 
 While nothing but decoding happens, a step's time is affine in the number of steps so far: each row is a token longer.
 So the time of any number of steps is a sum in closed form, and the replica jumps to the next step at which a row ends,
@@ -20,6 +20,7 @@ from heapq import heapify, heappop, heappush
 from playhead.errors import ConfigError
 from playhead.scale.simulation.prefixes import SimPrefixCache
 from playhead.scale.simulation.request import ReplicaSpec, SimRequest
+from playhead.schedule.step_plan import prompt_room
 
 NEVER = math.inf
 MOST_LOOKED_AT = 8  # waiting requests; behind a longer line an end is looked for at every step
@@ -142,7 +143,7 @@ class SimReplica:
         request, spec = self._waiting[0], self._spec
         if request.arrival_s > self._planned_s or self.num_running >= spec.max_running:
             return False
-        tokens = min(request.num_to_compute, spec.chunk_tokens)
+        tokens = min(request.num_to_compute, self._room())
         needed = spec.live_bytes[tokens] + spec.page_bytes + self._growth_bytes
         return needed + spec.window_bytes * len(request.path) <= self._free_bytes
 
@@ -156,7 +157,7 @@ class SimReplica:
         """One step with chunks of prompts beside the rows that decode."""
         if self._decoding and not self._make_room(self._growth_bytes):
             return  # somebody had to go: the step is planned anew
-        room, flops, num_tokens = self._spec.chunk_tokens, 0, 0
+        room, flops, num_tokens = self._room(), 0, 0
         while room > 0:
             is_new = self._prompt is None
             request = self._next_prompt()
@@ -182,6 +183,12 @@ class SimReplica:
         joining, self._joining = self._joining, []
         for request in joining:
             self._begin_decoding(request)
+
+    def _room(self) -> int:
+        """Tokens that the next step has for prompts. A prompt's last one, alone, is among those that decode."""
+        prompt = self._prompt
+        is_last_token = prompt is not None and prompt.num_to_compute - prompt.num_computed == 1
+        return prompt_room(self._spec.chunk_tokens, len(self._decoding) + is_last_token)
 
     def _next_prompt(self) -> SimRequest | None:
         """The prompt under way, or the first waiting request if it can start."""
