@@ -33,20 +33,26 @@ from playhead.engine.calls import Calls
 from playhead.llm import LLM
 from playhead.sampling_params import SamplingParams
 
-MAX_RUNNING = 128
-MAX_CONTEXT = 1024
+MAX_RUNNING = 256
+MAX_CONTEXT = 1536
 VOCABULARY = 60
 HERE = Path(__file__).parent.parent
 
 
 class Case(NamedTuple):
-    """Requests that come at once."""
+    """Requests that come at once, all as long; or each of its own length, as the scorecard's mixed set has them."""
 
     num_requests: int
-    num_prompt: int
-    num_new: int
+    num_prompt: int = 0
+    num_new: int = 0
     repeats: int = 1
     """Calls of one round: a short one after another case finds cold caches."""
+    is_mixed: bool = False
+
+    @property
+    def num_ends(self) -> int:
+        """Steps in which requests end. Requests of one chunk of prompts end together, those of a mixed set alone."""
+        return self.num_requests if self.is_mixed else -(-self.num_requests * self.num_prompt // CHUNK_TOKENS)
 
 
 CASES = {
@@ -54,6 +60,7 @@ CASES = {
     "16 x 512": Case(16, 512, 1, repeats=4),
     "128 x 128": Case(128, 128, 1),
     "128 x 128, 256 new": Case(128, 128, 256),
+    "256 mixed": Case(256, is_mixed=True),
 }
 
 
@@ -83,9 +90,13 @@ class CallCost:
 
 def requests_of(case: Case, number: int) -> tuple[list[list[int]], list[SamplingParams]]:
     """Prompts, and a set of parameters for each, as the scorecard's cases give them."""
-    prompts = workload.prompts(f"requests{number}", [case.num_prompt] * case.num_requests)
+    if case.is_mixed:
+        prompts, num_new = workload.throughput_set(f"requests{number}", case.num_requests)
+    else:
+        prompts = workload.prompts(f"requests{number}", [case.num_prompt] * case.num_requests)
+        num_new = [case.num_new] * case.num_requests
     ids = [[token % VOCABULARY for token in prompt] for prompt in prompts]
-    params = [SamplingParams(temperature=0, ignore_eos=True, max_tokens=case.num_new) for _ in range(case.num_requests)]
+    params = [SamplingParams(temperature=0, ignore_eos=True, max_tokens=most) for most in num_new]
     return ids, params
 
 
@@ -100,11 +111,9 @@ def measured(llm: IdleLLM, case: Case, number: int) -> CallCost:
     outputs = llm.generate(prompts, params)
     ended_s = time.thread_time()
     whole = 1e6 * (ended_s - started_s)
-    assert [len(output.outputs[0].token_ids) for output in outputs] == [case.num_new] * case.num_requests
-    steps = meter.costs
-    # Requests of one chunk of prompts end in one step: the dearest readings are theirs.
-    commits = sorted((step.commit for step in steps), reverse=True)
-    num_ends = -(-case.num_requests * case.num_prompt // CHUNK_TOKENS)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [one.max_tokens for one in params]
+    steps, num_ends = meter.costs, case.num_ends
+    commits = sorted((step.commit for step in steps), reverse=True)  # the dearest are those in which requests end
     usual = statistics.median(commits[num_ends:]) if len(commits) > 2 * num_ends else 0.0
     return CallCost(
         whole=whole,
