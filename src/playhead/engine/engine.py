@@ -39,7 +39,7 @@ from playhead.logs import event, log_failure
 from playhead.models.text.tokenizer import Tokenizer
 from playhead.outputs import FinishReason, RequestOutput
 from playhead.sampling_params import SamplingParams
-from playhead.schedule.request import Chunk, Request
+from playhead.schedule.request import DONE, Chunk, Request
 from playhead.schedule.scheduler import WAITING_PER_RUNNING, ScheduleLimits, Scheduler
 from playhead.schedule.step_plan import StepPlan
 from playhead.step.sampling import ReadTokens
@@ -404,6 +404,7 @@ class Engine:
             if chunk.request.forced:
                 self._commit_forced(chunk, collected.sampled, row)
             step.uncommitted.pop()
+        self._scheduler.release()
         self._record(step, collected.device_us, (read_s, collected_s, time.perf_counter()))
 
     def _commit_prompts(self, planned: StepPlan, prompts: ReadTokens) -> None:
@@ -467,8 +468,9 @@ class Engine:
     ) -> RequestOutput:
         """Remove a request from the engine; gives its last output. If removing raises, the next call gives it."""
         response.error = error
+        end = self._scheduler.leave if reason in DONE else self._scheduler.finish
         try:
-            self._scheduler.finish(response.request, reason)
+            end(response.request, reason)
         except BaseException:
             response.request.finish_reason, self._scheduler.in_doubt = reason, True
             self._ready.append(self._last_output(response))
@@ -492,8 +494,5 @@ class Engine:
     def _record(self, step: LaunchedStep, device_us: float, read: tuple[float, float, float]) -> None:
         """Counters and timeline. `read` has when the host began to wait, had the tokens, and had given them out."""
         decision = step.launched.decision
-        mode = f"{decision.mode}: {decision.reason}"
-        self.stats.num_steps += 1
-        self.stats.num_preemptions = self._scheduler.num_preemptions
-        self.stats.modes[mode] = self.stats.modes.get(mode, 0) + 1
+        self.stats.count_step(f"{decision.mode}: {decision.reason}", self._scheduler.num_preemptions)
         self.timeline.add(step.record(self.stats.num_steps, device_us, read, self.worker.kv))

@@ -16,6 +16,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import chain
 
 import numpy as np
 
@@ -166,7 +167,7 @@ class HybridKVCache:
                 with Change(self):
                     self._offer(seq, self._whole_pages(token_key(tokens), known))
         finally:
-            self._release(seq)  # an end is an end, whatever became of the offer
+            self._release([seq])  # an end is an end, whatever became of the offer
 
     def preempt(self, seq: SequenceKV, tokens: Sequence[int]) -> None:
         """Take a running request's memory; it will be admitted again and computed anew, or found in the cache."""
@@ -175,7 +176,15 @@ class HybridKVCache:
 
     def abort(self, seq: SequenceKV) -> None:
         """The request is gone; nothing is kept beyond what its prompt had already given to the cache."""
-        self._release(seq)
+        self._release([seq])
+
+    def finish_all(self, ended: Sequence[tuple[SequenceKV, Sequence[int]]]) -> None:
+        """The same as `finish` for requests that are done together. If no prefixes stay, all pages go at once."""
+        if not self.prefix_caching:
+            self._release([seq for seq, _ in ended])
+            return
+        for seq, tokens in ended:
+            self.finish(seq, tokens)
 
     def flush_prefixes(self) -> None:
         """Forget all cached prefixes; running sequences keep their pages."""
@@ -369,21 +378,28 @@ class HybridKVCache:
             nexts = (next_slide(f, size, self._page_size) for f, size in zip(seq.frontiers, self._windows, strict=True))
             seq.slides_at = min(nexts, default=self.plan.limits.max_context_tokens + 1)
 
-    def _release(self, seq: SequenceKV) -> None:
-        """The sequence is gone with its name; the account follows, at once or when it is counted again."""
-        self._extended.pop(seq.request, None)
+    def _release(self, seqs: Sequence[SequenceKV]) -> None:
+        """Sequences are gone with their names; the account follows, at once or when it is counted again."""
+        if not seqs:
+            return
+        for seq in seqs:
+            self._extended.pop(seq.request, None)
         if self.in_doubt:
-            del self.sequences[seq.request]
+            for seq in seqs:
+                del self.sequences[seq.request]
             self.settle()
             return
         with Change(self):
-            del self.sequences[seq.request]
-            if seq.offered_key:
-                self.prefix.touch(seq.salt, seq.offered_key)
-            for window_group, frontier in enumerate(seq.frontiers):
-                self._drop_windows(window_group, seq.pages[frontier:], slid=False)
-            self.allocator.drop(seq.pages)
-            self.rows.give_back(seq.row)
+            for seq in seqs:
+                del self.sequences[seq.request]
+                if seq.offered_key:
+                    self.prefix.touch(seq.salt, seq.offered_key)
+            for window_group in range(len(self._windows)):
+                seen = (seq.pages[seq.frontiers[window_group] :] for seq in seqs)
+                self._drop_windows(window_group, list(chain.from_iterable(seen)), slid=False)
+            self.allocator.drop(list(chain.from_iterable(seq.pages for seq in seqs)))
+            for seq in seqs:
+                self.rows.give_back(seq.row)
 
     def _hold_windows(self, window_group: int, full_pages: Sequence[int]) -> None:
         self.prefix.windows_busy(window_group, full_pages)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,9 +26,9 @@ from playhead.errors import OutOfPages, RequestError
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.sequence import SequenceKV, Stride
 from playhead.outputs import FinishReason
-from playhead.schedule.request import Chunk, Request
+from playhead.schedule.request import DONE, Chunk, Request, in_order, lacks_token
 from playhead.schedule.rows import DeviceRows
-from playhead.schedule.step_plan import StepPlan, without
+from playhead.schedule.step_plan import StepPlan, is_in_order, without
 
 RESERVED_TOKENS = 64  # places kept ahead of decoding requests: their steps then need nothing from the host
 VACANCY = 4  # reserve only where this many times as much is to be had
@@ -64,6 +64,8 @@ class Scheduler:
         """The last plan, if every running request that had something to compute was in it."""
         self._newest_ended: deque[tuple[int, Request]] = deque(maxlen=NUM_ENDED_KEPT)
         """The requests that ended last, each with how many had ended then: one value, so that a change is one call."""
+        self._left: list[tuple[Request, SequenceKV]] = []
+        """Requests that have ended and the memory that they still have."""
 
     @property
     def has_work(self) -> bool:
@@ -396,6 +398,11 @@ class Scheduler:
 
         The request is gone even if giving its memory back raises.
         """
+        self.leave(request, reason)
+        self.release()
+
+    def leave(self, request: Request, reason: FinishReason) -> None:
+        """End a request whose memory goes back later, with that of others (`release`)."""
         was_in_doubt, self.in_doubt = self.in_doubt, True
         request.finish_reason = reason
         self._newest_ended.append((self.num_ended + 1, request))
@@ -404,11 +411,22 @@ class Scheduler:
         for line in (self.waiting, self.running):
             if request in line:
                 line.remove(request)
-        if seq is not None and self._kv.sequences.get(seq.request) is seq:
-            if reason in (FinishReason.ABORT, FinishReason.ERROR):
+        if seq is not None:
+            self._left.append((request, seq))
+        self.in_doubt = was_in_doubt
+
+    def release(self) -> None:
+        """Give back the memory of the requests that have left: for many at once it takes little longer than for one."""
+        if not self._left:
+            return
+        was_in_doubt, self.in_doubt = self.in_doubt, True
+        left = [(one, seq) for one, seq in self._left if self._kv.sequences.get(seq.request) is seq]
+        self._left.clear()  # cut short from here on, they are found as sequences of no request
+        for one, seq in left:
+            if one.finish_reason not in DONE:
                 self._kv.abort(seq)
-            else:
-                self._kv.finish(seq, request.tokens if self._kv.prefix_caching else ())
+        keeps = self._kv.prefix_caching
+        self._kv.finish_all([(seq, one.tokens if keeps else ()) for one, seq in left if one.finish_reason in DONE])
         self.in_doubt = was_in_doubt
 
     def _start(self, request: Request, room: int) -> Chunk | None:
@@ -479,21 +497,3 @@ class Scheduler:
             samples=samples,
             num_generated=request.num_sampled,
         )
-
-
-def lacks_token(output: list[int], index: int) -> bool:
-    """Whether the token of this index is the next one: tokens are read in order, and a read may be repeated."""
-    return len(output) == index
-
-
-def is_in_order(planned: StepPlan, gone: Container[int]) -> bool:
-    """Whether a plan's newcomers belong behind the batch that goes on, in the order they have, but for some places."""
-    first = max(0, planned.num_going_on - 1)
-    orders = [
-        one.order for place, one in enumerate(planned.requests[first:], first) if place == first or place not in gone
-    ]
-    return planned.goes_on or orders == sorted(orders)
-
-
-def in_order(request: Request) -> tuple[int, int, int]:
-    return request.order

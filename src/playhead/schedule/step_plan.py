@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar, overload
 
@@ -233,6 +233,15 @@ class StepPlan(Sequence[Chunk]):
             end=int(self.first_ends[place]) + self.num_on,
             num_generated=int(self.first_generated[place]) + self.num_on,
         )
+
+
+def is_in_order(planned: StepPlan, gone: Container[int]) -> bool:
+    """Whether a plan's newcomers belong behind the batch that goes on, in the order they have, but for some places."""
+    first = max(0, planned.num_going_on - 1)
+    orders = [
+        one.order for place, one in enumerate(planned.requests[first:], first) if place == first or place not in gone
+    ]
+    return planned.goes_on or orders == sorted(orders)
 
 
 def without(items: Sequence[T], places: Sequence[int]) -> list[T]:
