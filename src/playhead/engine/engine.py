@@ -83,9 +83,7 @@ class Engine:
         self._in_flight: deque[LaunchedStep] = deque()
         self._ready: list[RequestOutput] = []  # outputs wait here, so a failing step cannot lose them
         self._arrivals, self._masks = 0, MaskWriter()
-        self.stats = EngineStats()
-        self.timeline = Timeline()
-        self.use = EngineUse()
+        self.stats, self.timeline, self.use = EngineStats(), Timeline(), EngineUse()
         self._unfreeze: Callable[[], object] | None = None
 
     @property
@@ -96,10 +94,8 @@ class Engine:
     @property
     def state(self) -> str:
         """What the engine is doing, in a few words."""
-        if self.use.is_closed:
-            return "closed"
-        running, waiting = self.num_requests
-        return f"{running} running, {waiting} waiting" if self.has_work else "idle"
+        busy = "{} running, {} waiting".format(*self.num_requests) if self.has_work else "idle"
+        return "closed" if self.use.is_closed else busy
 
     def __repr__(self) -> str:
         return f"Engine({self.facts}, {self.state})"
@@ -176,6 +172,11 @@ class Engine:
         """Whether one more request would be queued rather than refused."""
         return self._scheduler.can_queue
 
+    @property
+    def can_take_now(self) -> bool:
+        """The same, if the next step may have room for it."""
+        return self._scheduler.can_queue and not self._scheduler.has_enough_waiting
+
     def add_request(
         self,
         request_id: str,
@@ -242,8 +243,7 @@ class Engine:
             return self._abort(request_id)
 
     def _abort(self, request_id: str) -> RequestOutput | None:
-        response = self._responses.get(request_id)
-        if response is None:
+        if (response := self._responses.get(request_id)) is None:
             return None
         self._ready = [output for output in self._ready if output.request_id != request_id]
         try:
@@ -287,7 +287,10 @@ class Engine:
             raise
         if not planned and not self._in_flight:
             self._refuse_to_starve()
+        self._scheduler.release()  # while the device has work
         self._read_until(1 if planned and self.overlap else 0)
+        if not self._in_flight:
+            self._scheduler.release()
         self._end_the_touched(self._watch.look(is_idle=not (self._scheduler.has_work or self._in_flight)))
 
     def _end_the_touched(self, findings: Findings) -> None:
@@ -404,7 +407,6 @@ class Engine:
             if chunk.request.forced:
                 self._commit_forced(chunk, collected.sampled, row)
             step.uncommitted.pop()
-        self._scheduler.release()
         self._record(step, collected.device_us, (read_s, collected_s, time.perf_counter()))
 
     def _commit_prompts(self, planned: StepPlan, prompts: ReadTokens) -> None:

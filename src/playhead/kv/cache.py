@@ -16,7 +16,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, compress
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from playhead.kv.hybrid import HybridAllocator
 from playhead.kv.plan import KVPlan
 from playhead.kv.prefix import TOKEN_BYTES, PrefixCache, token_key
 from playhead.kv.restore import restore
-from playhead.kv.sequence import SequenceKV, Stride
+from playhead.kv.sequence import NEVER, SequenceKV, Stride
 from playhead.kv.tables import FULL, Int32Array, RowTables
 from playhead.kv.violations import ViolationLog
 from playhead.types import FullLoc, Step
@@ -227,12 +227,13 @@ class HybridKVCache:
         stride.num_launched = num_launched = stride.num_placed
         if num_launched < stride.next_look:
             return
-        places = np.flatnonzero(stride.looks_at <= num_launched).tolist()
-        due = [stride.seqs[place] for place in places]
-        self._look_at([seq for seq in due if seq.growth.stride is stride and self.sequences.get(seq.request) is seq])
-        for place, seq in zip(places, due, strict=True):
-            if seq.is_offered:
-                stride.looks_at[place] = seq.slides_at - seq.num_launched_tokens + num_launched
+        (places,) = (stride.looks_at <= num_launched).nonzero()
+        due = [stride.seqs[place] for place in places.tolist()]
+        here = [seq.growth.stride is stride and self.sequences.get(seq.request) is seq for seq in due]
+        self._look_at(list(compress(due, here)))
+        # Of those that have left nothing is due any more: else each of them would have every step look at it.
+        looks_at = [stride.looks_at_next(seq) if is_here else NEVER for seq, is_here in zip(due, here, strict=True)]
+        stride.looks_at[places] = looks_at
         stride.next_look = int(stride.looks_at.min())
 
     def _look_at(self, seqs: Iterable[SequenceKV]) -> None:
@@ -363,20 +364,21 @@ class HybridKVCache:
 
     def _slide(self, seqs: Sequence[SequenceKV]) -> None:
         """Let window pages go that neither the next token nor a hit at the last whole page can see."""
-        for window_group, size in enumerate(self._windows):
-            passed_pages = array("i")
-            for seq in seqs:
-                frontier = window_frontier(seq.num_launched_tokens, size, self._page_size)
-                passed = seq.frontiers[window_group]
-                if frontier > passed:
-                    passed_pages.extend(seq.pages[passed:frontier])
-                    self.rows.clear(window_group + 1, seq.row, passed, frontier)
-                    seq.frontiers[window_group] = frontier
-            if passed_pages:
-                self._drop_windows(window_group, passed_pages, slid=True)
+        passed_pages: list[list[int]] = [[] for _ in self._windows]
+        page_size = self._page_size
         for seq in seqs:
-            nexts = (next_slide(f, size, self._page_size) for f, size in zip(seq.frontiers, self._windows, strict=True))
-            seq.slides_at = min(nexts, default=self.plan.limits.max_context_tokens + 1)
+            num_tokens, slides_at = seq.num_launched_tokens, self.plan.limits.max_context_tokens + 1
+            for window_group, size in enumerate(self._windows):
+                passed, frontier = seq.frontiers[window_group], window_frontier(num_tokens, size, page_size)
+                if frontier > passed:
+                    passed_pages[window_group] += seq.pages[passed:frontier]
+                    self.rows.clear(window_group + 1, seq.row, passed, frontier)
+                    seq.frontiers[window_group] = passed = frontier
+                slides_at = min(slides_at, next_slide(passed, size, page_size))
+            seq.slides_at = slides_at
+        for window_group, pages in enumerate(passed_pages):
+            if pages:
+                self._drop_windows(window_group, pages, slid=True)
 
     def _release(self, seqs: Sequence[SequenceKV]) -> None:
         """Sequences are gone with their names; the account follows, at once or when it is counted again."""

@@ -18,6 +18,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,7 @@ from playhead.kv.sequence import SequenceKV, Stride
 from playhead.outputs import FinishReason
 from playhead.schedule.request import DONE, Chunk, Request, in_order, lacks_token
 from playhead.schedule.rows import DeviceRows
-from playhead.schedule.step_plan import StepPlan, is_in_order, without
+from playhead.schedule.step_plan import StepPlan, is_in_order
 
 RESERVED_TOKENS = 64  # places kept ahead of decoding requests: their steps then need nothing from the host
 VACANCY = 4  # reserve only where this many times as much is to be had
@@ -64,8 +65,7 @@ class Scheduler:
         """The last plan, if every running request that had something to compute was in it."""
         self._newest_ended: deque[tuple[int, Request]] = deque(maxlen=NUM_ENDED_KEPT)
         """The requests that ended last, each with how many had ended then: one value, so that a change is one call."""
-        self._left: list[tuple[Request, SequenceKV]] = []
-        """Requests that have ended and the memory that they still have."""
+        self._left: list[tuple[Request, SequenceKV]] = []  # requests that have ended, and memory that they still have
 
     @property
     def has_work(self) -> bool:
@@ -83,6 +83,16 @@ class Scheduler:
     def can_queue(self) -> bool:
         """Whether one more request would be queued rather than refused."""
         return len(self.waiting) < self.max_waiting
+
+    @property
+    def has_enough_waiting(self) -> bool:
+        """Whether those that wait fill the next step: one that comes later, and goes after them, has no part in it."""
+        if len(self.waiting) > self._kv.rows.num_free + len(self._left):
+            return True
+        if self._kv.prefix_caching:
+            return False  # nobody knows how many tokens the cache has
+        num_tokens = accumulate(len(one.prompt) for one in self.waiting)
+        return any(num >= self._limits.chunk_tokens for num in num_tokens)
 
     def add(self, request: Request) -> None:
         """Queue a request, or refuse it with the limit."""
@@ -103,6 +113,8 @@ class Scheduler:
         """
         if self.in_doubt:
             self.take_back(was_launched=True)  # its launch may have been tried
+        if self.waiting or self.is_starved or not self._in_flight:
+            self.release()  # else nobody needs that memory in this step
         if not self._kv.settle():
             self.is_starved = True  # the account can be counted again when the steps in flight are read
             return StepPlan.of(())
@@ -368,24 +380,11 @@ class Scheduler:
         Gives how many were new, and the rows whose tokens go through `commit`, the first one last: those of other
         requests, and a request's first token and what may be its last.
         """
-        outputs, left, first = planned.outputs, list[int](), 0
-        looked_at = self._looked_at(planned, tokens)
-        if looked_at:
-            outputs, tokens = without(outputs, looked_at), without(tokens, looked_at)
-            left = [row for row in reversed(looked_at) if planned.is_decode or planned.samples[row]]
-            first = next((row for row, other in enumerate(looked_at) if row != other), len(looked_at))
-        if not outputs or not lacks_token(outputs[0], planned.first_generated[first] + planned.num_on):
-            return 0, left
-        # One call, which no interrupt comes between: either all of them have their tokens, or none has.
-        list(map(list.append, outputs, tokens))
-        return len(outputs), left
+        return planned.give_out(tokens, self._looked_at(planned, tokens))
 
     def _looked_at(self, planned: StepPlan, tokens: list[int]) -> list[int]:
         """The rows whose tokens somebody looks at, in order."""
-        more: set[int] = set()
-        if planned.newcomers:
-            newcomers = enumerate(planned.newcomers, planned.num_going_on)
-            more.update(row for row, chunk in newcomers if not chunk.num_generated)
+        more = set(planned.beginners())
         if planned.num_sure <= 0:
             more.update(planned.at_their_end())
         more.update(self._ended(planned))
@@ -416,17 +415,19 @@ class Scheduler:
         self.in_doubt = was_in_doubt
 
     def release(self) -> None:
-        """Give back the memory of the requests that have left: for many at once it takes little longer than for one."""
+        """Give back the memory of the requests that have left, of all at once."""
         if not self._left:
             return
-        was_in_doubt, self.in_doubt = self.in_doubt, True
+        was_in_doubt, self.in_doubt = self.in_doubt, True  # cut short, they are found as sequences of no request
         left = [(one, seq) for one, seq in self._left if self._kv.sequences.get(seq.request) is seq]
-        self._left.clear()  # cut short from here on, they are found as sequences of no request
+        self._left.clear()
+        keeps, done = self._kv.prefix_caching, list[tuple[SequenceKV, Sequence[int]]]()
         for one, seq in left:
-            if one.finish_reason not in DONE:
+            if one.finish_reason in DONE:
+                done.append((seq, one.tokens if keeps else ()))
+            else:
                 self._kv.abort(seq)
-        keeps = self._kv.prefix_caching
-        self._kv.finish_all([(seq, one.tokens if keeps else ()) for one, seq in left if one.finish_reason in DONE])
+        self._kv.finish_all(done)
         self.in_doubt = was_in_doubt
 
     def _start(self, request: Request, room: int) -> Chunk | None:
