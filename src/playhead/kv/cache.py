@@ -137,9 +137,10 @@ class HybridKVCache:
                 self._append_to_all(seqs, rows, counts)
 
     def _append_to_all(self, seqs: Sequence[SequenceKV], rows: Int32Array, counts: Int32Array) -> None:
-        pages, mapping = self._allocate(int(counts.sum())), self.allocator.mapping
-        under = (mapping.window_pages(window_group, pages) for window_group in range(mapping.num_groups))
-        self.rows.append(rows, counts, [pages, *under])
+        pages, mapping = array("i", self._allocate(int(counts.sum()))), self.allocator.mapping
+        fulls = np.array(pages)
+        under = (mapping.table(window_group)[fulls] for window_group in range(mapping.num_groups))
+        self.rows.append(rows, counts, [fulls, *under])
         first = 0
         for seq, count in zip(seqs, counts.tolist(), strict=True):
             seq.pages.extend(pages[first : first + count])
