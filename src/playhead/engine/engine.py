@@ -287,7 +287,7 @@ class Engine:
             raise
         if not planned and not self._in_flight:
             self._refuse_to_starve()
-        self._scheduler.release()  # while the device has work
+        self._scheduler.catch_up()
         self._read_until(1 if planned and self.overlap else 0)
         if not self._in_flight:
             self._scheduler.release()

@@ -15,7 +15,6 @@ was left open.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -27,13 +26,13 @@ from playhead.errors import OutOfPages, RequestError
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.sequence import SequenceKV, Stride
 from playhead.outputs import FinishReason
+from playhead.schedule.ended import EndedRequests
 from playhead.schedule.request import DONE, Chunk, Request, in_order, lacks_token
 from playhead.schedule.rows import DeviceRows
 from playhead.schedule.step_plan import StepPlan, is_in_order
 
 RESERVED_TOKENS = 64  # places kept ahead of decoding requests: their steps then need nothing from the host
 VACANCY = 4  # reserve only where this many times as much is to be had
-NUM_ENDED_KEPT = 16  # requests that ended last: more seldom end while a step runs
 WAITING_PER_RUNNING = 4  # in a longer queue every request would come too late
 
 
@@ -63,17 +62,12 @@ class Scheduler:
         """Whether the last plan left a request out that needs memory which the steps in flight must free first."""
         self._last: StepPlan | None = None
         """The last plan, if every running request that had something to compute was in it."""
-        self._newest_ended: deque[tuple[int, Request]] = deque(maxlen=NUM_ENDED_KEPT)
-        """The requests that ended last, each with how many had ended then: one value, so that a change is one call."""
+        self._ended = EndedRequests()
         self._left: list[tuple[Request, SequenceKV]] = []  # requests that have ended, and memory that they still have
 
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
-
-    @property
-    def num_ended(self) -> int:
-        return self._newest_ended[-1][0] if self._newest_ended else 0
 
     @property
     def num_preemptions(self) -> int:
@@ -197,14 +191,14 @@ class Scheduler:
         if last is None:
             return None
         can_admit = bool(self.waiting) and self._kv.rows.num_free > 0
-        if last.goes_on and last.num_sure > 0 and self.num_ended == last.num_ended_before and not can_admit:
+        if last.goes_on and last.num_sure > 0 and self._ended.count == last.num_ended_before and not can_admit:
             return self._gone_on(last.next_decode())
         under_way = [] if last.is_decode else np.flatnonzero(~last.samples).tolist()
-        gone = {*under_way, *last.at_their_end(), *self._ended(last)}
+        gone = {*under_way, *last.at_their_end(), *self._ended.places_in(last)}
         if len(gone) == len(last) or not is_in_order(last, gone):
             return None
         planned = self._in_stride(last, sorted(gone))
-        planned.num_sure, planned.num_ended_before = self._num_sure(planned), self.num_ended
+        planned.num_sure, planned.num_ended_before = self._num_sure(planned), self._ended.count
         if planned.num_sure < -1 and not self._has_places(planned):
             return None
         chunks: list[Chunk] | None = []
@@ -260,22 +254,12 @@ class Scheduler:
         """A plan whose tokens have places: what is not known yet of the steps after it, and what its newcomers get."""
         self._reserve(planned)
         planned.num_sure = self._num_sure(planned) if planned and planned.is_decode else 0
-        self.open_plan, planned.num_ended_before = planned, self.num_ended
+        self.open_plan, planned.num_ended_before = planned, self._ended.count
         for chunk in planned.newcomers:
             if chunk.samples:
                 chunk.request.num_sampled = chunk.num_generated + 1
         self._rows.put_newest(planned.newcomers)
         return planned
-
-    def _ended(self, planned: StepPlan) -> list[int]:
-        """The places of the requests that have ended since a step was planned."""
-        if self.num_ended == planned.num_ended_before:
-            return []
-        if self.num_ended - planned.num_ended_before > len(self._newest_ended):
-            return planned.ended()
-        # Few requests end during a step: they are looked for among the others, not the others looked at.
-        newest = [request for number, request in self._newest_ended if number > planned.num_ended_before]
-        return sorted(planned.requests.index(request) for request in newest if request in planned.requests)
 
     def _by_turn(self, requests: Iterable[Request]) -> list[tuple[Request, int]]:
         """Requests and how many tokens they have to compute: decoding requests, then prompts, each in order."""
@@ -387,7 +371,7 @@ class Scheduler:
         more = set(planned.beginners())
         if planned.num_sure <= 0:
             more.update(planned.at_their_end())
-        more.update(self._ended(planned))
+        more.update(self._ended.places_in(planned))
         if planned.ending_ids and not planned.ending_ids.isdisjoint(tokens):
             more.update(row for row, token in enumerate(tokens) if token in planned.ending_ids)
         return sorted(more.union(planned.watched)) if more else planned.watched
@@ -404,7 +388,7 @@ class Scheduler:
         """End a request whose memory goes back later, with that of others (`release`)."""
         was_in_doubt, self.in_doubt = self.in_doubt, True
         request.finish_reason = reason
-        self._newest_ended.append((self.num_ended + 1, request))
+        self._ended.add(request)
         seq = self._rows.sequences.pop(request, None)
         self._requests.pop(request.id, None)
         for line in (self.waiting, self.running):
@@ -413,6 +397,18 @@ class Scheduler:
         if seq is not None:
             self._left.append((request, seq))
         self.in_doubt = was_in_doubt
+
+    def catch_up(self) -> None:
+        """What can wait until a step runs: ended requests' memory goes back, and the batch gets its next pages.
+
+        The next plan would take those pages. Then the device would wait for it.
+        """
+        self.release()
+        last = self._last
+        if last is not None and last.goes_on and last.num_sure == 0 and not self._kv.in_doubt:
+            self._reserve(last.next_decode())
+            last.first_slack = None
+            last.num_sure = self._num_sure(last)
 
     def release(self) -> None:
         """Give back the memory of the requests that have left, of all at once."""
