@@ -4,7 +4,8 @@ Whole calls of `LLM.generate` on a CPU, over an engine whose graphs do nothing (
 off and no tokenizer. One JSON line per case, in CPU microseconds of the thread, medians over the rounds: the whole
 call, its parts inside steps, and `outside`, which is the rest: checking, queueing, making outputs. `end` is what one
 request's end costs, by the reading of the steps in which all end less that of steps in which none does. A device would
-stand still for `first`, up to the call's first replay, and for `last`, from the reading of its last step on.
+stand still for `first`, up to the call's first replay, for `last`, from the reading of its last step on, and for
+`idle` between them (`ImaginedDevice`).
 
 `--against` measures a second source tree beside this one, in a process of its own, round by round in turns.
 """
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench import workload
-from bench.idle_engine import CHUNK_TOKENS, MeteredEngine, idle_worker
+from bench.idle_engine import CHUNK_TOKENS, ImaginedDevice, MeteredEngine, idle_worker
 from bench.measure import emit
 from playhead.engine.calls import Calls
 from playhead.llm import LLM
@@ -81,7 +82,7 @@ class IdleLLM(LLM):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallCost:
-    """CPU microseconds of one call, by part; `end` of one request's end; `first` and `last` without the device."""
+    """CPU microseconds of one call, by part; `end` of one request's end; `first`, `last`, `idle` without the device."""
 
     whole: float
     outside: float
@@ -91,6 +92,7 @@ class CallCost:
     end: float
     first: float
     last: float
+    idle: float
 
 
 def requests_of(case: Case, number: int) -> tuple[list[list[int]], list[SamplingParams]]:
@@ -120,6 +122,7 @@ def measured_once(llm: IdleLLM, case: Case, number: int) -> CallCost:
     clock = llm.metered.clock
     meter.clear()
     clock.clear()
+    llm.metered.device = ImaginedDevice()
     started_s = time.thread_time()
     outputs = llm.generate(prompts, params)
     ended_s = time.thread_time()
@@ -137,6 +140,7 @@ def measured_once(llm: IdleLLM, case: Case, number: int) -> CallCost:
         end=sum(commit - usual for commit in commits[:num_ends]) / case.num_requests,
         first=1e6 * (clock.first_replay_s - started_s),
         last=1e6 * (ended_s - clock.read_s),
+        idle=1e6 * llm.metered.device.idle_s,
     )
 
 
