@@ -32,6 +32,7 @@ from playhead.schedule.rows import DeviceRows
 from playhead.schedule.step_plan import StepPlan, is_in_order
 
 RESERVED_TOKENS = 64  # places kept ahead of decoding requests: their steps then need nothing from the host
+SOON_TOKENS, NUM_TOGETHER = 8, 32  # with so few places left requests get pages, and so many at once: no step does all
 VACANCY = 4  # reserve only where this many times as much is to be had
 WAITING_PER_RUNNING = 4  # in a longer queue every request would come too late
 
@@ -169,7 +170,7 @@ class Scheduler:
         if following is not None:
             return following
         chunks: dict[str, Chunk] = {}
-        turns = self._by_turn(self.running)
+        turns = self._rows.by_turn(self.running)
         room = self._take_turns(turns, self._limits.chunk_tokens, chunks)
         is_whole = len(chunks) == len(turns)
         self._admit(room, chunks)
@@ -225,7 +226,7 @@ class Scheduler:
     def _beside(self, under_way: list[Request]) -> list[Chunk] | None:
         """Chunks of prompts under way and of new requests, beside a batch that goes on. None if that batch cannot."""
         here = sorted((one for one in under_way if one.finish_reason is None), key=in_order)
-        turns, chunks = self._by_turn(here), dict[str, Chunk]()
+        turns, chunks = self._rows.by_turn(here), dict[str, Chunk]()
         if any(num_left == 1 for _, num_left in turns):
             return None  # it takes its turn among those that decode
         room = self._take_turns(turns, self._limits.chunk_tokens, chunks)
@@ -260,13 +261,6 @@ class Scheduler:
                 chunk.request.num_sampled = chunk.num_generated + 1
         self._rows.put_newest(planned.newcomers)
         return planned
-
-    def _by_turn(self, requests: Iterable[Request]) -> list[tuple[Request, int]]:
-        """Requests and how many tokens they have to compute: decoding requests, then prompts, each in order."""
-        placed = self._rows.sequences
-        turns = [(one, len(one.prompt) + one.num_sampled - placed[one].num_tokens) for one in requests]
-        decoding = [turn for turn in turns if turn[1] == 1 and turn[0].num_to_sample > 0]
-        return decoding + [turn for turn in turns if turn[1] > 1]
 
     def _take_turns(self, turns: Iterable[tuple[Request, int]], room: int, chunks: dict[str, Chunk]) -> int:
         """The chunks of these requests, as long as the step has room for prompts; gives the room that is left."""
@@ -304,9 +298,13 @@ class Scheduler:
             return
         decoding = np.flatnonzero(planned.samples & (planned.num_left > 0))
         lacking = decoding[self._slack(planned)[decoding] < planned.num_on]
-        if len(lacking) and self._kv.has_vacancy(VACANCY * RESERVED_TOKENS * len(decoding)):
+        if len(lacking) and self._has_vacancy(len(decoding)):
             who = decoding if lacking[0] < planned.num_going_on else lacking
             self._take_pages(planned, who, ahead=RESERVED_TOKENS)
+
+    def _has_vacancy(self, num_requests: int) -> bool:
+        """Whether there is so much memory that places for so many requests may be reserved."""
+        return self._kv.has_vacancy(VACANCY * RESERVED_TOKENS * num_requests)
 
     def _has_next_places(self, planned: StepPlan) -> bool:
         """Whether no request that decodes next lacks a place for its next token.
@@ -399,15 +397,20 @@ class Scheduler:
         self.in_doubt = was_in_doubt
 
     def catch_up(self) -> None:
-        """What can wait until a step runs: ended requests' memory goes back, and the batch gets its next pages.
+        """What can wait until a step runs: ended requests' memory goes back, and some requests get their next pages.
 
-        The next plan would take those pages. Then the device would wait for it.
+        A plan that lacks a place takes pages for all requests at once, and the device waits for it.
         """
         self.release()
         last = self._last
-        if last is not None and last.goes_on and last.num_sure == 0 and not self._kv.in_doubt:
-            self._reserve(last.next_decode())
-            last.first_slack = None
+        if last is None or not last.goes_on or last.num_sure > SOON_TOKENS or self._kv.in_doubt:
+            return
+        num_places = self._kv.places_left(last.rows, last.ends)
+        soon = np.flatnonzero((num_places <= SOON_TOKENS) & (num_places < last.num_left))
+        is_urgent = len(soon) > 0 and num_places[soon].min() <= 1
+        if (is_urgent or len(soon) >= NUM_TOGETHER) and self._has_vacancy(len(last)):
+            first = soon[np.argsort(num_places[soon], kind="stable")][:NUM_TOGETHER]
+            self._take_pages(last, first, ahead=RESERVED_TOKENS)
             last.num_sure = self._num_sure(last)
 
     def release(self) -> None:
