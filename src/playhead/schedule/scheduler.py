@@ -407,9 +407,9 @@ class Scheduler:
             return
         num_places = self._kv.places_left(last.rows, last.ends)
         soon = np.flatnonzero((num_places <= SOON_TOKENS) & (num_places < last.num_left))
-        is_urgent = len(soon) > 0 and num_places[soon].min() <= 1
-        if (is_urgent or len(soon) >= NUM_TOGETHER) and self._has_vacancy(len(last)):
-            first = soon[np.argsort(num_places[soon], kind="stable")][:NUM_TOGETHER]
+        num_urgent = np.count_nonzero(num_places[soon] <= 1)  # the next plan would lack their places
+        if (num_urgent or len(soon) >= NUM_TOGETHER) and self._has_vacancy(len(last)):
+            first = soon[np.argsort(num_places[soon], kind="stable")][: max(num_urgent, NUM_TOGETHER)]
             self._take_pages(last, first, ahead=RESERVED_TOKENS)
             last.num_sure = self._num_sure(last)
 
