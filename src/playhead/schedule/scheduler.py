@@ -108,7 +108,7 @@ class Scheduler:
         """
         if self.in_doubt:
             self.take_back(was_launched=True)  # its launch may have been tried
-        if self.waiting or self.is_starved or not self._in_flight:
+        if self.waiting or not self._in_flight:
             self.release()  # else nobody needs that memory in this step
         if not self._kv.settle():
             self.is_starved = True  # the account can be counted again when the steps in flight are read
