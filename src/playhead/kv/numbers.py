@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import chain
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+Number = TypeVar("Number", bound=np.generic)
 
 
 def zeros_int32(count: int) -> memoryview[int]:
@@ -22,6 +26,6 @@ def zeros_int64(count: int) -> memoryview[int]:
     return np.zeros(8 * count, np.uint8).data.cast("q")
 
 
-def as_int32(numbers: Collection[int]) -> npt.NDArray[np.int32]:
-    """Numbers for numpy, which reads them in half the time if it is told how many there are."""
-    return np.fromiter(numbers, dtype=np.int32, count=len(numbers))
+def pairs_of(pairs: Collection[tuple[int, int]], dtype: type[Number]) -> npt.NDArray[Number]:
+    """A row for each pair. Of a list of tuples numpy makes them in more than twice the time."""
+    return np.fromiter(chain.from_iterable(pairs), dtype, 2 * len(pairs)).reshape(-1, 2)

@@ -12,14 +12,13 @@ page gets a new pair, which cannot wait, before anything is written there.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from playhead.errors import LedgerError, OutOfPages, StaleTranslation
-from playhead.kv.numbers import as_int32, zeros_int32
+from playhead.kv.numbers import pairs_of, zeros_int32
 from playhead.types import FullLoc, Row, WindowLoc
 
 FULL = 0
@@ -123,7 +122,7 @@ class RowTables:
         if len(spans) == 1:  # one prompt
             entries = np.arange(*spans[0], dtype=np.int64)
         else:
-            firsts, ends = np.fromiter(chain.from_iterable(spans), np.int64, 2 * len(spans)).reshape(-1, 2).T
+            firsts, ends = pairs_of(spans, np.int64).T
             entries = ranges(firsts, ends - firsts) if spans else firsts
         return entries, self.tables[FULL].reshape(-1)[entries]
 
@@ -143,9 +142,6 @@ class WindowMapping:
         self._last_set_version = 0
         self._window_of = tuple(zeros_int32(num_full_pages) for _ in num_window_pages)
         self._full_of = tuple(zeros_int32(count) for count in num_window_pages)
-        # The same memory, for many pages at once.
-        self._windows_of = tuple(np.frombuffer(numbers, dtype=np.int32) for numbers in self._window_of)
-        self._fulls_of = tuple(np.frombuffer(numbers, dtype=np.int32) for numbers in self._full_of)
         self._unpublished: tuple[dict[int, int], ...] = tuple({} for _ in num_window_pages)
 
     @property
@@ -176,18 +172,17 @@ class WindowMapping:
 
     def table(self, window_group: int) -> Int32Array:
         """The whole mapping of a group, by full page; a view, to be read only."""
-        view = self._windows_of[window_group].view()
+        view = np.frombuffer(self._window_of[window_group], dtype=np.int32)
         view.flags.writeable = False
         return view
 
     def full_table(self, window_group: int) -> Int32Array:
         """The way back: full pages by window page; a view, to be read only."""
-        return self._fulls_of[window_group]
+        return np.frombuffer(self._full_of[window_group], dtype=np.int32)
 
     def set(self, window_group: int, full_pages: Sequence[int], window_pages: Sequence[int]) -> None:
         """Put each window page under its full page. Both must be free of an earlier partner, or nothing changes."""
-        fulls, windows = as_int32(full_pages), as_int32(window_pages)
-        window_of, full_of = self._windows_of[window_group], self._fulls_of[window_group]
+        window_of, full_of = self._window_of[window_group], self._full_of[window_group]
         if len(full_pages) != len(window_pages):
             raise LedgerError(
                 f"window mapping: found {len(full_pages)} full and {len(window_pages)} window pages; wanted as many of "
@@ -200,9 +195,11 @@ class WindowMapping:
                 "window mapping: found a page twice in one change; wanted each once. The mapping is one-to-one"
             )
         has_sink = NO_PAGE in full_pages or NO_PAGE in window_pages
-        if has_sink or window_of[fulls].any() or full_of[windows].any():
+        if has_sink or any(map(window_of.__getitem__, full_pages)) or any(map(full_of.__getitem__, window_pages)):
             raise self._not_free(window_group, full_pages, window_pages)
-        window_of[fulls], full_of[windows] = windows, fulls
+        for full, window in zip(full_pages, window_pages, strict=True):
+            window_of[full] = window
+            full_of[window] = full
         self._unpublished[window_group].update(zip(full_pages, window_pages, strict=True))
         self.version += 1
         self._last_set_version = self.version
@@ -265,7 +262,7 @@ class WindowMapping:
 
     def take_unpublished(self) -> tuple[Int32Array, ...]:
         """Changes since the last call, one (full page, window page) row each, the latest value only; now published."""
-        changes = tuple(np.stack((as_int32(one), as_int32(one.values())), axis=1) for one in self._unpublished)
+        changes = tuple(pairs_of(changed.items(), np.int32) for changed in self._unpublished)
         for changed in self._unpublished:
             changed.clear()
         self.published_version = self.version

@@ -14,7 +14,7 @@ from playhead.graph.registry import NUM_STAGES
 from playhead.graph.staging import StagingRing, field_view, lay_out, port_for
 from playhead.kv.device_tables import DeviceWrite
 
-MAX_ENTRIES = 16384  # of one copy: 192 KiB; a larger change goes in several
+MAX_ENTRIES = 8192  # of one copy: 96 KiB; a larger change goes in several
 
 
 class Publisher:
