@@ -32,7 +32,7 @@ from playhead.schedule.rows import DeviceRows
 from playhead.schedule.step_plan import StepPlan, is_in_order
 
 RESERVED_TOKENS = 64  # places kept ahead of decoding requests: their steps then need nothing from the host
-SOON_TOKENS, NUM_TOGETHER = 8, 32  # with so few places left requests get pages, and so many at once: no step does all
+LOOK_EVERY_STEPS, SOON_TOKENS, NUM_TOGETHER = 4, 16, 64  # who has few places left gets pages, so many in one step
 VACANCY = 4  # reserve only where this many times as much is to be had
 WAITING_PER_RUNNING = 4  # in a longer queue every request would come too late
 
@@ -402,13 +402,12 @@ class Scheduler:
         A plan that lacks a place takes pages for all requests at once, and the device waits for it.
         """
         self.release()
-        last = self._last
-        if last is None or not last.goes_on or last.num_sure > SOON_TOKENS or self._kv.in_doubt:
+        if (last := self._last) is None or not last.goes_on or last.num_on % LOOK_EVERY_STEPS:
             return
         num_places = self._kv.places_left(last.rows, last.ends)
         soon = np.flatnonzero((num_places <= SOON_TOKENS) & (num_places < last.num_left))
-        num_urgent = np.count_nonzero(num_places[soon] <= 1)  # the next plan would lack their places
-        if (num_urgent or len(soon) >= NUM_TOGETHER) and self._has_vacancy(len(last)):
+        num_urgent = np.count_nonzero(num_places[soon] <= LOOK_EVERY_STEPS)  # a plan before the next look lacks them
+        if (num_urgent or len(soon) >= NUM_TOGETHER) and not self._kv.in_doubt and self._has_vacancy(len(last)):
             first = soon[np.argsort(num_places[soon], kind="stable")][: max(num_urgent, NUM_TOGETHER)]
             self._take_pages(last, first, ahead=RESERVED_TOKENS)
             last.num_sure = self._num_sure(last)

@@ -61,7 +61,7 @@ def test_memory_of_a_request_that_has_left_goes_before_any_request_is_preempted(
 
 
 def test_requests_that_soon_lack_a_page_get_pages_a_few_at_a_time(monkeypatch):
-    for name, value in {"RESERVED_TOKENS": 8, "SOON_TOKENS": 3, "NUM_TOGETHER": 1}.items():
+    for name, value in {"RESERVED_TOKENS": 8, "SOON_TOKENS": 3, "NUM_TOGETHER": 1, "LOOK_EVERY_STEPS": 1}.items():
         monkeypatch.setattr(scheduler_module, name, value)
     plan, kv = scheduler(num_pages=200)
     for at, name in enumerate("ab"):
