@@ -402,7 +402,8 @@ class Scheduler:
         A plan that lacks a place takes pages for all requests at once, and the device waits for it.
         """
         self.release()
-        if (last := self._last) is None or not last.goes_on or last.num_on % LOOK_EVERY_STEPS:
+        last = self._last
+        if last is None or not last.goes_on or last.num_sure > SOON_TOKENS or last.num_on % LOOK_EVERY_STEPS:
             return
         num_places = self._kv.places_left(last.rows, last.ends)
         soon = np.flatnonzero((num_places <= SOON_TOKENS) & (num_places < last.num_left))
