@@ -70,8 +70,8 @@ def is_smaller(step: Observed) -> bool:
 
 
 def takes_pages(step: Observed) -> bool:
-    """All requests of these batches are as long, so they want pages at the same step."""
-    return goes_on(step) and step.num_new_pages >= len(step.planned)
+    """All requests of these batches are as long, so they want pages at nearly the same step."""
+    return goes_on(step) and step.num_new_pages > 0
 
 
 def has_prompts(step: Observed) -> bool:

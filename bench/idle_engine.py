@@ -8,6 +8,7 @@ their replay, as they always do; the model is so small that this is mostly the t
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -139,6 +140,37 @@ class Meter:
             noted.clear()
 
 
+DECODE_S = 1.5e-3
+TOKEN_S = 1.2e-6
+
+
+@dataclass(slots=True, kw_only=True)  # mutable: time passes
+class ImaginedDevice:
+    """When a device would be at work, had it run these steps: 1.5 ms for one of decode, 1.2 us for a prompt's token.
+
+    The host's time is its CPU time, and the time in which it would have waited for the device.
+    """
+
+    idle_s: float = 0.0
+    """How long it would have stood still between steps."""
+    _free_s: float = 0.0
+    _waited_s: float = 0.0
+    _ends: deque[float] = field(default_factory=deque)
+
+    def launch(self, planned: StepPlan) -> None:
+        """A step has been launched."""
+        now_s = time.thread_time() + self._waited_s
+        if self._free_s:
+            self.idle_s += max(0.0, now_s - self._free_s)
+        taken_s = DECODE_S if planned.is_decode else max(DECODE_S, TOKEN_S * planned.num_tokens)
+        self._free_s = max(now_s, self._free_s) + taken_s
+        self._ends.append(self._free_s)
+
+    def wait(self) -> None:
+        """The host reads the oldest step."""
+        self._waited_s += max(0.0, self._ends.popleft() - time.thread_time() - self._waited_s)
+
+
 class MeteredEngine(Engine):
     """An engine over an idle worker that notes what its steps cost. Reading a step counts as its commit."""
 
@@ -146,7 +178,7 @@ class MeteredEngine(Engine):
         super().__init__(worker, IdsOnlyTokenizer(), config=EngineConfig())
         backend = worker.prefill.backend
         assert isinstance(backend, IdleBackend), "an idle worker"
-        self.meter, self.clock = Meter(), backend.clock
+        self.meter, self.clock, self.device = Meter(), backend.clock, ImaginedDevice()
 
     def advance(self) -> None:
         self.meter.costs.append(StepCost())
@@ -168,9 +200,11 @@ class MeteredEngine(Engine):
         began_s = time.thread_time()
         launched = super()._launch(planned, started_s)
         self.meter.costs[-1].launch += microseconds_since(began_s)
+        self.device.launch(planned)
         return launched
 
     def _read(self, step: LaunchedStep) -> None:
+        self.device.wait()
         started_s = self.clock.read_s = time.thread_time()
         super()._read(step)
         self.meter.costs[-1].commit += microseconds_since(started_s)

@@ -4,7 +4,8 @@ Whole calls of `LLM.generate` on a CPU, over an engine whose graphs do nothing (
 off and no tokenizer. One JSON line per case, in CPU microseconds of the thread, medians over the rounds: the whole
 call, its parts inside steps, and `outside`, which is the rest: checking, queueing, making outputs. `end` is what one
 request's end costs, by the reading of the steps in which all end less that of steps in which none does. A device would
-stand still for `first`, up to the call's first replay, and for `last`, from the reading of its last step on.
+stand still for `first`, up to the call's first replay, for `last`, from the reading of its last step on, and for
+`idle` between them (`ImaginedDevice`).
 
 `--against` measures a second source tree beside this one, in a process of its own, round by round in turns.
 """
@@ -27,26 +28,32 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench import workload
-from bench.idle_engine import CHUNK_TOKENS, MeteredEngine, idle_worker
+from bench.idle_engine import CHUNK_TOKENS, ImaginedDevice, MeteredEngine, idle_worker
 from bench.measure import emit
 from playhead.engine.calls import Calls
 from playhead.llm import LLM
 from playhead.sampling_params import SamplingParams
 
-MAX_RUNNING = 128
-MAX_CONTEXT = 1024
+MAX_RUNNING = 256
+MAX_CONTEXT = 1536
 VOCABULARY = 60
 HERE = Path(__file__).parent.parent
 
 
 class Case(NamedTuple):
-    """Requests that come at once."""
+    """Requests that come at once, all as long; or each of its own length, as the scorecard's mixed set has them."""
 
     num_requests: int
-    num_prompt: int
-    num_new: int
+    num_prompt: int = 0
+    num_new: int = 0
     repeats: int = 1
     """Calls of one round: a short one after another case finds cold caches."""
+    is_mixed: bool = False
+
+    @property
+    def num_ends(self) -> int:
+        """Steps in which requests end. Requests of one chunk of prompts end together, those of a mixed set alone."""
+        return self.num_requests if self.is_mixed else -(-self.num_requests * self.num_prompt // CHUNK_TOKENS)
 
 
 CASES = {
@@ -54,6 +61,7 @@ CASES = {
     "16 x 512": Case(16, 512, 1, repeats=4),
     "128 x 128": Case(128, 128, 1),
     "128 x 128, 256 new": Case(128, 128, 256),
+    "256 mixed": Case(256, is_mixed=True),
 }
 
 
@@ -66,10 +74,15 @@ class IdleLLM(LLM):
         self._calls = Calls(self.metered)
         self.config, self.stats, self.tokenizer = self.metered.config, self.metered.stats, self.metered.tokenizer
 
+    @property
+    def num_captured(self) -> int:
+        """Sizes that were captured by now."""
+        return sum(len(runner.captured) for runner in self.metered.worker.runners)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallCost:
-    """CPU microseconds of one call, by part; `end` of one request's end; `first` and `last` without the device."""
+    """CPU microseconds of one call, by part; `end` of one request's end; `first`, `last`, `idle` without the device."""
 
     whole: float
     outside: float
@@ -79,32 +92,44 @@ class CallCost:
     end: float
     first: float
     last: float
+    idle: float
 
 
 def requests_of(case: Case, number: int) -> tuple[list[list[int]], list[SamplingParams]]:
     """Prompts, and a set of parameters for each, as the scorecard's cases give them."""
-    prompts = workload.prompts(f"requests{number}", [case.num_prompt] * case.num_requests)
+    if case.is_mixed:
+        prompts, num_new = workload.throughput_set(f"requests{number}", case.num_requests)
+    else:
+        prompts = workload.prompts(f"requests{number}", [case.num_prompt] * case.num_requests)
+        num_new = [case.num_new] * case.num_requests
     ids = [[token % VOCABULARY for token in prompt] for prompt in prompts]
-    params = [SamplingParams(temperature=0, ignore_eos=True, max_tokens=case.num_new) for _ in range(case.num_requests)]
+    params = [SamplingParams(temperature=0, ignore_eos=True, max_tokens=most) for most in num_new]
     return ids, params
 
 
 def measured(llm: IdleLLM, case: Case, number: int) -> CallCost:
-    """The cost of one call."""
+    """The cost of one call. A call that captured a size is repeated."""
+    while True:
+        num_captured = llm.num_captured
+        cost = measured_once(llm, case, number)
+        if llm.num_captured == num_captured:
+            return cost
+
+
+def measured_once(llm: IdleLLM, case: Case, number: int) -> CallCost:
     prompts, params = requests_of(case, number)
     meter = llm.metered.meter
     clock = llm.metered.clock
     meter.clear()
     clock.clear()
+    llm.metered.device = ImaginedDevice()
     started_s = time.thread_time()
     outputs = llm.generate(prompts, params)
     ended_s = time.thread_time()
     whole = 1e6 * (ended_s - started_s)
-    assert [len(output.outputs[0].token_ids) for output in outputs] == [case.num_new] * case.num_requests
-    steps = meter.costs
-    # Requests of one chunk of prompts end in one step: the dearest readings are theirs.
-    commits = sorted((step.commit for step in steps), reverse=True)
-    num_ends = -(-case.num_requests * case.num_prompt // CHUNK_TOKENS)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [one.max_tokens for one in params]
+    steps, num_ends = meter.costs, case.num_ends
+    commits = sorted((step.commit for step in steps), reverse=True)  # the dearest are those in which requests end
     usual = statistics.median(commits[num_ends:]) if len(commits) > 2 * num_ends else 0.0
     return CallCost(
         whole=whole,
@@ -115,6 +140,7 @@ def measured(llm: IdleLLM, case: Case, number: int) -> CallCost:
         end=sum(commit - usual for commit in commits[:num_ends]) / case.num_requests,
         first=1e6 * (clock.first_replay_s - started_s),
         last=1e6 * (ended_s - clock.read_s),
+        idle=1e6 * llm.metered.device.idle_s,
     )
 
 
@@ -132,8 +158,7 @@ def measure_rounds(cases: Sequence[str]) -> None:
     """One round per line of the standard input, as a line of costs by case."""
     llm = IdleLLM()
     for name in cases:
-        for number in (-2, -1):  # what is captured when it is first wanted is captured here
-            measured(llm, CASES[name], number)
+        measured(llm, CASES[name], -1)
     gc.collect()
     gc.freeze()  # as an engine does that has captured its graphs
     for number, _ in enumerate(sys.stdin):
@@ -178,13 +203,12 @@ def measure(cases: Sequence[str], sources: dict[str, Path], rounds: int) -> None
 def profile(name: str, num_rows: int) -> None:
     """The functions of a call by their own time, and by their time with what they call."""
     llm, case = IdleLLM(), CASES[name]
-    for number in (-2, -1):
-        measured(llm, case, number)
+    measured(llm, case, 0)
     gc.collect()
     gc.freeze()
     profiler = cProfile.Profile(time.thread_time)
-    for number in range(10):
-        prompts, params = requests_of(case, number)
+    prompts, params = requests_of(case, 0)
+    for _ in range(10):
         profiler.runcall(llm.generate, prompts, params)
     print(f"{name}: 10 calls")
     for order in ("tottime", "cumtime"):

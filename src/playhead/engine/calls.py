@@ -145,8 +145,12 @@ class Calls:
         return work()
 
     def _serve(self, call: Call) -> None:
-        """Give the engine the call's requests, and run a step if nothing has come for the call meanwhile."""
-        self._submit(call)
+        """Give the engine the call's requests, and run a step if nothing has come for the call meanwhile.
+
+        The requests that the step has no room for are given behind its launch: the device has work by then.
+        """
+        while call.waiting and self.engine.can_take_now:
+            self._submit_one(call)
         if call.inbox:
             return
         if not self.engine.has_work:
@@ -155,19 +159,19 @@ class Calls:
                 "please report it."
             )
         self._step()
-        self._submit(call)  # the room that a step makes goes round with the turns
+        while call.waiting and self.engine.can_take:  # the room that a step makes goes round with the turns
+            self._submit_one(call)
 
-    def _submit(self, call: Call) -> None:
-        while call.waiting and self.engine.can_take:
-            request_id, checked = call.waiting.popleft()
-            self._by_request[request_id] = call
-            call.running.add(request_id)
-            try:
-                self.engine.submit(request_id, checked, call.options)
-            except MisuseError:
-                raise
-            except PlayheadError as error:
-                call.inbox.append(never_queued(request_id, checked, error))
+    def _submit_one(self, call: Call) -> None:
+        request_id, checked = call.waiting.popleft()
+        self._by_request[request_id] = call
+        call.running.add(request_id)
+        try:
+            self.engine.submit(request_id, checked, call.options)
+        except MisuseError:
+            raise
+        except PlayheadError as error:
+            call.inbox.append(never_queued(request_id, checked, error))
 
     def _step(self) -> None:
         """One step of the engine. Its outputs go to the inboxes of the calls that asked for them."""

@@ -39,7 +39,7 @@ from playhead.logs import event, log_failure
 from playhead.models.text.tokenizer import Tokenizer
 from playhead.outputs import FinishReason, RequestOutput
 from playhead.sampling_params import SamplingParams
-from playhead.schedule.request import Chunk, Request
+from playhead.schedule.request import DONE, Chunk, Request
 from playhead.schedule.scheduler import WAITING_PER_RUNNING, ScheduleLimits, Scheduler
 from playhead.schedule.step_plan import StepPlan
 from playhead.step.sampling import ReadTokens
@@ -84,9 +84,7 @@ class Engine:
         self._in_flight: deque[LaunchedStep] = deque()
         self._ready: list[RequestOutput] = []  # outputs wait here, so a failing step cannot lose them
         self._arrivals, self._masks = 0, MaskWriter()
-        self.stats = EngineStats()
-        self.timeline = Timeline()
-        self.use = EngineUse()
+        self.stats, self.timeline, self.use = EngineStats(), Timeline(), EngineUse()
         self._still = StillObjects()
 
     @property
@@ -97,10 +95,8 @@ class Engine:
     @property
     def state(self) -> str:
         """What the engine is doing, in a few words."""
-        if self.use.is_closed:
-            return "closed"
-        running, waiting = self.num_requests
-        return f"{running} running, {waiting} waiting" if self.has_work else "idle"
+        busy = "{} running, {} waiting".format(*self.num_requests) if self.has_work else "idle"
+        return "closed" if self.use.is_closed else busy
 
     def __repr__(self) -> str:
         return f"Engine({self.facts}, {self.state})"
@@ -170,6 +166,11 @@ class Engine:
         """Whether one more request would be queued rather than refused."""
         return self._scheduler.can_queue
 
+    @property
+    def can_take_now(self) -> bool:
+        """The same, if the next step may have room for it."""
+        return self._scheduler.can_queue and not self._scheduler.has_enough_waiting
+
     def add_request(
         self,
         request_id: str,
@@ -236,8 +237,7 @@ class Engine:
             return self._abort(request_id)
 
     def _abort(self, request_id: str) -> RequestOutput | None:
-        response = self._responses.get(request_id)
-        if response is None:
+        if (response := self._responses.get(request_id)) is None:
             return None
         self._ready = [output for output in self._ready if output.request_id != request_id]
         try:
@@ -281,7 +281,10 @@ class Engine:
             raise
         if not planned and not self._in_flight:
             self._refuse_to_starve()
+        self._scheduler.catch_up()
         self._read_until(1 if planned and self.overlap else 0)
+        if not self._in_flight:
+            self._scheduler.release()
         self._end_the_touched(self._watch.look(is_idle=not (self._scheduler.has_work or self._in_flight)))
 
     def _end_the_touched(self, findings: Findings) -> None:
@@ -461,8 +464,9 @@ class Engine:
     ) -> RequestOutput:
         """Remove a request from the engine; gives its last output. If removing raises, the next call gives it."""
         response.error = error
+        end = self._scheduler.leave if reason in DONE else self._scheduler.finish
         try:
-            self._scheduler.finish(response.request, reason)
+            end(response.request, reason)
         except BaseException:
             response.request.finish_reason, self._scheduler.in_doubt = reason, True
             self._ready.append(self._last_output(response))
@@ -486,10 +490,7 @@ class Engine:
     def _record(self, step: LaunchedStep, device_us: float, read: tuple[float, float, float]) -> None:
         """Counters and timeline. `read` has when the host began to wait, had the tokens, and had given them out."""
         decision = step.launched.decision
-        mode = f"{decision.mode}: {decision.reason}"
-        self.stats.num_steps += 1
-        self.stats.num_preemptions = self._scheduler.num_preemptions
-        self.stats.modes[mode] = self.stats.modes.get(mode, 0) + 1
+        self.stats.count_step(f"{decision.mode}: {decision.reason}", self._scheduler.num_preemptions)
         if decision.reason is Reason.CAPTURE_NOW and self.worker.device.type in WHERE_PAUSES_SHOW:
             self._still.leave_out()
         self.timeline.add(step.record(self.stats.num_steps, device_us, read, self.worker.kv))

@@ -17,6 +17,7 @@ from playhead.engine.timeline import EngineStats, StepRecord
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.prefix import Outcome
 from playhead.sampling_params import SamplingKind
+from playhead.schedule.rows import DeviceRows
 
 if TYPE_CHECKING:  # a process that only reads snapshots has no torch
     from playhead.engine.engine import Engine
@@ -157,7 +158,7 @@ def take_snapshot(engine: Engine, after_step: int = 0) -> EngineSnapshot:
         num_free_slabs=kv.allocator.arena.num_free,
         slab_bytes=kv.plan.layout.slab_bytes,
         groups=tuple(_group_use(kv, index) for index in range(len(kv.allocator.groups))),
-        requests=_request_uses(kv),
+        requests=_request_uses(worker.rows),
         runners=tuple(_runner_use(name, runner) for name, runner in runners.items()),
         graphs=tuple(use for name, runner in runners.items() for use in _graph_uses(name, runner)),
         num_prefix_lookups=looked_up.total(),
@@ -203,9 +204,9 @@ def _page_states(kv: HybridKVCache, index: int, pages_per_square: int) -> bytes:
     return np.maximum.reduceat(states, starts).tobytes()
 
 
-def _request_uses(kv: HybridKVCache) -> tuple[RequestUse, ...]:
+def _request_uses(rows: DeviceRows) -> tuple[RequestUse, ...]:
     """The requests that have run longest, first."""
-    longest = list(kv.sequences.values())[:MAX_REQUESTS_SHOWN]
+    longest = list(rows.sequences.values())[:MAX_REQUESTS_SHOWN]
     return tuple(
         RequestUse(
             row=seq.row,

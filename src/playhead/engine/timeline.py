@@ -33,6 +33,12 @@ class EngineStats:
     num_violations: int = 0
     modes: dict[str, int] = field(default_factory=dict)
 
+    def count_step(self, mode: str, num_preemptions: int) -> None:
+        """One more step, which ran so; and how often requests have lost their memory by now."""
+        self.num_steps += 1
+        self.num_preemptions = num_preemptions
+        self.modes[mode] = self.modes.get(mode, 0) + 1
+
     def copy(self) -> EngineStats:
         """The counters as they are now."""
         return replace(self, modes=dict(self.modes))

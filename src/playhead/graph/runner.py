@@ -69,7 +69,7 @@ class GraphRunner:
         self._plan_keys: dict[int, PlanKey] = {}
         self._live_outputs: dict[tuple[int, int], Outputs] = {}
         self._last: tuple[FillContext, LivePlan | None, int] | None = None
-        self._checked: tuple[int, LivePlan | None] | None = None
+        self._checked: dict[int, LivePlan | None] = {}
 
     @property
     def captured(self) -> Mapping[int, CapturedStep]:
@@ -131,7 +131,8 @@ class GraphRunner:
         ctx = self.placeholder_context(bucket)
         live = self.prepare(self.step.placeholder(ctx), ctx)
         self._refuse_live_rows(ctx)
-        self._last = self._checked = None  # the placeholder is in the slots now
+        self._last = None  # the placeholder is in the slots now
+        self._checked.pop(bucket, None)
         self.is_capturing = True
         try:
             with quiet_gc():
@@ -251,11 +252,11 @@ class GraphRunner:
                 f"{self.step.name} bucket {bucket}: the plan has other tensors than at capture; "
                 f"wanted {self._plan_keys[bucket]}, found {plan_key(live)}. Keep plan tensors in slots."
             )
-        self._checked = bucket, live
+        self._checked[bucket] = live
 
     def _is_checked(self, bucket: int, live: LivePlan | None) -> bool:
-        """Whether the last replay was this one: a batch that goes on has the same plan for many steps."""
-        return self._checked is not None and self._checked[0] == bucket and self._checked[1] is live
+        """Whether the bucket's last replay had this very plan: steps of a size have the same one."""
+        return bucket in self._checked and self._checked[bucket] is live
 
     def run_eager(self, ctx: FillContext, live: LivePlan | None, *, prepared: bool = False) -> Outputs:
         """Run the callable itself over the filled slots; with `prepared`, the form of it that is captured."""

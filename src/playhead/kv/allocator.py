@@ -38,10 +38,7 @@ class SlabArena:
         first, self._first_fresh = self._first_fresh, self._first_fresh + count - len(slabs)
         return [*slabs, *range(first, self._first_fresh)]
 
-    def give_back(self, slab: int) -> None:
-        self._free.append(slab)
-
-    def give_back_all(self, slabs: Iterable[int]) -> None:
+    def give_back(self, slabs: Iterable[int]) -> None:
         self._free.extend(slabs)
 
     def take_this(self, slab: int) -> bool:
@@ -133,33 +130,38 @@ class PageAllocator:
 
     def give_back(self, pages: Sequence[int]) -> None:
         """Take these pages back. A page that was not handed out is a double free. A page in quarantine stays there."""
-        per_slab, free_in, is_taken = self._pages_per_slab, self._free_in, self._is_taken
-        if per_slab == 1 and not self._quarantined and is_each_once(pages, is_taken):
-            for page in pages:
-                is_taken[page] = 0
-            self.num_slabs -= len(pages)
-            self._arena.give_back_all(pages)
+        if not self._quarantined and is_each_once(pages, self._is_taken):
+            self._put_back(pages)
             return
         for page in pages:
-            if not is_taken[page]:
+            if not self._is_taken[page]:
                 self._report_double_free(page)
-                continue
-            if page in self._quarantined:
-                continue
+            elif page not in self._quarantined:
+                self._put_back((page,))
+
+    def _put_back(self, pages: Sequence[int]) -> None:
+        """Pages into their slabs. A slab whose pages are all free goes back to the arena."""
+        per_slab, free_in, is_taken = self._pages_per_slab, self._free_in, self._is_taken
+        for page in pages:
             is_taken[page] = 0
-            self._num_free += 1
+        if per_slab == 1:
+            self.num_slabs -= len(pages)
+            self._arena.give_back(pages)
+            return
+        whole: list[int] = []
+        for page in pages:
             slab = page // per_slab
             free = free_in.get(slab)
-            num_free_in_slab = 1 if free is None else len(free) + 1
-            if num_free_in_slab == per_slab:
-                free_in.pop(slab, None)
-                self._num_free -= per_slab
-                self.num_slabs -= 1
-                self._arena.give_back(slab)
-            elif free is None:
+            if free is None:
                 free_in[slab] = [page]
-            else:
+            elif len(free) + 1 < per_slab:
                 free.append(page)
+            else:
+                del free_in[slab]
+                whole.append(slab)
+        self._num_free += len(pages) - len(whole) * per_slab
+        self.num_slabs -= len(whole)
+        self._arena.give_back(whole)
 
     def distrust(self, pages: set[int]) -> None:
         """Never hand these pages out again. Only before `restore`, which takes them out of the free lists."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import chain, compress
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from playhead.kv.hybrid import HybridAllocator
 from playhead.kv.plan import KVPlan
 from playhead.kv.prefix import TOKEN_BYTES, PrefixCache, token_key
 from playhead.kv.restore import restore
-from playhead.kv.sequence import SequenceKV, Stride
+from playhead.kv.sequence import NEVER, SequenceKV, Stride
 from playhead.kv.tables import FULL, Int32Array, RowTables
 from playhead.kv.violations import ViolationLog
 from playhead.types import FullLoc, Step
@@ -136,9 +137,10 @@ class HybridKVCache:
                 self._append_to_all(seqs, rows, counts)
 
     def _append_to_all(self, seqs: Sequence[SequenceKV], rows: Int32Array, counts: Int32Array) -> None:
-        pages, mapping = self._allocate(int(counts.sum())), self.allocator.mapping
-        under = (mapping.window_pages(window_group, pages) for window_group in range(mapping.num_groups))
-        self.rows.append(rows, counts, [pages, *under])
+        pages, mapping = array("i", self._allocate(int(counts.sum()))), self.allocator.mapping
+        fulls = np.array(pages)
+        under = (mapping.table(window_group)[fulls] for window_group in range(mapping.num_groups))
+        self.rows.append(rows, counts, [fulls, *under])
         first = 0
         for seq, count in zip(seqs, counts.tolist(), strict=True):
             seq.pages.extend(pages[first : first + count])
@@ -166,7 +168,7 @@ class HybridKVCache:
                 with Change(self):
                     self._offer(seq, self._whole_pages(token_key(tokens), known))
         finally:
-            self._release(seq)  # an end is an end, whatever became of the offer
+            self._release([seq])  # an end is an end, whatever became of the offer
 
     def preempt(self, seq: SequenceKV, tokens: Sequence[int]) -> None:
         """Take a running request's memory; it will be admitted again and computed anew, or found in the cache."""
@@ -175,7 +177,15 @@ class HybridKVCache:
 
     def abort(self, seq: SequenceKV) -> None:
         """The request is gone; nothing is kept beyond what its prompt had already given to the cache."""
-        self._release(seq)
+        self._release([seq])
+
+    def finish_all(self, ended: Sequence[tuple[SequenceKV, Sequence[int]]]) -> None:
+        """The same as `finish` for requests that are done together. If no prefixes stay, all pages go at once."""
+        if not self.prefix_caching:
+            self._release([seq for seq, _ in ended])
+            return
+        for seq, tokens in ended:
+            self.finish(seq, tokens)
 
     def flush_prefixes(self) -> None:
         """Forget all cached prefixes; running sequences keep their pages."""
@@ -218,12 +228,13 @@ class HybridKVCache:
         stride.num_launched = num_launched = stride.num_placed
         if num_launched < stride.next_look:
             return
-        places = np.flatnonzero(stride.looks_at <= num_launched).tolist()
-        due = [stride.seqs[place] for place in places]
-        self._look_at([seq for seq in due if seq.growth.stride is stride and self.sequences.get(seq.request) is seq])
-        for place, seq in zip(places, due, strict=True):
-            if seq.is_offered:
-                stride.looks_at[place] = seq.slides_at - seq.num_launched_tokens + num_launched
+        (places,) = (stride.looks_at <= num_launched).nonzero()
+        due = [stride.seqs[place] for place in places.tolist()]
+        here = [seq.growth.stride is stride and self.sequences.get(seq.request) is seq for seq in due]
+        self._look_at(list(compress(due, here)))
+        # Of those that have left nothing is due any more: else each of them would have every step look at it.
+        looks_at = [stride.looks_at_next(seq) if is_here else NEVER for seq, is_here in zip(due, here, strict=True)]
+        stride.looks_at[places] = looks_at
         stride.next_look = int(stride.looks_at.min())
 
     def _look_at(self, seqs: Iterable[SequenceKV]) -> None:
@@ -354,36 +365,44 @@ class HybridKVCache:
 
     def _slide(self, seqs: Sequence[SequenceKV]) -> None:
         """Let window pages go that neither the next token nor a hit at the last whole page can see."""
-        for window_group, size in enumerate(self._windows):
-            passed_pages = array("i")
-            for seq in seqs:
-                frontier = window_frontier(seq.num_launched_tokens, size, self._page_size)
-                passed = seq.frontiers[window_group]
-                if frontier > passed:
-                    passed_pages.extend(seq.pages[passed:frontier])
-                    self.rows.clear(window_group + 1, seq.row, passed, frontier)
-                    seq.frontiers[window_group] = frontier
-            if passed_pages:
-                self._drop_windows(window_group, passed_pages, slid=True)
+        passed_pages: list[list[int]] = [[] for _ in self._windows]
+        page_size = self._page_size
         for seq in seqs:
-            nexts = (next_slide(f, size, self._page_size) for f, size in zip(seq.frontiers, self._windows, strict=True))
-            seq.slides_at = min(nexts, default=self.plan.limits.max_context_tokens + 1)
+            num_tokens, slides_at = seq.num_launched_tokens, self.plan.limits.max_context_tokens + 1
+            for window_group, size in enumerate(self._windows):
+                passed, frontier = seq.frontiers[window_group], window_frontier(num_tokens, size, page_size)
+                if frontier > passed:
+                    passed_pages[window_group] += seq.pages[passed:frontier]
+                    self.rows.clear(window_group + 1, seq.row, passed, frontier)
+                    seq.frontiers[window_group] = passed = frontier
+                slides_at = min(slides_at, next_slide(passed, size, page_size))
+            seq.slides_at = slides_at
+        for window_group, pages in enumerate(passed_pages):
+            if pages:
+                self._drop_windows(window_group, pages, slid=True)
 
-    def _release(self, seq: SequenceKV) -> None:
-        """The sequence is gone with its name; the account follows, at once or when it is counted again."""
-        self._extended.pop(seq.request, None)
+    def _release(self, seqs: Sequence[SequenceKV]) -> None:
+        """Sequences are gone with their names; the account follows, at once or when it is counted again."""
+        if not seqs:
+            return
+        for seq in seqs:
+            self._extended.pop(seq.request, None)
         if self.in_doubt:
-            del self.sequences[seq.request]
+            for seq in seqs:
+                del self.sequences[seq.request]
             self.settle()
             return
         with Change(self):
-            del self.sequences[seq.request]
-            if seq.offered_key:
-                self.prefix.touch(seq.salt, seq.offered_key)
-            for window_group, frontier in enumerate(seq.frontiers):
-                self._drop_windows(window_group, seq.pages[frontier:], slid=False)
-            self.allocator.drop(seq.pages)
-            self.rows.give_back(seq.row)
+            for seq in seqs:
+                del self.sequences[seq.request]
+                if seq.offered_key:
+                    self.prefix.touch(seq.salt, seq.offered_key)
+            for window_group in range(len(self._windows)):
+                seen = (seq.pages[seq.frontiers[window_group] :] for seq in seqs)
+                self._drop_windows(window_group, list(chain.from_iterable(seen)), slid=False)
+            self.allocator.drop(list(chain.from_iterable(seq.pages for seq in seqs)))
+            for seq in seqs:
+                self.rows.give_back(seq.row)
 
     def _hold_windows(self, window_group: int, full_pages: Sequence[int]) -> None:
         self.prefix.windows_busy(window_group, full_pages)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from playhead.errors import LedgerError, OutOfPages
-from playhead.kv.allocator import PageAllocator, SlabArena
+from playhead.kv.allocator import PageAllocator, SlabArena, is_each_once
 from playhead.kv.numbers import zeros_int32, zeros_int64
 from playhead.kv.plan import KVPlan
 from playhead.kv.tables import FULL, NO_PAGE, Int32Array, WindowMapping
@@ -65,7 +65,7 @@ class HybridAllocator:
         self._holders = tuple(zeros_int32(count) for count in num_pages)
         self._last_step = tuple(zeros_int64(count) for count in num_pages)
         self._is_retained = bytearray(num_pages[FULL])
-        self._pending: deque[tuple[Step, int, list[int]]] = deque()
+        self._pending: deque[tuple[Step, int, Sequence[int]]] = deque()
 
     # Steps: a page given up now may still be read by what was launched before.
 
@@ -139,6 +139,9 @@ class HybridAllocator:
     def drop(self, full_pages: Sequence[int]) -> None:
         """One sequence less counts on these pages. A page that is neither held nor retained any more is freed."""
         is_retained = self._is_retained
+        if is_each_once(full_pages, self._holders[FULL]) and not any(map(is_retained.__getitem__, full_pages)):
+            self._give_up(FULL, full_pages)
+            return
         freed = [page for page in self._drop(FULL, full_pages) if not is_retained[page]]
         self.num_cached[FULL] -= len(freed)
         self._free(FULL, freed)
@@ -148,8 +151,12 @@ class HybridAllocator:
 
         Returns the full pages whose window pages stay, cached; the others' are freed.
         """
-        dropped = self._drop(window_group + 1, self.mapping.window_pages(window_group, full_pages))
-        idle, is_retained = self.mapping.full_pages(window_group, dropped), self._is_retained
+        index, is_retained = window_group + 1, self._is_retained
+        window_pages = self.mapping.window_pages(window_group, full_pages)
+        if is_each_once(window_pages, self._holders[index]) and not any(map(is_retained.__getitem__, full_pages)):
+            self._give_up(index, self.mapping.remove(window_group, full_pages))
+            return []
+        idle = self.mapping.full_pages(window_group, self._drop(index, window_pages))
         self._free_windows(window_group, [page for page in idle if not is_retained[page]])
         return [page for page in idle if is_retained[page]]
 
@@ -268,6 +275,18 @@ class HybridAllocator:
         self.num_cached[group_index] += len(idle)
         return idle
 
+    def _give_up(self, group_index: int, pages: Sequence[int]) -> None:
+        """The only sequence that counts on these pages does no more, nor does the cache: most pages end so."""
+        holders = self._holders[group_index]
+        for page in pages:
+            holders[page] = 0
+        self.num_held[group_index] -= len(pages)
+        if self.retired_step < self.launched_step:
+            self._pending.append((self.launched_step, group_index, pages))
+            self.num_pending[group_index] += len(pages)
+        else:
+            self._reclaim(group_index, pages)
+
     def _report_double_drop(self, group_index: int, page: int) -> None:
         name = self.groups[group_index].name
         self._violations.add(
@@ -291,7 +310,7 @@ class HybridAllocator:
         if pages:
             self._reclaim(group_index, pages)
 
-    def _reclaim(self, group_index: int, pages: list[int]) -> None:
+    def _reclaim(self, group_index: int, pages: Sequence[int]) -> None:
         self.groups[group_index].give_back(pages)
         if self.listener is not None:
             self.listener.on_reclaim(group_index, pages)

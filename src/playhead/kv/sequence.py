@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from playhead.types import Row
 
+NEVER = np.iinfo(np.int64).max
 NO_LOOKS: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # every request begins with a stride of its own
 
 
@@ -38,6 +39,10 @@ class Stride:
         self.seqs = [*compress(self.seqs, is_here), *seqs]
         self.looks_at = np.concatenate((self.looks_at[is_here], np.zeros(len(seqs), np.int64)))
         self.next_look = 0
+
+    def looks_at_next(self, seq: SequenceKV) -> int:
+        """After how many launched steps a sequence of this stride has something to give up; at once, if to offer."""
+        return seq.slides_at - seq.growth.num_launched_tokens if seq.is_offered else 0
 
 
 class Growth(NamedTuple):

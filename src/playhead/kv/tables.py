@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from playhead.errors import LedgerError, OutOfPages, StaleTranslation
-from playhead.kv.numbers import zeros_int32
+from playhead.kv.numbers import pairs_of, zeros_int32
 from playhead.types import FullLoc, Row, WindowLoc
 
 FULL = 0
@@ -96,7 +96,7 @@ class RowTables:
             self.must_publish = True
             self._mark(row, first, end)
 
-    def append(self, rows: Int32Array, counts: Int32Array, pages: Sequence[Sequence[int]]) -> None:
+    def append(self, rows: Int32Array, counts: Int32Array, pages: Sequence[Int32Array]) -> None:
         """Put pages of every group, by group, behind those that rows show: each row's count, row after row."""
         firsts = self.num_pages[rows]
         ends, entries = firsts + counts, (np.repeat(rows, counts), ranges(firsts, counts))
@@ -122,7 +122,7 @@ class RowTables:
         if len(spans) == 1:  # one prompt
             entries = np.arange(*spans[0], dtype=np.int64)
         else:
-            firsts, ends = np.array(spans, dtype=np.int64).reshape(-1, 2).T
+            firsts, ends = pairs_of(spans, np.int64).T
             entries = ranges(firsts, ends - firsts) if spans else firsts
         return entries, self.tables[FULL].reshape(-1)[entries]
 
@@ -262,7 +262,7 @@ class WindowMapping:
 
     def take_unpublished(self) -> tuple[Int32Array, ...]:
         """Changes since the last call, one (full page, window page) row each, the latest value only; now published."""
-        changes = tuple(np.array(list(changed.items()), dtype=np.int32).reshape(-1, 2) for changed in self._unpublished)
+        changes = tuple(pairs_of(changed.items(), np.int32) for changed in self._unpublished)
         for changed in self._unpublished:
             changed.clear()
         self.published_version = self.version

@@ -10,6 +10,8 @@ from playhead.kv.sequence import SequenceKV, Stride
 from playhead.outputs import FinishReason
 from playhead.sampling_params import SamplingParams
 
+DONE = frozenset((FinishReason.STOP, FinishReason.LENGTH))
+"""How a request with its whole answer ends: what it computed may serve others."""
 MAX_PREEMPTIONS = 8  # then a request goes before all others: no request is computed anew for ever
 
 
@@ -96,6 +98,15 @@ class Request:
         if self.num_preemptions >= MAX_PREEMPTIONS:
             return 0, self.arrival, 0
         return 1, self.priority, self.arrival
+
+
+def in_order(request: Request) -> tuple[int, int, int]:
+    return request.order
+
+
+def lacks_token(output: list[int], index: int) -> bool:
+    """Whether the token of this index is the next one: tokens are read in order, and a read may be repeated."""
+    return len(output) == index
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

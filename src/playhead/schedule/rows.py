@@ -58,6 +58,13 @@ class DeviceRows:
         self._newest: dict[Row, SequenceKV] = {}
         self._sampled: dict[Row, SequenceKV] = {}
 
+    def by_turn(self, requests: Iterable[Request]) -> list[tuple[Request, int]]:
+        """Requests and how many tokens they have to compute: decoding requests, then prompts, each in order."""
+        placed = self.sequences
+        turns = [(one, len(one.prompt) + one.num_sampled - placed[one].num_tokens) for one in requests]
+        decoding = [turn for turn in turns if turn[1] == 1 and turn[0].num_to_sample > 0]
+        return decoding + [turn for turn in turns if turn[1] > 1]
+
     def has_newest(self, seq: SequenceKV) -> bool:
         """Whether the device keeps the sequence's newest token in its row."""
         return self._newest.get(seq.row) is seq

@@ -15,9 +15,9 @@ was left open.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import deque
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -26,13 +26,14 @@ from playhead.errors import OutOfPages, RequestError
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.sequence import SequenceKV, Stride
 from playhead.outputs import FinishReason
-from playhead.schedule.request import Chunk, Request
+from playhead.schedule.ended import EndedRequests
+from playhead.schedule.request import DONE, Chunk, Request, in_order, lacks_token
 from playhead.schedule.rows import DeviceRows
-from playhead.schedule.step_plan import StepPlan, prompt_room, without
+from playhead.schedule.step_plan import StepPlan, is_in_order, prompt_room
 
 RESERVED_TOKENS = 64  # places kept ahead of decoding requests: their steps then need nothing from the host
+LOOK_EVERY_STEPS, SOON_TOKENS, NUM_TOGETHER = 4, 16, 64  # who has few places left gets pages, so many in one step
 VACANCY = 4  # reserve only where this many times as much is to be had
-NUM_ENDED_KEPT = 16  # requests that ended last: more seldom end while a step runs
 WAITING_PER_RUNNING = 4  # in a longer queue every request would come too late
 
 
@@ -62,16 +63,12 @@ class Scheduler:
         """Whether the last plan left a request out that needs memory which the steps in flight must free first."""
         self._last: StepPlan | None = None
         """The last plan, if every running request that had something to compute was in it."""
-        self._newest_ended: deque[tuple[int, Request]] = deque(maxlen=NUM_ENDED_KEPT)
-        """The requests that ended last, each with how many had ended then: one value, so that a change is one call."""
+        self._ended = EndedRequests()
+        self._left: list[tuple[Request, SequenceKV]] = []  # requests that have ended, and memory that they still have
 
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
-
-    @property
-    def num_ended(self) -> int:
-        return self._newest_ended[-1][0] if self._newest_ended else 0
 
     @property
     def num_preemptions(self) -> int:
@@ -81,6 +78,16 @@ class Scheduler:
     def can_queue(self) -> bool:
         """Whether one more request would be queued rather than refused."""
         return len(self.waiting) < self.max_waiting
+
+    @property
+    def has_enough_waiting(self) -> bool:
+        """Whether those that wait fill the next step: one that comes later, and goes after them, has no part in it."""
+        if len(self.waiting) > self._kv.rows.num_free + len(self._left):
+            return True
+        if self._kv.prefix_caching:
+            return False  # nobody knows how many tokens the cache has
+        num_tokens = accumulate(len(one.prompt) for one in self.waiting)
+        return any(num >= self._limits.chunk_tokens for num in num_tokens)
 
     def add(self, request: Request) -> None:
         """Queue a request, or refuse it with the limit."""
@@ -101,6 +108,8 @@ class Scheduler:
         """
         if self.in_doubt:
             self.take_back(was_launched=True)  # its launch may have been tried
+        if self.waiting or not self._in_flight:
+            self.release()  # else nobody needs that memory in this step
         if not self._kv.settle():
             self.is_starved = True  # the account can be counted again when the steps in flight are read
             return StepPlan.of(())
@@ -161,7 +170,7 @@ class Scheduler:
         if following is not None:
             return following
         chunks: dict[str, Chunk] = {}
-        turns = self._by_turn(self.running)
+        turns = self._rows.by_turn(self.running)
         num_decoding = sum(num_left == 1 for _, num_left in turns)
         room = self._take_turns(turns, prompt_room(self._limits.chunk_tokens, num_decoding), chunks)
         is_whole = len(chunks) == len(turns)
@@ -184,14 +193,14 @@ class Scheduler:
         if last is None:
             return None
         can_admit = bool(self.waiting) and self._kv.rows.num_free > 0
-        if last.goes_on and last.num_sure > 0 and self.num_ended == last.num_ended_before and not can_admit:
+        if last.goes_on and last.num_sure > 0 and self._ended.count == last.num_ended_before and not can_admit:
             return self._gone_on(last.next_decode())
         under_way = [] if last.is_decode else np.flatnonzero(~last.samples).tolist()
-        gone = {*under_way, *last.at_their_end(), *self._ended(last)}
+        gone = {*under_way, *last.at_their_end(), *self._ended.places_in(last)}
         if len(gone) == len(last) or not is_in_order(last, gone):
             return None
         planned = self._in_stride(last, sorted(gone))
-        planned.num_sure, planned.num_ended_before = self._num_sure(planned), self.num_ended
+        planned.num_sure, planned.num_ended_before = self._num_sure(planned), self._ended.count
         if planned.num_sure < -1 and not self._has_places(planned):
             return None
         chunks: list[Chunk] | None = []
@@ -218,7 +227,7 @@ class Scheduler:
     def _beside(self, under_way: list[Request], num_decoding: int) -> list[Chunk] | None:
         """Chunks of prompts under way and of new requests, beside a batch that goes on. None if that batch cannot."""
         here = sorted((one for one in under_way if one.finish_reason is None), key=in_order)
-        turns, chunks = self._by_turn(here), dict[str, Chunk]()
+        turns, chunks = self._rows.by_turn(here), dict[str, Chunk]()
         if any(num_left == 1 for _, num_left in turns):
             return None  # it takes its turn among those that decode
         room = self._take_turns(turns, prompt_room(self._limits.chunk_tokens, num_decoding), chunks)
@@ -247,29 +256,12 @@ class Scheduler:
         """A plan whose tokens have places: what is not known yet of the steps after it, and what its newcomers get."""
         self._reserve(planned)
         planned.num_sure = self._num_sure(planned) if planned and planned.is_decode else 0
-        self.open_plan, planned.num_ended_before = planned, self.num_ended
+        self.open_plan, planned.num_ended_before = planned, self._ended.count
         for chunk in planned.newcomers:
             if chunk.samples:
                 chunk.request.num_sampled = chunk.num_generated + 1
         self._rows.put_newest(planned.newcomers)
         return planned
-
-    def _ended(self, planned: StepPlan) -> list[int]:
-        """The places of the requests that have ended since a step was planned."""
-        if self.num_ended == planned.num_ended_before:
-            return []
-        if self.num_ended - planned.num_ended_before > len(self._newest_ended):
-            return planned.ended()
-        # Few requests end during a step: they are looked for among the others, not the others looked at.
-        newest = [request for number, request in self._newest_ended if number > planned.num_ended_before]
-        return sorted(planned.requests.index(request) for request in newest if request in planned.requests)
-
-    def _by_turn(self, requests: Iterable[Request]) -> list[tuple[Request, int]]:
-        """Requests and how many tokens they have to compute: decoding requests, then prompts, each in order."""
-        placed = self._rows.sequences
-        turns = [(one, len(one.prompt) + one.num_sampled - placed[one].num_tokens) for one in requests]
-        decoding = [turn for turn in turns if turn[1] == 1 and turn[0].num_to_sample > 0]
-        return decoding + [turn for turn in turns if turn[1] > 1]
 
     def _take_turns(self, turns: Iterable[tuple[Request, int]], room: int, chunks: dict[str, Chunk]) -> int:
         """The chunks of these requests, as long as the step has room for prompts; gives the room that is left."""
@@ -307,9 +299,13 @@ class Scheduler:
             return
         decoding = np.flatnonzero(planned.samples & (planned.num_left > 0))
         lacking = decoding[self._slack(planned)[decoding] < planned.num_on]
-        if len(lacking) and self._kv.has_vacancy(VACANCY * RESERVED_TOKENS * len(decoding)):
+        if len(lacking) and self._has_vacancy(len(decoding)):
             who = decoding if lacking[0] < planned.num_going_on else lacking
             self._take_pages(planned, who, ahead=RESERVED_TOKENS)
+
+    def _has_vacancy(self, num_requests: int) -> bool:
+        """Whether there is so much memory that places for so many requests may be reserved."""
+        return self._kv.has_vacancy(VACANCY * RESERVED_TOKENS * num_requests)
 
     def _has_next_places(self, planned: StepPlan) -> bool:
         """Whether no request that decodes next lacks a place for its next token.
@@ -367,27 +363,14 @@ class Scheduler:
         Gives how many were new, and the rows whose tokens go through `commit`, the first one last: those of other
         requests, and a request's first token and what may be its last.
         """
-        outputs, left, first = planned.outputs, list[int](), 0
-        looked_at = self._looked_at(planned, tokens)
-        if looked_at:
-            outputs, tokens = without(outputs, looked_at), without(tokens, looked_at)
-            left = [row for row in reversed(looked_at) if planned.is_decode or planned.samples[row]]
-            first = next((row for row, other in enumerate(looked_at) if row != other), len(looked_at))
-        if not outputs or not lacks_token(outputs[0], planned.first_generated[first] + planned.num_on):
-            return 0, left
-        # One call, which no interrupt comes between: either all of them have their tokens, or none has.
-        list(map(list.append, outputs, tokens))
-        return len(outputs), left
+        return planned.give_out(tokens, self._looked_at(planned, tokens))
 
     def _looked_at(self, planned: StepPlan, tokens: list[int]) -> list[int]:
         """The rows whose tokens somebody looks at, in order."""
-        more: set[int] = set()
-        if planned.newcomers:
-            newcomers = enumerate(planned.newcomers, planned.num_going_on)
-            more.update(row for row, chunk in newcomers if not chunk.num_generated)
+        more = set(planned.beginners())
         if planned.num_sure <= 0:
             more.update(planned.at_their_end())
-        more.update(self._ended(planned))
+        more.update(self._ended.places_in(planned))
         if planned.ending_ids and not planned.ending_ids.isdisjoint(tokens):
             more.update(row for row, token in enumerate(tokens) if token in planned.ending_ids)
         return sorted(more.union(planned.watched)) if more else planned.watched
@@ -397,19 +380,54 @@ class Scheduler:
 
         The request is gone even if giving its memory back raises.
         """
+        self.leave(request, reason)
+        self.release()
+
+    def leave(self, request: Request, reason: FinishReason) -> None:
+        """End a request whose memory goes back later, with that of others (`release`)."""
         was_in_doubt, self.in_doubt = self.in_doubt, True
         request.finish_reason = reason
-        self._newest_ended.append((self.num_ended + 1, request))
+        self._ended.add(request)
         seq = self._rows.sequences.pop(request, None)
         self._requests.pop(request.id, None)
         for line in (self.waiting, self.running):
             if request in line:
                 line.remove(request)
-        if seq is not None and self._kv.sequences.get(seq.request) is seq:
-            if reason in (FinishReason.ABORT, FinishReason.ERROR):
-                self._kv.abort(seq)
+        if seq is not None:
+            self._left.append((request, seq))
+        self.in_doubt = was_in_doubt
+
+    def catch_up(self) -> None:
+        """What can wait until a step runs: ended requests' memory goes back, and some requests get their next pages.
+
+        A plan that lacks a place takes pages for all requests at once, and the device waits for it.
+        """
+        self.release()
+        last = self._last
+        if last is None or not last.goes_on or last.num_sure > SOON_TOKENS or last.num_on % LOOK_EVERY_STEPS:
+            return
+        num_places = self._kv.places_left(last.rows, last.ends)
+        soon = np.flatnonzero((num_places <= SOON_TOKENS) & (num_places < last.num_left))
+        num_urgent = np.count_nonzero(num_places[soon] <= LOOK_EVERY_STEPS)  # a plan before the next look lacks them
+        if (num_urgent or len(soon) >= NUM_TOGETHER) and not self._kv.in_doubt and self._has_vacancy(len(last)):
+            first = soon[np.argsort(num_places[soon], kind="stable")][: max(num_urgent, NUM_TOGETHER)]
+            self._take_pages(last, first, ahead=RESERVED_TOKENS)
+            last.num_sure = self._num_sure(last)
+
+    def release(self) -> None:
+        """Give back the memory of the requests that have left, of all at once."""
+        if not self._left:
+            return
+        was_in_doubt, self.in_doubt = self.in_doubt, True  # cut short, they are found as sequences of no request
+        left = [(one, seq) for one, seq in self._left if self._kv.sequences.get(seq.request) is seq]
+        self._left.clear()
+        keeps, done = self._kv.prefix_caching, list[tuple[SequenceKV, Sequence[int]]]()
+        for one, seq in left:
+            if one.finish_reason in DONE:
+                done.append((seq, one.tokens if keeps else ()))
             else:
-                self._kv.finish(seq, request.tokens if self._kv.prefix_caching else ())
+                self._kv.abort(seq)
+        self._kv.finish_all(done)
         self.in_doubt = was_in_doubt
 
     def _start(self, request: Request, room: int) -> Chunk | None:
@@ -480,21 +498,3 @@ class Scheduler:
             samples=samples,
             num_generated=request.num_sampled,
         )
-
-
-def lacks_token(output: list[int], index: int) -> bool:
-    """Whether the token of this index is the next one: tokens are read in order, and a read may be repeated."""
-    return len(output) == index
-
-
-def is_in_order(planned: StepPlan, gone: Container[int]) -> bool:
-    """Whether a plan's newcomers belong behind the batch that goes on, in the order they have, but for some places."""
-    first = max(0, planned.num_going_on - 1)
-    orders = [
-        one.order for place, one in enumerate(planned.requests[first:], first) if place == first or place not in gone
-    ]
-    return planned.goes_on or orders == sorted(orders)
-
-
-def in_order(request: Request) -> tuple[int, int, int]:
-    return request.order

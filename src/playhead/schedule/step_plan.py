@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar, overload
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from playhead.kv.sequence import SequenceKV, Stride
 from playhead.kv.tables import Int32Array
 from playhead.sampling_params import SamplingKind
-from playhead.schedule.request import Chunk, Request
+from playhead.schedule.request import Chunk, Request, lacks_token
 
 T = TypeVar("T")
 
@@ -202,11 +202,31 @@ class StepPlan(Sequence[Chunk]):
         """The newcomers that decode next: they get a token now, and may get another."""
         return [chunk for chunk in self.newcomers if chunk.samples and num_left(chunk) > 0]
 
+    def beginners(self) -> list[int]:
+        """The places of the newcomers that have no token of their own yet."""
+        return [place for place, chunk in enumerate(self.newcomers, self.num_going_on) if not chunk.num_generated]
+
     def at_their_end(self) -> list[int]:
         """The places of the requests for which no later step may sample."""
         if self.ending is None:
             self.ending = (self.first_left <= self.num_on).nonzero()[0].tolist()
         return self.ending
+
+    def give_out(self, tokens: list[int], looked_at: list[int]) -> tuple[int, list[int]]:
+        """Add the step's tokens to their outputs, but those of some rows, which are in order. A second time adds none.
+
+        Gives how many were added, and of the other rows those that get a token, the first one last.
+        """
+        outputs, left, first = self.outputs, list[int](), 0
+        if looked_at:
+            outputs, tokens = without(outputs, looked_at), without(tokens, looked_at)
+            left = [row for row in reversed(looked_at) if self.is_decode or self.samples[row]]
+            first = next((row for row, other in enumerate(looked_at) if row != other), len(looked_at))
+        if not outputs or not lacks_token(outputs[0], self.first_generated[first] + self.num_on):
+            return 0, left
+        # One call, which no interrupt comes between: either all of them have their tokens, or none has.
+        list(map(list.append, outputs, tokens))
+        return len(outputs), left
 
     def ended(self) -> list[int]:
         """The places of the requests that have ended."""
@@ -233,6 +253,15 @@ class StepPlan(Sequence[Chunk]):
             end=int(self.first_ends[place]) + self.num_on,
             num_generated=int(self.first_generated[place]) + self.num_on,
         )
+
+
+def is_in_order(planned: StepPlan, gone: Container[int]) -> bool:
+    """Whether a plan's newcomers belong behind the batch that goes on, in the order they have, but for some places."""
+    first = max(0, planned.num_going_on - 1)
+    orders = [
+        one.order for place, one in enumerate(planned.requests[first:], first) if place == first or place not in gone
+    ]
+    return planned.goes_on or orders == sorted(orders)
 
 
 def without(items: Sequence[T], places: Sequence[int]) -> list[T]:

@@ -21,6 +21,7 @@ from playhead.kv.cache import HybridKVCache
 from playhead.kv.sequence import SequenceKV
 from playhead.outputs import FinishReason
 from playhead.sampling_params import SamplingKind
+from playhead.schedule.ended import EndedRequests
 from playhead.schedule.request import Chunk, Request
 from playhead.schedule.rows import DeviceRows
 from playhead.schedule.scheduler import ScheduleLimits, Scheduler
@@ -117,11 +118,11 @@ def newcomers_not_shifted() -> Patch:
 def ended_ones_not_found() -> Patch:
     """More requests end during a step than are kept, and only those that are kept count as ended."""
 
-    def kept_ones(self: Scheduler, planned: StepPlan) -> list[int]:
-        newest = [request for _, request in self._newest_ended]
+    def kept_ones(self: EndedRequests, planned: StepPlan) -> list[int]:
+        newest = [request for _, request in self.newest]
         return [place for place, request in enumerate(planned.requests) if request in newest]
 
-    return swapped(Scheduler, "_ended", kept_ones)
+    return swapped(EndedRequests, "places_in", kept_ones)
 
 
 @mutant("batch goes on past a length", source="a plan made from the one before", killed_by=("interrupted commits",))

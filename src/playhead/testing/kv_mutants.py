@@ -24,9 +24,10 @@ from playhead.types import Row
 def double_free_of_windows() -> Patch:
     """The end of a request gives window pages back that had slid out before."""
 
-    def release(self: HybridKVCache, seq: SequenceKV) -> None:
-        seq.frontiers = [0] * len(seq.frontiers)
-        original(self, seq)
+    def release(self: HybridKVCache, seqs: Sequence[SequenceKV]) -> None:
+        for seq in seqs:
+            seq.frontiers = [0] * len(seq.frontiers)
+        original(self, seqs)
 
     original = HybridKVCache._release
     return swapped(HybridKVCache, "_release", release)

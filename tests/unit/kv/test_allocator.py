@@ -146,7 +146,7 @@ def test_slabs_come_in_the_order_of_a_list_of_all():
             lent += wanted
         elif lent and draw.random() < 0.8:
             slab = lent.pop(draw.randrange(len(lent)))
-            arena.give_back(slab)
+            arena.give_back([slab])
             listed.append(slab)
         else:
             slab = draw.randint(0, 40)

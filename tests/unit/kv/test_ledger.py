@@ -53,7 +53,7 @@ def lose_the_way_back(cache: HybridKVCache) -> None:
 
 
 def lend_a_slab_twice(cache: HybridKVCache) -> None:
-    cache.allocator.arena.give_back(1)
+    cache.allocator.arena.give_back([1])
 
 
 BUGS = {

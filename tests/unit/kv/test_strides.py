@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from playhead.kv.cache import HybridKVCache
-from playhead.kv.sequence import SequenceKV, Stride
+from playhead.kv.sequence import NEVER, SequenceKV, Stride
 from playhead.testing.kv_checkers import check_strides, hybrid_plan, prefilled
 from playhead.testing.kv_rules import run_step
 
@@ -57,3 +58,19 @@ def test_a_count_that_is_set_stays_what_it_was_set_to(cache):
     assert (seq.num_tokens, seq.num_launched_tokens) == (8, 6)
     run_step(cache)
     assert (seq.num_tokens, seq.num_launched_tokens) == (8, 8)
+
+
+def test_a_sequence_that_has_left_has_no_later_step_look_at_it(cache):
+    """Its next slide would come due again and again: of a batch that loses requests every step would look."""
+    seqs = [prefilled(cache, name, 5) for name in ("a", "b")]
+    stride = in_stride(cache, seqs)
+    cache.advance(stride)
+    run_step(cache)
+    seqs[0].join(Stride())
+    for _ in range(12):
+        for seq in seqs:
+            cache.reserve([seq], np.array([seq.num_tokens + 1]))
+        cache.advance(stride)
+        run_step(cache)
+    assert stride.looks_at.tolist() == [NEVER, stride.looks_at_next(seqs[1])]
+    assert stride.next_look > stride.num_launched

@@ -1,0 +1,36 @@
+"""The requests that ended last, so that a plan need not be looked through for those that are gone. No torch."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from playhead.schedule.request import Request
+from playhead.schedule.step_plan import StepPlan
+
+NUM_KEPT = 16  # more seldom end while a step runs
+
+
+class EndedRequests:
+    """The newest ones, each with how many had ended then: one value, so that a change is one call."""
+
+    def __init__(self) -> None:
+        self.newest: deque[tuple[int, Request]] = deque(maxlen=NUM_KEPT)
+
+    @property
+    def count(self) -> int:
+        """Requests that have ended."""
+        return self.newest[-1][0] if self.newest else 0
+
+    def add(self, request: Request) -> None:
+        """One more has ended."""
+        self.newest.append((self.count + 1, request))
+
+    def places_in(self, planned: StepPlan) -> list[int]:
+        """The places of the requests that have ended since a step was planned."""
+        if self.count == planned.num_ended_before:
+            return []
+        if self.count - planned.num_ended_before > len(self.newest):
+            return planned.ended()
+        # Few requests end during a step: they are looked for among the others, not the others looked at.
+        newest = [request for number, request in self.newest if number > planned.num_ended_before]
+        return sorted(planned.requests.index(request) for request in newest if request in planned.requests)
