@@ -95,8 +95,10 @@ class Engine:
     @property
     def state(self) -> str:
         """What the engine is doing, in a few words."""
-        busy = "{} running, {} waiting".format(*self.num_requests) if self.has_work else "idle"
-        return "closed" if self.use.is_closed else busy
+        if self.use.is_closed:
+            return "closed"
+        running, waiting = self.num_requests
+        return f"{running} running, {waiting} waiting" if self.has_work else "idle"
 
     def __repr__(self) -> str:
         return f"Engine({self.facts}, {self.state})"
@@ -237,7 +239,8 @@ class Engine:
             return self._abort(request_id)
 
     def _abort(self, request_id: str) -> RequestOutput | None:
-        if (response := self._responses.get(request_id)) is None:
+        response = self._responses.get(request_id)
+        if response is None:
             return None
         self._ready = [output for output in self._ready if output.request_id != request_id]
         try:

@@ -145,7 +145,9 @@ def test_other_products_are_left_to_the_blas_library(num_rows, num_outputs, num_
     assert tiles_for(meta(1, 1152), meta(1536, 1152)) is not None
 
 
-@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(1152, 1024), (1152, 6912), (2560, 10_240), (1024, 3072)])
+@pytest.mark.parametrize(
+    ("num_outputs", "num_inputs"), [(1152, 1024), (1152, 6912), (2560, 10_240), (1024, 3072), (32, 4096)]
+)
 @pytest.mark.parametrize("num_rows", [2, 8, 9, 32, 33, 128, 129, 256])
 def test_programs_that_share_inputs_cover_them_all(num_rows, num_outputs, num_inputs):
     tiles = split_tiles(meta(num_rows, num_inputs), meta(num_outputs, num_inputs))

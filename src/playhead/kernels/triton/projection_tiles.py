@@ -163,7 +163,7 @@ def split_tiles_for_many_rows(num_outputs: int, num_inputs: int) -> StreamedTile
     if num_outputs > NARROW:
         return None
     if num_inputs >= LONG_ROW:
-        num_splits = NUM_SMS // -(-num_outputs // 64)
+        num_splits = min(NUM_SMS // -(-num_outputs // 64), num_inputs // 64)
         return StreamedTiles(
             block_r=256, block_n=64, block_k=64, num_stages=4, num_warps=8, num_splits=num_splits, starts_early=True
         )
