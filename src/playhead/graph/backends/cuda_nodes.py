@@ -18,6 +18,7 @@ except ImportError:
     driver = None
 
 LOWEST_DEVICE_ADDRESS = 1 << 32  # smaller numbers in a parameter block are sizes and strides
+TORCH = "2at6native"  # in the names of torch's own kernels, as a compiler writes `at::native`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,11 @@ def begin_capture(stream: torch.cuda.Stream) -> bool:
 
 
 def kernel_nodes(graph: torch.cuda.CUDAGraph) -> list[KernelNode]:
-    """The kernels of the graph. Parameters are blocks of bytes: every aligned word that is a device address counts."""
+    """The kernels of the graph. Parameters are blocks of bytes: every aligned word that is a device address counts.
+
+    Not so those of torch's own kernels: they have room for the sizes of 25 dims, and what a tensor with fewer leaves
+    empty holds what was there before, an address too. Their tensors are in the log of ops.
+    """
     if driver is None:
         return []
     found = []
@@ -57,7 +62,7 @@ def kernel_nodes(graph: torch.cuda.CUDAGraph) -> list[KernelNode]:
             continue
         params = driver.cuGraphKernelNodeGetParams(node)[1]
         name, blocks = _name_and_parameters(params)
-        addresses = tuple(word for block in blocks for word in _device_addresses(block))
+        addresses = () if TORCH in name else tuple(word for block in blocks for word in _device_addresses(block))
         found.append(KernelNode(name=name, addresses=addresses))
     return found
 
