@@ -7,8 +7,8 @@ import itertools
 import random
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from weakref import WeakMethod
 
 from playhead.engine import engine as engine_module
@@ -23,7 +23,7 @@ from playhead.kv.ledger import NOTHING, Findings, KVWatch
 from playhead.kv.prefix import PrefixCache
 from playhead.kv.tables import RowTables, WindowMapping
 from playhead.outputs import RequestOutput
-from playhead.schedule import scheduler
+from playhead.schedule import scheduler, step_plan
 from playhead.schedule.scheduler import Scheduler
 from playhead.step import forward
 from playhead.step.publish import Publisher
@@ -74,7 +74,12 @@ def token_committed_twice() -> Patch:
     def always(output: list[int], index: int) -> bool:
         return True
 
-    return swapped(scheduler, "lacks_token", always)
+    @contextmanager
+    def of_one_and_of_many() -> Iterator[None]:
+        with swapped(scheduler, "lacks_token", always), swapped(step_plan, "lacks_token", always):
+            yield
+
+    return of_one_and_of_many()
 
 
 @mutant("one error for all", source="found in review: a detokenizer that raises", killed_by=("broken text",))

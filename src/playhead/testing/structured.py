@@ -96,7 +96,7 @@ FORCED: tuple[Ask, ...] = (
 """Answers with parts that their grammars leave no choice about."""
 
 
-def forcing_engine(*, forced_tokens: bool, overlap: bool = True, chunk_tokens: int = 3) -> Engine:
+def forcing_engine(*, forced_tokens: bool, overlap: bool = True, chunk_tokens: int = 4) -> Engine:
     """With forced tokens or without. Chunks are short, so that what is forced takes several steps."""
     engine = formed_engine(overlap=overlap, kv_memory_bytes=1 << 20, chunk_tokens=chunk_tokens)
     engine.config = replace(engine.config, forced_tokens=forced_tokens)

@@ -114,7 +114,7 @@ def check_audit() -> list[str]:
 
 
 def check_forced() -> list[str]:
-    """Answers with long forced parts, in chunks of three tokens, are those of an engine that forces nothing."""
+    """Answers with long forced parts, in steps of four tokens, are those of an engine that forces nothing."""
     answers = []
     for forced_tokens in (False, True):
         engine = forcing_engine(forced_tokens=forced_tokens)
