@@ -65,7 +65,7 @@ def test_no_fault_changes_an_answer_with_a_form(seed, overlap):
     finished, _ = run_asks(forcing_engine(forced_tokens=True), FORCED, check=checked_ask)
     wanted = {name: output.outputs[0].token_ids for name, output in finished.items()}
     for sites in (tuple(SITES), ("masks",), ("launch", "commit")):
-        engine = forcing_engine(forced_tokens=True, overlap=overlap)
+        engine = forcing_engine(forced_tokens=True, overlap=overlap, chunk_tokens=5)
         picker = FaultPicker(rng=random.Random(seed), sites=sites)
         report = run_with_faults(engine, FORCED, picker, lambda number: number % FAULT_EVERY == 2, check=checked_ask)
         assert check_outputs(report, wanted, picker.num_raised) == []
