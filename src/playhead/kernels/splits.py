@@ -93,15 +93,11 @@ def num_splits(shape: DecodeShape, num_requests: int) -> int:
     32 requests of Gemma-3-1B (one kv head) at 8192 keys: 22 splits, 704 programs, 89% of two waves. Eight requests: 33,
     two programs an SM. One request: 128, which merge as 8 groups of 16.
     """
-    if (
-        shape.v_head_dim >= WIDE_HEAD
-        and shape.max_keys <= FEW_KEYS
-        and num_requests * shape.num_kv_heads > MANY_KV_HEADS
-    ):
+    programs_per_split = num_requests * shape.num_kv_heads
+    if shape.v_head_dim >= WIDE_HEAD and shape.max_keys <= FEW_KEYS and programs_per_split > MANY_KV_HEADS:
         return 1
     width = merge_width(shape.part_elements)
     most = min(MAX_SPLITS, -(-shape.max_keys // MIN_KEYS_PER_SPLIT), width * width)
-    programs_per_split = num_requests * shape.num_kv_heads
     in_one_wave = SMALL_WAVE // programs_per_split
     if in_one_wave >= ENOUGH_SPLITS:
         return min(most, in_one_wave)
