@@ -131,6 +131,12 @@ def volatile_loads(binary) -> list[int]:
     return [math.prod(int(size) for size in shape.split("x") if size) for shape in shapes]
 
 
+def loads_before_wait(binary) -> int:
+    """How many loads a thread starts before it waits for the kernel in front."""
+    before, _, _ = binary.asm["ptx"].partition("griddepcontrol.wait")
+    return len(re.findall(r"ld\.global|cp\.async\.c", before))
+
+
 def matrix_depths(binary) -> list[int]:
     """How many inputs the matrix instructions add up at a time."""
     return sorted({int(depth) for depth in re.findall(r"mma\S*\.m\d+n\d+k(\d+)\.", binary.asm["ptx"])})
@@ -297,8 +303,8 @@ def project_parts(num_rows, num_outputs, num_inputs):
     return compiled(kernel_of(tiles), lambda: projection_triton.launch_tiles(tiles, parts, x, weight, None))
 
 
-def project_gated(num_rows):
-    x, weight = meta(num_rows, 1152), meta(13824, 1152)
+def project_gated(num_rows, num_outputs=13824, num_inputs=1152):
+    x, weight = meta(num_rows, num_inputs), meta(num_outputs, num_inputs)
     return compiled(
         kernel_of(tiles_for(x, weight)),
         lambda: projection_triton.launch_project_gated(x, weight, None, "gelu_tanh"),
@@ -334,6 +340,14 @@ KERNELS = {
     "project 1 row gated": lambda: project_gated(1),
     "project 16 rows gated": lambda: project_gated(16),
     "project 128 rows gated": lambda: project_gated(128),
+    "two an SM: 8 rows gated": lambda: project_gated(8),
+    "two an SM: 8 rows gated, wider": lambda: project_gated(8, 16384, 2048),
+    "two an SM: 16 rows gated": lambda: project_gated(16, 16384, 2048),
+    "three an SM: 8 rows gated": lambda: project_gated(8, 20480, 2560),
+    "three an SM: 64 rows gated": lambda: project_gated(64, 20480, 2560),
+    "three an SM: 128 rows gated": lambda: project_gated(128, 20480, 2560),
+    "three an SM: 32 rows in parts": lambda: project_parts(32, 2560, 2048),
+    "one an SM: 32 rows in parts": lambda: project_parts(32, 2048, 2048),
     "project 256 rows": lambda: project(256, 1536, 1152),
     "project 256 rows gated": lambda: project_gated(256),
     "project 256 rows in parts": lambda: project_parts(256, 1152, 6912),
@@ -417,6 +431,7 @@ def main() -> None:
         registers, stack_bytes = usage(binary)
         row = {"name": name, "registers": registers, "stack_bytes": stack_bytes}
         row |= {"volatile_loads": volatile_loads(binary), "matrix_depths": matrix_depths(binary)}
+        row["loads_before_wait"] = loads_before_wait(binary)
         row |= {"shared_bytes": binary.metadata.shared, "num_warps": options.get("num_warps", 4)}
         print(json.dumps(row), flush=True)
 

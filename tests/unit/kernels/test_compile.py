@@ -55,6 +55,35 @@ def test_as_many_programs_that_read_whole_requests_fit_an_sm_as_their_tiles_say(
     assert row["stack_bytes"] == 0, row
 
 
+@pytest.mark.parametrize("num_programs", [1, 2, 3])
+def test_all_programs_of_a_product_run_at_once_as_its_tiles_count_on(kernels, num_programs):
+    rows = [
+        row for name, row in kernels.items() if name.startswith(f"{('one', 'two', 'three')[num_programs - 1]} an SM")
+    ]
+    assert rows
+    for row in rows:
+        assert num_programs * (row["shared_bytes"] + BLOCK_RESERVED_BYTES) <= SM_SHARED_BYTES, row
+        assert num_programs * row["registers"] * 32 * row["num_warps"] <= SM_REGISTERS, row
+        assert row["stack_bytes"] == 0, row
+
+
+@pytest.mark.parametrize(
+    ("name", "num_loads"),
+    [
+        ("two an SM: 8 rows gated", 64 * 512 // (8 * 128)),
+        ("three an SM: 8 rows gated", 64 * 256 // (8 * 128)),
+        ("two an SM: 16 rows gated", 64 * 256 // (8 * 128)),
+        ("three an SM: 64 rows gated", 0),
+        ("one an SM: 32 rows in parts", 64 * 256 // (8 * 128)),
+    ],
+)
+def test_weights_that_are_held_and_nothing_else_are_loaded_before_the_wait(kernels, name, num_loads):
+    """Eight of them at a time by each of 128 threads. A load that the compiler moved behind the wait would be late, and
+    a load of rows in front of it would find those of an earlier step.
+    """
+    assert kernels[name]["loads_before_wait"] == num_loads
+
+
 def test_enough_threads_that_only_compare_fit_an_sm_to_keep_its_loads_in_flight(kernels):
     """16 bytes used and 16 on their way for each thread: 1,024 threads have the 26 KiB that hide memory's latency."""
     rows = [row for name, row in kernels.items() if name.startswith("choose greedy")]

@@ -21,6 +21,9 @@ CASES = {
     "row with a rest": (1, replace(ROW, block_k=64, rest=32)),
     "held": (3, HELD),
     "streamed": (5, STREAMED),
+    "streamed, half of it held": (5, replace(STREAMED, block_k=16, held=32)),
+    "streamed, nearly all held": (5, replace(STREAMED, held=64)),
+    "streamed, more held than there is": (5, replace(STREAMED, held=128)),
 }
 BY_NAME = pytest.mark.parametrize(("num_rows", "tiles"), CASES.values(), ids=CASES)
 
@@ -57,8 +60,22 @@ def test_project_gated_agrees_with_reference(num_rows, tiles, activation, has_bi
 
 @pytest.mark.parametrize(
     "tiles",
-    [replace(HELD, block_k=16, rest=0, num_splits=3), replace(STREAMED, num_splits=2), replace(STREAMED, num_splits=5)],
-    ids=["held", "streamed", "more splits than blocks"],
+    [
+        replace(HELD, block_k=16, rest=0, num_splits=3),
+        replace(STREAMED, num_splits=2),
+        replace(STREAMED, num_splits=5),
+        replace(STREAMED, block_k=16, num_splits=2, held=32),
+        replace(STREAMED, block_k=16, num_splits=2, held=8),
+        replace(STREAMED, num_splits=5, held=32),
+    ],
+    ids=[
+        "held",
+        "streamed",
+        "more splits than blocks",
+        "a share is held",
+        "half a block is held",
+        "shares shorter than what is held",
+    ],
 )
 def test_parts_of_a_product_add_up_to_it(tiles):
     x, weight, _ = call(3)

@@ -116,9 +116,12 @@ def launch_tiles(
             *call, **cut, REST=tiles.rest, PARTS=tiles.parts, num_warps=tiles.parts, **what, **dependent(x_TI)
         )
         return
+    steps = triton.cdiv(triton.cdiv(num_inputs, tiles.block_k), tiles.num_splits)
+    in_last_share = num_inputs - (tiles.num_splits - 1) * steps * tiles.block_k
+    is_even = num_inputs % tiles.block_k == tiles.held % tiles.block_k == 0 and in_last_share >= tiles.held
     streamed_kernel[(num_tiles, tiles.num_splits, triton.cdiv(num_rows, tiles.block_r))](
-        *call, triton.cdiv(triton.cdiv(num_inputs, tiles.block_k), tiles.num_splits), **cut, STAGES=tiles.num_stages,
-        EVEN=num_inputs % tiles.block_k == 0, num_warps=tiles.num_warps, **what, **dependent(x_TI),
+        *call, steps, **cut, STAGES=tiles.num_stages, HELD=tiles.held, EVEN=is_even, num_warps=tiles.num_warps,
+        **what, **dependent(x_TI),
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ step's bucket fix: a row's result does not depend on the rows beside it, and no 
 
 `row_kernel` multiplies one row elementwise. `held_kernel` multiplies several by tensor cores. Both have all weights of
 a program on their way before they wait for the rows. `streamed_kernel` is for matrices of which a program cannot hold
-its share: blocks of inputs pass through it, some in flight while others are multiplied.
+its share: blocks of inputs pass through it, some in flight while others are multiplied. It may hold the first of them.
 
 With STARTS_EARLY a kernel lets the next one start before it has waited itself; else when its products are summed, so
 that programs of the next kernel take no room from its own, and yet load what they can while it stores.
@@ -180,11 +180,12 @@ def held_kernel(
 def streamed_kernel(
     x, weight, bias, out, scale, x_row, out_row, part, num_rows, N, K, steps,
     BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-    EVEN: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, ADDS: tl.constexpr,
+    HELD: tl.constexpr, EVEN: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, ADDS: tl.constexpr,
     STARTS_EARLY: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_R rows times BLOCK_N rows of the matrix. Each program_id(1) has `steps` blocks of inputs, and its sums go
-    to a matrix of their own, `part` numbers further. With EVEN all blocks are whole.
+    """BLOCK_R rows times BLOCK_N rows of the matrix. Each program_id(1) has a share of `steps` blocks of inputs, and
+    its sums go to a matrix of their own, `part` numbers further. The weights of a share's first HELD inputs are loaded
+    before the wait and multiplied last, when the others have come. With EVEN every share has HELD, and whole blocks.
     """
     if STARTS_EARLY:
         let_downstream_start(DEPENDENT)
@@ -192,20 +193,31 @@ def streamed_kernel(
     token_R = tl.program_id(2) * BLOCK_R + tl.arange(0, BLOCK_R)
     live_R = token_R < num_rows
     k_K = tl.arange(0, BLOCK_K)
-    w_NK = weight + row_N[:, None].to(tl.int64) * K + k_K[None, :]
-    x_KR = x + token_R[None, :] * x_row + k_K[:, None]
+    w_N1 = weight + row_N[:, None].to(tl.int64) * K
+    x_1R = x + token_R[None, :] * x_row
+    w_NK, x_KR = w_N1 + k_K[None, :], x_1R + k_K[:, None]
     first = tl.program_id(1) * steps * BLOCK_K
     last = tl.minimum(first + steps * BLOCK_K, K)
     sum_NR = tl.zeros([BLOCK_N, BLOCK_R], tl.float32)
+    if HELD > 0:
+        k_H = first + tl.arange(0, HELD)
+        mask_NH, mask_HR = live_N[:, None], live_R[None, :]
+        if not EVEN:
+            mask_NH, mask_HR = mask_NH & (k_H < last)[None, :], mask_HR & (k_H < last)[:, None]
+        held_NH = tl.load(w_N1 + k_H[None, :], mask=mask_NH, other=0.0)
     after_upstream(DEPENDENT)
-    for start in tl.range(first, last, BLOCK_K, num_stages=STAGES):
+    if HELD > 0:
+        x_HR = tl.load(x_1R + k_H[:, None], mask=mask_HR, other=0.0)
+    for start in tl.range(first + HELD, last, BLOCK_K, num_stages=STAGES):
         mask_NK, mask_KR = live_N[:, None], live_R[None, :]
         if not EVEN:
-            live_K = k_K + start < K
+            live_K = k_K + start < last
             mask_NK, mask_KR = mask_NK & live_K[None, :], mask_KR & live_K[:, None]
         weights_NK = tl.load(w_NK + start, mask=mask_NK, other=0.0)
         values_KR = tl.load(x_KR + start, mask=mask_KR, other=0.0)
         sum_NR = tl.dot(weights_NK, values_KR, sum_NR, input_precision="ieee")
+    if HELD > 0:
+        sum_NR = tl.dot(held_NH, x_HR, sum_NR, input_precision="ieee")
     if not STARTS_EARLY:
         let_downstream_start(DEPENDENT)
     _store_rows(

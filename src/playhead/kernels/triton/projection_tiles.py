@@ -1,6 +1,7 @@
 """Which products take the kernels of `projection_kernels.py`, and how their programs are cut: rules from measurements.
 
-`python -m bench.projections` measures every rule's choice against its neighbours and the BLAS library.
+`python -m bench.projections` measures every rule's choice against its neighbours and the BLAS library, product by
+product; `python -m bench.tiles` measures the neighbours in whole decode steps.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ ENOUGH_OUTPUTS = 8192  # of a map whose programs can each take 256 rows, and are
 MANY_OUTPUTS = 6144  # of a map whose programs fill a device although none takes a share of its inputs
 FEW_ROWS = 8  # whose products with 16 outputs are one matrix instruction
 LONG_ROW = 4096  # inputs: more are streamed, as no program can hold them
+WIDE_ROW = 2048  # inputs: one such row is streamed through a matrix with many outputs whose programs all run at once
 DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -56,7 +58,8 @@ class HeldTiles:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamedTiles:
     """A program of `streamed_kernel`: `block_r` rows, `block_n` rows of the matrix, `block_k` inputs at a time,
-    `num_stages` of them in flight. `num_splits` programs share the inputs of the same outputs.
+    `num_stages` of them in flight. `num_splits` programs share the inputs of the same outputs. The weights of `held`
+    inputs of a program are loaded before it waits for the rows.
     """
 
     block_r: int
@@ -65,6 +68,7 @@ class StreamedTiles:
     num_stages: int
     num_warps: int = 4
     num_splits: int = 1
+    held: int = 0
     starts_early: bool = False
 
 
@@ -76,12 +80,13 @@ def tiles_for(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> Tiles | None:
     (num_outputs, num_inputs), num_rows = weight_OI.shape, x_TI.shape[0]
     if not _is_ours(x_TI, weight_OI):
         return None
-    if num_rows == 1:
+    is_wide = num_outputs >= MANY_OUTPUTS
+    if num_rows == 1 and not (is_wide and num_outputs <= 2 * 64 * NUM_SMS and num_inputs >= WIDE_ROW):
         return row_tiles(num_outputs, num_inputs)
     if num_rows > MANY_ROWS:
         return tiles_for_many_rows(num_outputs, num_inputs)
-    if num_outputs >= MANY_OUTPUTS:
-        return wide_tiles(num_rows)
+    if is_wide:
+        return wide_tiles(num_rows, num_outputs)
     return narrow_tiles(num_rows, num_outputs, num_inputs) if num_inputs < LONG_ROW else None
 
 
@@ -99,12 +104,20 @@ def split_tiles(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> HeldTiles | Stre
     # A program that holds its weights gains what it loads before it waits: nothing behind a product as long as gate-up.
     if num_rows <= FEW_ROWS and not is_long:
         return HeldTiles(block_r=block_r, block_n=16, block_k=256, num_splits=-(-num_inputs // 1024))
+    if num_rows <= 32 and not is_long:
+        # A program's weights are there when the rows come, all or half of them; and all programs run at once.
+        in_four = 4 * num_tiles <= NUM_SMS
+        block_k, num_splits = (256, min(4, -(-num_inputs // 256))) if in_four else (128, min(8, -(-num_inputs // 128)))
+        return StreamedTiles(
+            block_r=block_r, block_n=64, block_k=block_k, num_stages=2, held=block_k, num_splits=num_splits,
+            starts_early=True,
+        )  # fmt: skip
     if num_rows > 64 and not is_long:
         block_r = 64
     # About one program for each multiprocessor. Short rows of inputs leave less to share: at least one block.
     num_splits = max(NUM_SMS // (num_tiles * -(-num_rows // block_r)), 1)
     if not is_long and num_rows <= 64:
-        num_splits = 8 if num_rows <= 32 else 4
+        num_splits = min(num_splits, 4)
     num_splits = min(num_splits, -(-num_inputs // 128))
     return StreamedTiles(
         block_r=block_r, block_n=64, block_k=128, num_stages=4, num_splits=num_splits, starts_early=True
@@ -126,6 +139,8 @@ def rows_of_tile(num_rows: int) -> int:
 
 def row_tiles(num_outputs: int, num_inputs: int) -> RowTiles:
     """32 weights for each thread, more where two rows of the matrix have more: enough in flight to hide the latency.
+    Fewer threads with more weights each are faster where programs do not all run at once, and for 2,048 inputs of as
+    many outputs: measured in decode steps of Gemma-3, Llama-3.2-1B and Qwen3-0.6B, by `bench.tiles`.
 
     1,152 inputs are 1,024 and 128: 2,048 lanes would leave nearly half of the registers empty.
     """
@@ -133,17 +148,33 @@ def row_tiles(num_outputs: int, num_inputs: int) -> RowTiles:
     left, rest = num_inputs - block_k // 2, 0
     if 0 < left <= block_k // 8:
         block_k, rest = block_k // 2, 1 << (left - 1).bit_length()
-    num_warps = 8 if block_k <= 2048 else 16
     # A large matrix keeps the memory busy by itself, and programs of the next kernel would take room from its own.
     starts_early = num_outputs * num_inputs * 2 <= LARGE_BYTES
-    block_n = max(32 * 32 * num_warps // block_k, 2)
+    per_thread, num_warps = 32, 8
+    if block_k == WIDE_ROW <= num_outputs < MANY_OUTPUTS:
+        per_thread, num_warps = 128, 4
+    elif block_k <= WIDE_ROW and not starts_early:
+        per_thread, num_warps = 64, 4
+    elif block_k < WIDE_ROW and rest:
+        per_thread = 64
+    block_n = max(per_thread * 32 * num_warps // block_k, 2)
     return RowTiles(block_n=block_n, block_k=block_k, rest=rest, num_warps=num_warps, starts_early=starts_early)
 
 
-def wide_tiles(num_rows: int) -> StreamedTiles:
-    """Of a map with many outputs: each program has all inputs."""
-    block_r = rows_of_tile(num_rows)
-    if num_rows <= 64:
+def wide_tiles(num_rows: int, num_outputs: int) -> StreamedTiles:
+    """Of a map with many outputs: each program has all inputs. Where it can be, all programs run at once: one, two or
+    three a multiprocessor. Those of a second wave would begin late, with nothing on its way.
+
+    Few rows leave room for weights that are held: they are loaded while attention runs and the memory is idle.
+    """
+    block_r, per_sm = rows_of_tile(num_rows), -(-num_outputs // (64 * NUM_SMS))
+    if num_rows <= 2 * FEW_ROWS:
+        room = (512, 512, 256) if num_rows <= FEW_ROWS else (256, 256)  # for one, two, three programs
+        held = room[per_sm - 1] if per_sm <= len(room) else 0
+        return StreamedTiles(block_r=block_r, block_n=64, block_k=128, num_stages=3, held=held)
+    if per_sm == 3 and num_rows > 32:
+        return StreamedTiles(block_r=block_r, block_n=64, block_k=64, num_stages=4 if num_rows <= 64 else 3)
+    if per_sm > 2 and num_rows <= 64:
         return StreamedTiles(block_r=block_r, block_n=64, block_k=128, num_stages=3)
     return StreamedTiles(block_r=block_r, block_n=128, block_k=64, num_stages=6, num_warps=8)
 
@@ -177,7 +208,11 @@ def narrow_tiles(num_rows: int, num_outputs: int, num_inputs: int) -> HeldTiles 
         return held_tiles(num_inputs)
     if num_outputs > 2048 and num_rows > 32:  # 7.8 us against 7.1 (Llama-3.2-1B's qkv, 128 rows)
         return None
-    block_r = min(rows_of_tile(num_rows), 32)
+    if num_outputs > 2048:
+        return StreamedTiles(
+            block_r=rows_of_tile(num_rows), block_n=64, block_k=128, num_stages=4, held=256, starts_early=True
+        )
+    block_r = 64 if num_rows > 64 else min(rows_of_tile(num_rows), 32)
     return StreamedTiles(block_r=block_r, block_n=64, block_k=128, num_stages=5, starts_early=True)
 
 

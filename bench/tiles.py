@@ -1,0 +1,128 @@
+"""Tiles of products, measured in whole decode steps: `python -m bench.tiles gemma3-1b --batches 1,8 --maps gate-up,o`.
+
+A product by itself is timed by `bench.projections`. In a step its weights come while other kernels run, and its
+programs take room from theirs: the fastest tiles by themselves are often not the fastest there. Here every variant of
+the tiles that `projection_tiles.py` chooses for one map gets an engine of its own, in this process, which decodes
+prompts of 128 tokens. The figure is the median of 96 steps on the device, the lower of two rounds; it varies by 5 us.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import asdict, replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from triton.runtime.errors import OutOfResources
+
+from bench import workload
+from bench.measure import emit
+from bench.measured_llm import GREEDY, MeasuredLLM
+from bench.projections import IN_PARTS, Model, neighbours
+from bench.scorecard import MODELS
+from playhead.kernels.triton import projection
+from playhead.kernels.triton.projection_tiles import HeldTiles, StreamedTiles, Tiles, split_tiles, tiles_for
+
+NUM_STEPS = 96
+NUM_NEW_TOKENS = 130
+MAX_MODEL_LEN = 4096
+Shape = tuple[int, int]
+
+
+def shapes_of(model: str) -> dict[str, Shape]:
+    """Outputs and inputs of each map of a layer."""
+    config = json.loads((MODELS[model].path / "config.json").read_text())
+    config = config.get("text_config", config)
+    num_heads, num_kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
+    return Model(
+        hidden=config["hidden_size"],
+        qkv=(num_heads + 2 * num_kv_heads) * head_dim,
+        attended=num_heads * head_dim,
+        intermediate=config["intermediate_size"],
+    ).shapes
+
+
+def chosen(name: str, num_rows: int, shape: Shape) -> Tiles | None:
+    """What the rules say for a map."""
+    num_outputs, num_inputs = shape
+    x_TI = torch.empty((num_rows, num_inputs), dtype=torch.bfloat16, device="meta")
+    weight_OI = torch.empty((num_outputs, num_inputs), dtype=torch.bfloat16, device="meta")
+    tiles = split_tiles(x_TI, weight_OI) if name in IN_PARTS else None
+    return tiles or tiles_for(x_TI, weight_OI)
+
+
+def variants(tiles: Tiles, num_inputs: int) -> Iterator[Tiles]:
+    """Neighbours of the tiles that still cover all inputs; of streamed ones with weights held as well."""
+    for other in neighbours(tiles):
+        if (
+            not isinstance(other, HeldTiles)
+            or other.num_splits * other.parts * (other.block_k + other.rest) >= num_inputs
+        ):
+            yield other
+    if isinstance(tiles, StreamedTiles):
+        for held, num_stages in ((0, 3), (128, 2), (256, 3), (512, 3), (512, 2)):
+            yield replace(tiles, held=held, num_stages=num_stages)
+        for num_splits in (
+            {tiles.num_splits - 1, tiles.num_splits + 1, 2 * tiles.num_splits} if tiles.num_splits > 1 else ()
+        ):
+            yield replace(tiles, num_splits=num_splits)
+
+
+def cut_as(tiles: Tiles, num_rows: int, shape: Shape) -> AbstractContextManager[Any]:
+    """In here products of so many rows with matrices of this shape are cut so."""
+
+    def instead_of(rule: Callable[[Tensor, Tensor], Tiles | None]) -> Callable[[Tensor, Tensor], Tiles | None]:
+        def choose(x_TI: Tensor, weight_OI: Tensor) -> Tiles | None:
+            found = rule(x_TI, weight_OI)
+            is_meant = found is not None and len(x_TI) == num_rows and tuple(weight_OI.shape) == shape
+            return tiles if is_meant else found
+
+        return choose
+
+    return patch.multiple(projection, tiles_for=instead_of(tiles_for), split_tiles=instead_of(split_tiles))
+
+
+def device_us(model: str, batch: int) -> float:
+    """A decode step of so many requests, on the device."""
+    llm = MeasuredLLM(MODELS[model].path, MAX_MODEL_LEN)
+    try:
+        lens, medians = [workload.DECODE_PROMPT] * batch, []
+        llm.seconds(workload.prompts(f"warm{batch}", lens), [4] * batch)
+        for i in range(2):
+            llm.llm.generate(workload.prompts(f"t{batch}.{i}", lens), replace(GREEDY, max_tokens=NUM_NEW_TOKENS))
+            medians.append(statistics.median(step.device_us for step in llm.llm.engine.timeline.newest(NUM_STEPS)))
+        return min(medians)
+    finally:
+        llm.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("--batches", default="1,8,32,128")
+    parser.add_argument("--maps", default="gate-up,down,qkv,o")
+    arguments = parser.parse_args()
+    shapes = shapes_of(arguments.model)
+    for batch in map(int, arguments.batches.split(",")):
+        rule_us = device_us(arguments.model, batch)
+        for name in arguments.maps.split(","):
+            tiles = chosen(name, batch, shapes[name])
+            emit("tiles", model=arguments.model, map=name, rows=batch, us=rule_us, tiles=str(tiles))
+            for other in () if tiles is None else variants(tiles, shapes[name][1]):
+                changed = {key: value for key, value in asdict(other).items() if value != getattr(tiles, key)}
+                with cut_as(other, batch, shapes[name]):
+                    try:
+                        emit("tiles", map=name, rows=batch, us=device_us(arguments.model, batch), **changed)
+                    except OutOfResources as error:
+                        emit("tiles", map=name, rows=batch, does_not_fit=str(error), **changed)
+
+
+if __name__ == "__main__":
+    main()
