@@ -23,7 +23,7 @@ ID_MASK = 2**31 - 1
 @op(
     out=lambda ids_T, table_VD, *_: table_VD.new_empty((ids_T.shape[0], table_VD.shape[1])),
     bind="cpu.vocabulary:bind_embed_share",
-    cuda="triton.vocabulary:launch_embed_share",
+    cuda="triton.embedding:launch_embed_share",
 )
 def embed_share(ids_T: Tensor, table_VD: Tensor, scale: float, first_id: int) -> Tensor:
     """Rows of the table times `scale`, which are those of ids from `first_id` on; zeros for ids of other ranks."""

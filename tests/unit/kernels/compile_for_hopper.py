@@ -62,9 +62,6 @@ from playhead.kernels.triton import (
     translate as translate_triton,
 )
 from playhead.kernels.triton import (
-    vocabulary as vocabulary_triton,
-)
-from playhead.kernels.triton import (
     write_and_decode as write_and_decode_triton,
 )
 from playhead.kernels.triton.projection_tiles import HeldTiles, RowTiles, StreamedTiles, split_tiles, tiles_for
@@ -277,7 +274,7 @@ def head_logits(num_rows):
 
 def embed_share():
     call = (indices(8), meta(131072, 1152), 33.75, 131072)
-    return compiled(vocabulary_triton.embed_share_kernel, lambda: vocabulary_triton.launch_embed_share(*call))
+    return compiled(embedding_triton.embed_kernel, lambda: embedding_triton.launch_embed_share(*call))
 
 
 def kernel_of(tiles):

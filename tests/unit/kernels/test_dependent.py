@@ -106,7 +106,7 @@ def test_the_kernels_of_a_step_start_before_their_upstream_has_ended():
 
 @pytest.mark.parametrize(
     ("file", "name"),
-    [("embedding", "embed_kernel"), ("vocabulary", "embed_share_kernel"), ("rope", "qk_rope_write_kernel")],
+    [("embedding", "embed_kernel"), ("rope", "qk_rope_write_kernel")],
 )
 def test_kernels_let_others_start_when_everything_before_them_has_ended(file, name):
     """Attention reads lengths, rows, page tables and old keys before it waits: earlier kernels have written them."""

@@ -7,7 +7,7 @@ import torch
 
 from playhead.kernels.tokens import choose_scratch, choose_tokens
 from playhead.kernels.triton.choose import launch_choose_keys
-from playhead.kernels.triton.vocabulary import launch_embed_share
+from playhead.kernels.triton.embedding import launch_embed_share
 from playhead.kernels.vocabulary import choose_keys, embed_share, tokens_of
 from tests.unit.kernels.test_choose import GREEDY_BELOW, TWO_BLOCKS, inputs, random_logits
 
