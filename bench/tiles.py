@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from typing import Any
@@ -58,21 +58,23 @@ def chosen(name: str, num_rows: int, shape: Shape) -> Tiles | None:
     return tiles or tiles_for(x_TI, weight_OI)
 
 
-def variants(tiles: Tiles, num_inputs: int) -> Iterator[Tiles]:
-    """Neighbours of the tiles that still cover all inputs; of streamed ones with weights held as well."""
-    for other in neighbours(tiles):
-        if (
-            not isinstance(other, HeldTiles)
-            or other.num_splits * other.parts * (other.block_k + other.rest) >= num_inputs
-        ):
-            yield other
+def variants(tiles: Tiles, num_inputs: int) -> list[Tiles]:
+    """Other tiles of the same kind that cover all inputs, each once."""
+    found: list[Tiles] = list(neighbours(tiles))
     if isinstance(tiles, StreamedTiles):
-        for held, num_stages in ((0, 3), (128, 2), (256, 3), (512, 3), (512, 2)):
-            yield replace(tiles, held=held, num_stages=num_stages)
-        for num_splits in (
-            {tiles.num_splits - 1, tiles.num_splits + 1, 2 * tiles.num_splits} if tiles.num_splits > 1 else ()
-        ):
-            yield replace(tiles, num_splits=num_splits)
+        holding = ((0, 3), (128, 2), (256, 3), (512, 3), (512, 2))
+        found += [replace(tiles, held=held, num_stages=num_stages) for held, num_stages in holding]
+        if tiles.num_splits > 1:
+            counts = (tiles.num_splits - 1, tiles.num_splits + 1, 2 * tiles.num_splits)
+            found += [replace(tiles, num_splits=count) for count in counts if count > 1]
+    return [other for other in dict.fromkeys(found) if other != tiles and covers(other, num_inputs)]
+
+
+def covers(tiles: Tiles, num_inputs: int) -> bool:
+    """Whether all inputs are some program's. Streamed ones go on to the last."""
+    if isinstance(tiles, HeldTiles):
+        return tiles.num_splits * tiles.parts * (tiles.block_k + tiles.rest) >= num_inputs
+    return True
 
 
 def cut_as(tiles: Tiles, num_rows: int, shape: Shape) -> AbstractContextManager[Any]:

@@ -1,0 +1,66 @@
+"""Tiles that are measured in whole steps: which are tried, and where they take the place of the rules'."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bench.scorecard import MODELS
+from bench.tiles import chosen, cut_as, shapes_of, variants
+from playhead.kernels.projection import project
+from playhead.kernels.triton import projection
+from playhead.kernels.triton.projection_tiles import HeldTiles, RowTiles, StreamedTiles
+
+KINDS = {("gate-up", 1): RowTiles, ("o", 8): HeldTiles, ("down", 32): StreamedTiles}
+
+
+def meta(*shape):
+    return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_maps_of_a_model_have_the_shapes_of_its_weights(model):
+    shapes = shapes_of(model)
+    assert shapes["o"][0] == shapes["down"][0] == shapes["qkv"][1] == shapes["gate-up"][1]
+    assert shapes["gate-up"][0] == 2 * shapes["down"][1]
+
+
+@pytest.mark.parametrize(("name", "num_rows"), KINDS)
+def test_variants_differ_from_the_rule_and_stay_of_its_kind(name, num_rows):
+    shape = shapes_of("gemma3-1b")[name]
+    tiles = chosen(name, num_rows, shape)
+    found = variants(tiles, shape[1])
+    assert isinstance(tiles, KINDS[name, num_rows])
+    assert found
+    assert all(type(other) is type(tiles) for other in found)
+    assert len({tiles, *found}) == 1 + len(found)
+
+
+def test_held_variants_that_leave_inputs_out_are_not_tried():
+    tiles = HeldTiles(block_r=8, block_n=16, block_k=256)
+    assert variants(tiles, 1024)
+    assert not variants(tiles, 1025)
+
+
+def test_a_product_is_cut_as_asked_and_others_are_not():
+    tiles = replace(chosen("down", 32, (1152, 6912)), num_stages=2)
+    with cut_as(tiles, 32, (1152, 6912)):
+        assert projection.split_tiles(meta(32, 6912), meta(1152, 6912)) is tiles
+        assert projection.split_tiles(meta(16, 6912), meta(1152, 6912)) not in (None, tiles)
+        assert projection.split_tiles(meta(32, 1024), meta(1152, 1024)) not in (None, tiles)
+    assert projection.split_tiles(meta(32, 6912), meta(1152, 6912)) not in (None, tiles)
+
+
+def test_variants_of_streamed_tiles_give_the_same_product():
+    """Interpreted, in small: whatever is held and however often the inputs are shared, all are added once."""
+    rng = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(3, 96, generator=rng), 0.1 * torch.randn(32, 96, generator=rng)
+    wanted = torch.empty(3, 32)
+    project.reference(wanted, x, weight, None, 1.0, False)
+    tiles = StreamedTiles(block_r=4, block_n=16, block_k=16, num_stages=2, num_splits=3)
+    for other in {replace(tiles, held=one.held, num_splits=one.num_splits) for one in variants(tiles, 96)}:
+        parts = torch.full((other.num_splits, 3, 32), float("nan"))
+        projection.launch_tiles(other, parts, x, weight, None)
+        torch.testing.assert_close(parts.sum(0), wanted)
