@@ -239,15 +239,16 @@ class Engine:
             return self._abort(request_id)
 
     def _abort(self, request_id: str) -> RequestOutput | None:
-        response = self._responses.get(request_id)
-        if response is None:
+        if (response := self._responses.get(request_id)) is None:
             return None
         self._ready = [output for output in self._ready if output.request_id != request_id]
         try:
             response.complete_text()
         except Exception as error:  # noqa: BLE001  its text is its own affair
-            return self._fail(response, error)
-        return self._end(response, FinishReason.ABORT)
+            self._fail(response, error)
+        else:
+            self._end(response, FinishReason.ABORT)
+        return self._ready.pop()
 
     def step(self) -> list[RequestOutput]:
         """Launch one step and read one; gives the requests that got a token, the finished ones for the last time.
@@ -296,7 +297,7 @@ class Engine:
         for request_id, violation in findings.by_request.items():
             response = self._responses.get(request_id)
             if response is not None:
-                self._ready.append(self._end(response, FinishReason.ERROR, PagesLost(request_id, violation)))
+                self._end(response, FinishReason.ERROR, PagesLost(request_id, violation))
 
     def kv_report(self) -> str:
         """The account of KV pages as a table, and what was ever found wrong in it."""
@@ -335,7 +336,8 @@ class Engine:
             if not broken:
                 return planned
             self._scheduler.take_back()
-            self._ready += [self._fail(response, error) for response, error in broken]
+            for response, cause in broken:
+                self._fail(response, cause)
 
     def _take_back(self) -> None:
         """Undo a step that was planned and does not run. Its requests wait to be computed anew."""
@@ -376,7 +378,7 @@ class Engine:
         try:
             masks = tail.masks(step.planned.formed)
             for request, error in self._masks.write(step.planned, masks, self._scheduler.force):
-                self._ready.append(self._end(self._responses[request.id], FinishReason.ERROR, error))
+                self._end(self._responses[request.id], FinishReason.ERROR, error)
             tail.launch()
         except BaseException:
             self._in_flight.remove(step)
@@ -418,7 +420,7 @@ class Engine:
                     wanted = chunk.request.params.prompt_logprobs
                     response.take_prompt(position, prompts.reports(first_row + i, wanted))
             except Exception as error:  # noqa: BLE001  whatever it is, it is this request's
-                self._ready.append(self._fail(response, error))
+                self._fail(response, error)
 
     def _commit(self, chunk: Chunk, token: int, sampled: ReadTokens, row: int) -> None:
         """Give one token of a step to its request. A token of a request that has ended meanwhile is dropped.
@@ -441,12 +443,12 @@ class Engine:
             elif response.streams:
                 output = response.output()
         except BaseException as error:
-            self._ready.append(self._fail(response, error))
+            self._fail(response, error)
             if not isinstance(error, Exception):
                 raise
             return
         if response.ended_by is not None:
-            self._ready.append(self._end(response, response.ended_by))
+            self._end(response, response.ended_by)
         elif output is not None:
             self._ready.append(output)
 
@@ -458,33 +460,32 @@ class Engine:
                 self._commit(replace(chunk, num_generated=chunk.num_generated + i), token, sampled, row)
         request.forced = ()
 
-    def _fail(self, response: ResponseBuilder, error: BaseException) -> RequestOutput:
+    def _fail(self, response: ResponseBuilder, error: BaseException) -> None:
         """End a request with the error that its own work raised."""
-        return self._end(response, FinishReason.ERROR, caused(RequestFailed(response.request.id), error))
+        self._end(response, FinishReason.ERROR, caused(RequestFailed(response.request.id), error))
 
-    def _end(
-        self, response: ResponseBuilder, reason: FinishReason, error: PlayheadError | None = None
-    ) -> RequestOutput:
-        """Remove a request from the engine; gives its last output. If removing raises, the next call gives it."""
-        response.error = error
-        end = self._scheduler.leave if reason in DONE else self._scheduler.finish
+    def _end(self, response: ResponseBuilder, reason: FinishReason, error: PlayheadError | None = None) -> None:
+        """Remove a request from the engine. Its last output is ready then, even if this raises."""
+        request, response.error = response.request, error
         try:
-            end(response.request, reason)
-        except BaseException:
-            response.request.finish_reason, self._scheduler.in_doubt = reason, True
+            (self._scheduler.leave if reason in DONE else self._scheduler.finish)(request, reason)
             self._ready.append(self._last_output(response))
+        except BaseException:
+            if not any(output.finished and output.request_id == request.id for output in self._ready):
+                request.finish_reason, self._scheduler.in_doubt = reason, True
+                self._ready.append(self._last_output(response))
             raise
-        return self._last_output(response)
 
     def _last_output(self, response: ResponseBuilder) -> RequestOutput:
-        self._responses.pop(response.request.id, None)
-        self.stats.num_cached_tokens += response.request.num_cached_tokens
         try:
             output = response.output()
         except Exception as error:  # noqa: BLE001  a request whose text cannot be made must end too
             response.error = caused(RequestFailed(response.request.id), error)
             response.request.finish_reason = FinishReason.ERROR
             output = response.bare_output()
+        if self._responses.pop(response.request.id, None) is None:
+            return output  # counted before: the first one was lost to an interrupt
+        self.stats.num_cached_tokens += response.request.num_cached_tokens
         if response.error is not None:
             self.stats.num_failed_requests += 1
             log_failure(LOG, response.request.id, response.error)

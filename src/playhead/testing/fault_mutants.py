@@ -22,12 +22,12 @@ from playhead.kv.cache import HybridKVCache
 from playhead.kv.ledger import NOTHING, Findings, KVWatch
 from playhead.kv.prefix import PrefixCache
 from playhead.kv.tables import RowTables, WindowMapping
-from playhead.outputs import RequestOutput
+from playhead.outputs import FinishReason, RequestOutput
 from playhead.schedule import scheduler, step_plan
 from playhead.schedule.scheduler import Scheduler
 from playhead.step import forward
 from playhead.step.publish import Publisher
-from playhead.testing.fault_runs import FaultPicker, check_outputs, leftovers, run_with_faults
+from playhead.testing.fault_runs import FaultPicker, check_outputs, interrupted_ends, leftovers, run_with_faults
 from playhead.testing.faults import injected
 from playhead.testing.mutant import Checker, Mutant, Oracle, Patch, mutant, swapped
 from playhead.testing.tiny_engine import Ask, crowd, greedy, tiny_engine, tokens_alone
@@ -82,11 +82,29 @@ def token_committed_twice() -> Patch:
     return of_one_and_of_many()
 
 
+@mutant(
+    "end lost to an interrupt",
+    source="found by the campaign: Ctrl-C while a last output was made",
+    killed_by=("interrupted ends",),
+)
+def end_lost_to_an_interrupt() -> Patch:
+    """A request is gone before its last output waits to be given out."""
+
+    def trusting(
+        self: Engine, response: ResponseBuilder, reason: FinishReason, error: PlayheadError | None = None
+    ) -> None:
+        response.error = error
+        self._scheduler.finish(response.request, reason)
+        self._ready.append(self._last_output(response))
+
+    return swapped(Engine, "_end", trusting)
+
+
 @mutant("one error for all", source="found in review: a detokenizer that raises", killed_by=("broken text",))
 def one_error_for_all() -> Patch:
     """What one request's text raises is the step's error."""
 
-    def raising(self: Engine, response: ResponseBuilder, error: BaseException) -> RequestOutput:
+    def raising(self: Engine, response: ResponseBuilder, error: BaseException) -> None:
         raise error
 
     return swapped(Engine, "_fail", raising)
@@ -195,6 +213,11 @@ def interrupted_commits(wanted: Tokens) -> list[str]:
         if end.error is None and end.outputs[0].token_ids != wanted[ask.name]:
             found.append(f"after an interrupt at {injection.raised_at}: {end.outputs[0].token_ids}")
     return found
+
+
+def ends_with_interrupts() -> list[str]:
+    """An interrupt at every place of the making of a request's last output."""
+    return interrupted_ends(tiny_engine(overlap=False), "detokenise", streams=False)[0]
 
 
 def failed_publication() -> list[str]:
@@ -339,6 +362,7 @@ FAULT_MUTANTS: tuple[Mutant, ...] = (
     plan_not_taken_back,
     half_a_change_trusted,
     token_committed_twice,
+    end_lost_to_an_interrupt,
     publication_lost,
     one_error_for_all,
     ledger_not_run,
@@ -358,6 +382,7 @@ FAULT_CHECKERS: tuple[Checker, ...] = (
         raises=(PlayheadError,),
     ),
     Checker(name="interrupted commits", run=interrupted_commits, oracles=(THREE_ALONE,), raises=(PlayheadError,)),
+    Checker(name="interrupted ends", run=ends_with_interrupts),
     Checker(name="failed publication", run=failed_publication),
     Checker(name="broken text", run=broken_text, oracles=(THREE_ALONE,)),
     Checker(name="corrupted account", run=corrupted_account, oracles=(THREE_ALONE,)),

@@ -10,13 +10,15 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from playhead.engine.engine import Engine
 from playhead.engine.front import CheckedPrompt, RequestOptions
-from playhead.errors import RequestFailed
+from playhead.errors import PlayheadError, RequestFailed
 from playhead.kv.ledger import Ledger
 from playhead.outputs import RequestOutput
+from playhead.sampling_params import SamplingParams
 from playhead.testing.faults import ERRORS, PLAIN_SITES, Injection, injected
 from playhead.testing.tiny_engine import Ask, checked_ask
 
@@ -144,6 +146,44 @@ def check_outputs(report: FaultReport, wanted: Mapping[str, list[int]], num_rais
     if num_failed > num_raised:
         found.append(f"{num_failed} requests failed by {num_raised} faults")
     return found
+
+
+def interrupted_ends(engine: Engine, site: str, *, streams: bool) -> tuple[list[str], int]:
+    """What is wrong with the ends of requests, one after the other, with an interrupt at the first place of a site in
+    the step that reads their only token, then at the second, ... Gives also how many places there were.
+    """
+    wanted, found = end_of_one(engine, "alone", streams).outputs[0].token_ids, list[str]()
+    for at in range(MAX_STEPS):
+        injection = Injection(error=KeyboardInterrupt, at=at)
+        try:
+            output = end_of_one(engine, f"r{at}", streams, site, injection)
+        except PlayheadError as error:
+            return [*found, f"interrupted at {injection.raised_at}: {error}"], at
+        if output.error is None and output.outputs[0].token_ids != wanted:
+            found.append(f"interrupted at {injection.raised_at}: {output.outputs[0].token_ids}; wanted {wanted}")
+        found += account_violations(engine)
+        if injection.raised_at is None:
+            return found, at
+    return [*found, f"a site with more than {MAX_STEPS} places"], MAX_STEPS
+
+
+def end_of_one(
+    engine: Engine, name: str, streams: bool, site: str | None = None, injection: Injection | None = None
+) -> RequestOutput:
+    """The only finished output of a request for one token, in whose steps the injection is armed until it is raised."""
+    report, params = FaultReport(), SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+    engine.submit(name, engine.reader.check([1, 2, 3], params), RequestOptions(streams=streams))
+    while engine.has_work:
+        if site is None or injection is None or injection.raised_at is not None:
+            keep_last(report, engine.step())
+            continue
+        with injected(site, injection.error, injection.at) as armed, suppress(KeyboardInterrupt):
+            keep_last(report, engine.step())
+        keep_last(report, engine.take_ready())
+        injection.raised_at = armed.raised_at
+    if report.found or name not in report.outputs:
+        raise PlayheadError(f"request {name!r}: {report.found or 'no end'}")
+    return report.outputs[name]
 
 
 def leftovers(engine: Engine) -> list[str]:

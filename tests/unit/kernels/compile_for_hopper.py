@@ -80,12 +80,12 @@ def indices(*shape):
 
 
 def compiled(kernel, launch):
-    """The kernel as `launch` would launch it."""
+    """The kernel as `launch` would launch it, its options, and how many programs there would be."""
     calls = []
-    kernel.run = lambda *args, grid, warmup, **kwargs: calls.append((args, kwargs))
+    kernel.run = lambda *args, grid, warmup, **kwargs: calls.append((grid, args, kwargs))
     launch()
     del kernel.run
-    ((args, kwargs),) = calls
+    ((grid, args, kwargs),) = calls
     options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
     values = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
     signature, constants, attributes = {}, {}, {}
@@ -108,7 +108,7 @@ def compiled(kernel, launch):
             if value % 16 == 0 and not parameter.do_not_specialize:
                 attributes[i,] = ALIGNED
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options), options
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options), options, math.prod(grid)
 
 
 def usage(binary) -> tuple[int, int]:
@@ -424,11 +424,11 @@ KERNELS = {
 
 def main() -> None:
     for name, build in KERNELS.items():
-        binary, options = build()
+        binary, options, num_programs = build()
         registers, stack_bytes = usage(binary)
         row = {"name": name, "registers": registers, "stack_bytes": stack_bytes}
         row |= {"volatile_loads": volatile_loads(binary), "matrix_depths": matrix_depths(binary)}
-        row["loads_before_wait"] = loads_before_wait(binary)
+        row |= {"loads_before_wait": loads_before_wait(binary), "num_programs": num_programs}
         row |= {"shared_bytes": binary.metadata.shared, "num_warps": options.get("num_warps", 4)}
         print(json.dumps(row), flush=True)
 

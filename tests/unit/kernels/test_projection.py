@@ -66,7 +66,7 @@ def test_project_gated_agrees_with_reference(num_rows, tiles, activation, has_bi
         replace(STREAMED, num_splits=5),
         replace(STREAMED, block_k=16, num_splits=2, held=32),
         replace(STREAMED, block_k=16, num_splits=2, held=8),
-        replace(STREAMED, num_splits=5, held=32),
+        replace(STREAMED, num_splits=5, held=64),
     ],
     ids=[
         "held",
