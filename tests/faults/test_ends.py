@@ -10,7 +10,7 @@ import pytest
 from playhead.testing.fault_runs import interrupted_ends, leftovers
 from playhead.testing.tiny_engine import tiny_engine
 
-ALL = product(("detokenise", "commit", "finish", "read"), (False, True), (False, True))
+ALL = tuple(product(("detokenise", "commit", "finish", "read"), (False, True), (False, True)))
 SLICE = [("detokenise", False, True), ("detokenise", True, False), ("finish", False, False), ("commit", False, False)]
 
 
