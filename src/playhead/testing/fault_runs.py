@@ -173,7 +173,9 @@ def end_of_one(
     """The only finished output of a request for one token, in whose steps the injection is armed until it is raised."""
     report, params = FaultReport(), SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
     engine.submit(name, engine.reader.check([1, 2, 3], params), RequestOptions(streams=streams))
-    while engine.has_work:
+    for _ in range(MAX_STEPS):
+        if not engine.has_work:
+            break
         if site is None or injection is None or injection.raised_at is not None:
             keep_last(report, engine.step())
             continue
