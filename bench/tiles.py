@@ -9,7 +9,6 @@ prompts of 128 tokens. The figure is the median of 96 steps on the device, the l
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -28,6 +27,7 @@ from bench.projections import IN_PARTS, Model, neighbours
 from bench.scorecard import MODELS
 from playhead.kernels.triton import projection
 from playhead.kernels.triton.projection_tiles import HeldTiles, StreamedTiles, Tiles, split_tiles, tiles_for
+from playhead.models.load import describe_model
 
 NUM_STEPS = 96
 NUM_NEW_TOKENS = 130
@@ -37,15 +37,14 @@ Shape = tuple[int, int]
 
 def shapes_of(model: str) -> dict[str, Shape]:
     """Outputs and inputs of each map of a layer."""
-    config = json.loads((MODELS[model].path / "config.json").read_text())
-    config = config.get("text_config", config)
-    num_heads, num_kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
+    spec = describe_model(str(MODELS[model].path), config_only=True).spec
+    attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
+    queries, keys = attention.num_heads * attention.k_head_dim, attention.num_kv_heads * attention.k_head_dim
     return Model(
-        hidden=config["hidden_size"],
-        qkv=(num_heads + 2 * num_kv_heads) * head_dim,
-        attended=num_heads * head_dim,
-        intermediate=config["intermediate_size"],
+        hidden=spec.hidden_size,
+        qkv=queries + keys + attention.num_kv_heads * attention.v_head_dim,
+        attended=attention.num_heads * attention.v_head_dim,
+        intermediate=mlp.size,
     ).shapes
 
 
