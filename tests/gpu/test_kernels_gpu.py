@@ -15,6 +15,7 @@ from playhead.kernels.translate import translate
 from playhead.kernels.triton.decode import Cut, launch_decode
 from tests.unit.attention.scenes import SceneSpec, make_scene, relative_error
 from tests.unit.kernels.test_newest import random_call as newest_call
+from tests.unit.kernels.test_newest import together
 
 ERROR_BOUND = 4e-3  # one rounding to bf16
 
@@ -241,7 +242,8 @@ def test_write_and_decode(heads, dims, norm, window, capsys):
         call[position] = None if call[position] is None else call[position].bfloat16()
     wanted = in_float32(call)
     wanted[10:12] = [cache.clone() for cache in wanted[10:12]]
-    write_and_decode(*call)
+    with together():
+        write_and_decode(*call)
     write_and_decode.reference(*wanted)
     name = f"write_and_decode {heads} norm={norm} window={window}"
     check(name, call[1][:-1], wanted[1][:-1], capsys, bound=1e-2)  # weights, values and outputs are bf16

@@ -67,10 +67,16 @@ def random_call(seq_lens, heads, dims, *, norm=None, interleaved=False, page_siz
     ]
 
 
+def together():
+    """Where one kernel can do it all it does, whether or not two were faster."""
+    return swapped(kernels, "is_faster_apart", lambda *_, **__: False)
+
+
 def check(*call, **options):
     """The kernel's outputs and memory are the reference's, and nobody counts on after it."""
     found, wanted = random_call(*call, **options), random_call(*call, **options)
-    launch_write_and_decode(*found)
+    with together():
+        launch_write_and_decode(*found)
     write_and_decode.reference(*wanted)
     torch.testing.assert_close(found[OUT][:-1], wanted[OUT][:-1])
     assert found[OUT].isfinite().all()  # of the request at the sink too
@@ -128,5 +134,16 @@ def test_what_programs_cannot_turn_or_take_long_over_is_turned_by_rope(seq_lens,
 def test_the_projection_stays_as_it_is_where_one_kernel_does_it_all():
     call = random_call([5, 9], (4, 2), (16, 16, 8), norm="head")
     before = call[0].clone()
-    launch_write_and_decode(*call)
+    with together():
+        launch_write_and_decode(*call)
     assert torch.equal(call[0], before)
+
+
+def test_few_requests_whose_splits_would_norm_several_heads_again_and_again_are_turned_by_rope():
+    wide = {"head_dim": 256, "max_keys": 1024}
+    assert kernels.is_faster_apart(2, 4, has_norm=True, **wide)
+    assert kernels.is_faster_apart(8, 4, has_norm=True, **wide)
+    assert not kernels.is_faster_apart(1, 4, has_norm=True, **wide)
+    assert not kernels.is_faster_apart(16, 4, has_norm=True, **wide)
+    assert not kernels.is_faster_apart(8, 1, has_norm=True, **wide)
+    assert not kernels.is_faster_apart(8, 4, has_norm=False, **wide)

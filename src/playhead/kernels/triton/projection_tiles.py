@@ -154,7 +154,7 @@ def row_tiles(num_outputs: int, num_inputs: int) -> RowTiles:
     if block_k == WIDE_ROW <= num_outputs < MANY_OUTPUTS:
         per_thread, num_warps = 128, 4
     elif block_k <= WIDE_ROW and not starts_early:
-        per_thread, num_warps = 64, 4
+        per_thread, num_warps = 32 if block_k == WIDE_ROW else 64, 4
     elif block_k < WIDE_ROW and rest:
         per_thread = 64
     block_n = max(per_thread * 32 * num_warps // block_k, 2)

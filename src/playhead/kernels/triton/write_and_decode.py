@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from playhead.kernels.rope import split_heads
+from playhead.kernels.splits import WIDE_HEAD
 from playhead.kernels.triton.decode import (
     AS_MEASURED,
     MAX_REGISTERS,
@@ -37,7 +38,8 @@ MOST_KV_HEADS = 256  # of all requests: more programs than these take longer ove
 MOST_DIMS = 32_768  # as do fewer whose heads have more dims in all
 FEW_KV_HEADS = 64  # which leave the device room for programs with all registers there are
 MOST_KEYS = 16_384  # that a layer sees: with more, programs beside the projection crowd on few multiprocessors
-FEW_REQUESTS = 8  # whose projection is so short that the kernel behind attention may start with it
+FEW_REQUESTS = 8  # whose projection is so short that the kernel behind attention may start with it, except where
+# several wide heads attend: what is loaded early then delays their own loads
 
 
 @triton.jit(do_not_specialize=SAME_BINARY)
@@ -103,6 +105,16 @@ def write_and_decode_kernel(
         )  # fmt: skip
 
 
+def is_faster_apart(num_requests: int, num_kv_heads: int, head_dim: int, max_keys: int, *, has_norm: bool) -> bool:
+    """Whether rope and attention behind it take less than one kernel: measured in decode steps of Gemma-3, Llama-3.2-1B
+    and Qwen3-0.6B.
+    """
+    num_programs = num_requests * num_kv_heads
+    is_crowded = num_programs > MOST_KV_HEADS or num_programs * head_dim > MOST_DIMS
+    norms_often = has_norm and num_kv_heads > 1 and 1 < num_requests <= FEW_REQUESTS  # each split norms its heads
+    return is_crowded or norms_often or max_keys > MOST_KEYS
+
+
 def launch_write_and_decode(*call: Any, cut: Cut = AS_MEASURED) -> None:
     qkv_BX, out_BY, *turning, eps, unit_offset, interleaved = call[:10]
     *memory, seq_lens_B, sinks_H, scale, window, softcap = call[10:-4]
@@ -113,8 +125,7 @@ def launch_write_and_decode(*call: Any, cut: Cut = AS_MEASURED) -> None:
     group, num_programs = num_heads // num_kv_heads, num_requests * num_kv_heads
     is_normed_together = q_weight_W is not None and q_weight_W.numel() != head_dim
     max_keys = memory[2].shape[1] * memory[0].shape[1] if window is None else window
-    is_crowded = num_programs > MOST_KV_HEADS or num_programs * head_dim > MOST_DIMS
-    is_slower = is_crowded or max_keys > MOST_KEYS
+    is_slower = is_faster_apart(num_requests, num_kv_heads, head_dim, max_keys, has_norm=q_weight_W is not None)
     if is_normed_together or group + 1 > rows_of_dot(group) or is_slower:
         # No program has all that is normed together, or its tile has no row left for the key, or rope is faster.
         heads, locs_B = split_heads(qkv_BX, num_kv_heads, head_dim, v_head_dim), turning.pop()
@@ -128,6 +139,7 @@ def launch_write_and_decode(*call: Any, cut: Cut = AS_MEASURED) -> None:
         qkv_BX.stride(0), out_BY.stride(0), *launch.strides,
         F=0 if table_PR is None else table_PR.shape[1] // 2, STEP=2 if interleaved else 1,
         HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks_H is not None,
-        HAS_NORM=q_weight_W is not None, UNIT_OFFSET=unit_offset, STARTS_EARLY=num_requests <= FEW_REQUESTS,
+        HAS_NORM=q_weight_W is not None, UNIT_OFFSET=unit_offset,
+        STARTS_EARLY=num_requests <= FEW_REQUESTS and not (num_kv_heads > 1 and head_dim >= WIDE_HEAD),
         **launch.options | ({"maxnreg": MAX_REGISTERS} if num_programs <= FEW_KV_HEADS else {}), **dependent(qkv_BX),
     )  # fmt: skip
