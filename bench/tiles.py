@@ -26,7 +26,7 @@ from bench.measured_llm import GREEDY, MeasuredLLM
 from bench.projections import IN_PARTS, Model, neighbours
 from bench.scorecard import MODELS
 from playhead.kernels.triton import projection
-from playhead.kernels.triton.projection_tiles import HeldTiles, StreamedTiles, Tiles, split_tiles, tiles_for
+from playhead.kernels.triton.projection_tiles import HeldTiles, RowTiles, StreamedTiles, Tiles, split_tiles, tiles_for
 from playhead.models.load import describe_model
 
 NUM_STEPS = 96
@@ -77,7 +77,9 @@ def covers(tiles: Tiles, num_inputs: int) -> bool:
 
 
 def cut_as(tiles: Tiles, num_rows: int, shape: Shape) -> AbstractContextManager[Any]:
-    """In here products of so many rows with matrices of this shape are cut so."""
+    """In here products of so many rows with matrices of this shape are cut so. Tiles that leave parts are for those
+    whose reader adds these up; behind a model's last layer there is none.
+    """
 
     def instead_of(rule: Callable[[Tensor, Tensor], Tiles | None]) -> Callable[[Tensor, Tensor], Tiles | None]:
         def choose(x_TI: Tensor, weight_OI: Tensor) -> Tiles | None:
@@ -87,7 +89,9 @@ def cut_as(tiles: Tiles, num_rows: int, shape: Shape) -> AbstractContextManager[
 
         return choose
 
-    return patch.multiple(projection, tiles_for=instead_of(tiles_for), split_tiles=instead_of(split_tiles))
+    is_whole = isinstance(tiles, RowTiles) or tiles.num_splits == 1
+    whole_rule = instead_of(tiles_for) if is_whole else tiles_for
+    return patch.multiple(projection, tiles_for=whole_rule, split_tiles=instead_of(split_tiles))
 
 
 def device_us(model: str, batch: int) -> float:

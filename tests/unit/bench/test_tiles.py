@@ -53,6 +53,19 @@ def test_a_product_is_cut_as_asked_and_others_are_not():
     assert projection.split_tiles(meta(32, 6912), meta(1152, 6912)) not in (None, tiles)
 
 
+def test_products_that_nobody_adds_up_stay_whole():
+    """Qwen3-0.6B's down of 32 rows can be either: in parts inside the model, whole behind its last layer."""
+    shape = shapes_of("qwen3-0.6b")["down"]
+    in_parts = replace(chosen("down", 32, shape), num_splits=3)
+    whole = replace(in_parts, num_splits=1)
+    x, weight = meta(32, shape[1]), meta(*shape)
+    with cut_as(in_parts, 32, shape):
+        assert projection.split_tiles(x, weight) is in_parts
+        assert projection.tiles_for(x, weight).num_splits == 1
+    with cut_as(whole, 32, shape):
+        assert projection.tiles_for(x, weight) is projection.split_tiles(x, weight) is whole
+
+
 def test_variants_of_streamed_tiles_give_the_same_product():
     """Interpreted, in small: whatever is held and however often the inputs are shared, all are added once."""
     rng = torch.Generator().manual_seed(0)

@@ -85,6 +85,18 @@ def test_parts_of_a_product_add_up_to_it(tiles):
     torch.testing.assert_close(parts.sum(0), wanted)
 
 
+@pytest.mark.parametrize(
+    "tiles", [replace(HELD, num_splits=3), replace(STREAMED, num_splits=3)], ids=["held", "streamed"]
+)
+def test_parts_are_not_written_behind_the_room_there_is(tiles):
+    x, weight, _ = call(3)
+    for shape in ((3, 22), (2, 3, 22)):
+        with pytest.raises(AssertionError, match="wanted it for 3"):
+            launch_tiles(tiles, torch.empty(shape), x, weight, None)
+    with pytest.raises(AssertionError, match="wanted it for 1"):
+        launch_tiles(replace(tiles, num_splits=1), torch.empty(3, 3, 22), x, weight, None)
+
+
 @pytest.mark.parametrize("kind", [(False, False), (True, False), (False, True)], ids=["rms", "rms1p", "layernorm"])
 @pytest.mark.parametrize(("norm_x", "activation"), [(False, None), (True, None), (True, "silu")])
 def test_a_product_of_a_normed_sum_agrees_with_reference(kind, norm_x, activation):

@@ -108,6 +108,8 @@ def launch_tiles(
         )  # fmt: skip
         return
     assert total_TI is None, "several rows are summed and normed by a kernel of their own"
+    num_parts = 1 if out_TO.dim() == 2 else len(out_TO)
+    assert num_parts == tiles.num_splits, f"found room for {num_parts} parts; wanted it for {tiles.num_splits}"
     strides = (x_TI.stride(0), out_TO.stride(-2), out_TO.stride(0) if tiles.num_splits > 1 else 0)
     call = (x_TI, weight_OI, bias_O, out_TO, scale, *strides, num_rows, num_outputs, num_inputs)
     cut = {"BLOCK_R": tiles.block_r, "BLOCK_N": tiles.block_n, "BLOCK_K": tiles.block_k}
