@@ -139,8 +139,9 @@ def rows_of_tile(num_rows: int) -> int:
 
 def row_tiles(num_outputs: int, num_inputs: int) -> RowTiles:
     """32 weights for each thread, more where two rows of the matrix have more: enough in flight to hide the latency.
-    Fewer threads with more weights each are faster where programs do not all run at once, and for 2,048 inputs of as
-    many outputs: measured in decode steps of Gemma-3, Llama-3.2-1B and Qwen3-0.6B.
+    Programs that do not all run at once are faster with fewer threads, and rows of up to 1,152 inputs then with more
+    weights a thread; so are 2,048 inputs of as many outputs. Measured in decode steps of Gemma-3, Llama-3.2-1B and
+    Qwen3-0.6B.
 
     1,152 inputs are 1,024 and 128: 2,048 lanes would leave nearly half of the registers empty.
     """
