@@ -33,7 +33,8 @@ class StructuredOutputs:
 
     `json` is a JSON schema, as a dict or as its text. `regex` must match the whole answer. `choice` lists the texts
     that an answer can be. `grammar` is a Lark grammar, or one in GBNF, as llguidance reads them. `json_object=True`
-    asks for any JSON object. With `disable_any_whitespace` JSON has no white space between its parts.
+    asks for any JSON object. With `disable_any_whitespace` JSON has no white space between its parts. `before` is a
+    grammar, too, of what stands before the form: a model's reasoning.
 
     >>> StructuredOutputs(choice=["yes", "no"])
     StructuredOutputs(choice=('yes', 'no'))
@@ -47,6 +48,7 @@ class StructuredOutputs:
     grammar: str | None = None
     json_object: bool | None = None
     disable_any_whitespace: bool = False
+    before: str | None = None
 
     def __new__(cls, **given: object) -> Self:
         # Before __init__, whose TypeError would not say what there is instead. Type checkers read __init__.
@@ -73,6 +75,8 @@ class StructuredOutputs:
         take = taken.get(self.kind)
         if take is not None:
             object.__setattr__(self, self.kind, take(self.kind, attrgetter(self.kind)(self)))  # frozen, so not by `=`
+        if self.before is not None:
+            pattern_text("before", self.before)
 
     @property
     def kind(self) -> str:

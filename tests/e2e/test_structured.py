@@ -152,6 +152,17 @@ def test_a_grammar_and_any_json_object(llm):
     assert not is_object or isinstance(json.loads(text), dict)
 
 
+def test_what_stands_before_a_form_is_there_first(llm):
+    """As a model's reasoning does. Its own grammar holds until its last text, and the form from there on."""
+    before = 'start: /[a-z ,]{3,24}/ "</think>"'
+    forms = [StructuredOutputs(json=RECORD, before=before), StructuredOutputs(choice=["ay", "no"], before=before)]
+    for text, is_whole in answers(llm, forms):
+        thought, found, answer = text.partition("</think>")
+        assert re.fullmatch("[a-z ,]{3,24}", thought)
+        assert found
+        assert not is_whole or answer in ("ay", "no") or set(json.loads(answer)) >= {"name", "tags"}
+
+
 # --- however they are run ---------------------------------------------------------------------------------------------
 
 RECORD = {
@@ -165,6 +176,7 @@ CASES = (
     None,
     StructuredOutputs(choice=["Positive", "Negative", "Neutral"]),
     StructuredOutputs(json=RECORD, disable_any_whitespace=True),
+    StructuredOutputs(regex="[0-9]{3}", before='start: /[a-z ,]{3,24}/ "</think>"'),
 )
 LONG = "It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want "
 

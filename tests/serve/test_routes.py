@@ -152,18 +152,31 @@ def test_a_response_reports_the_tokens_of_its_message_and_counts_those_of_its_re
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_an_answer_of_a_form_is_content_where_the_prompt_begins_reasoning(streams):
-    """Templates of reasoning models end prompts so. The form leaves no room for the marker that ends the reasoning."""
-    service = Service(backend=ScriptedBackend(pieces=['{"a"', ": 1}"]), tool_format="gemma4")
+def test_a_form_begins_where_the_reasoning_has_ended(streams):
+    """Templates of reasoning models end prompts so."""
+    backend = ScriptedBackend(pieces=["Hm", "<channel|>", '{"a"', ": 1}"])
+    service = Service(backend=backend, tool_format="gemma4")
     messages = [*HELLO, {"role": "assistant", "content": "<|channel>thought\n"}]
     body = {"messages": messages, "add_generation_prompt": False, "continue_final_message": True}
-    for fields, wanted in (({}, "reasoning_content"), ({"response_format": {"type": "json_object"}}, "content")):
+    for fields in ({}, {"response_format": {"type": "json_object"}}):
         if streams:
-            chunks = stream(service, "/v1/chat/completions", **body, **fields)
-            said = "".join(one["choices"][0]["delta"].get(wanted) or "" for one in chunks)
+            deltas = [one["choices"][0]["delta"] for one in stream(service, "/v1/chat/completions", **body, **fields)]
+            said = {name: "".join(one.get(name) or "" for one in deltas) for name in ("reasoning_content", "content")}
         else:
-            said = ask(service, "/v1/chat/completions", **body, **fields)[1]["choices"][0]["message"][wanted]
-        assert said == '{"a": 1}', fields
+            said = ask(service, "/v1/chat/completions", **body, **fields)[1]["choices"][0]["message"]
+        assert (said["reasoning_content"], said["content"]) == ("Hm", '{"a": 1}'), fields
+    plain, formed = (checked.params.structured_outputs for checked in backend.submitted)
+    assert plain is None
+    assert formed.before == service.format.before_form(service.token_names, prompt_end="<|channel>thought\n")
+
+
+def test_what_a_client_puts_before_a_form_stays():
+    backend = ScriptedBackend(pieces=["{}"])
+    service = Service(backend=backend, tool_format="gemma4")
+    own = 'start: "so: "'
+    for path, said in (("/v1/chat/completions", {"messages": HELLO}), ("/v1/completions", {"prompt": "hello"})):
+        ask(service, path, **said, structured_outputs={"json_object": True, "before": own})
+        assert backend.submitted[-1].params.structured_outputs.before == own
 
 
 def test_the_models_own_end_is_no_stop_token_of_the_format():

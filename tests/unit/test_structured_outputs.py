@@ -28,7 +28,7 @@ def nested(depth: int) -> dict:
 
 @pytest.mark.parametrize("fields", ONE_OF_EACH, ids=lambda fields: next(iter(fields)))
 def test_one_of_each_kind_is_kept_and_made_again_from_its_plain_values(fields):
-    outputs = StructuredOutputs(**fields, disable_any_whitespace=True)
+    outputs = StructuredOutputs(**fields, disable_any_whitespace=True, before="start: /[a-z]*/")
     again = SamplingParams(**dataclasses.asdict(SamplingParams(structured_outputs=outputs))).structured_outputs
     assert outputs.kind == next(iter(fields))
     assert again == outputs == StructuredOutputs(**outputs.values())
@@ -47,6 +47,9 @@ def test_a_schema_keeps_the_order_of_its_properties_and_its_characters():
     [
         ({}, "structured_outputs: no kind; wanted exactly one of json, regex"),
         ({"json_object": False}, "no kind"),
+        ({"before": "start: /a/"}, "no kind"),
+        ({"regex": "a", "before": ""}, "'before': ''; wanted a text that is not empty"),
+        ({"regex": "a", "before": "(" * (MAX_GRAMMAR_DEPTH + 1)}, "'before': brackets 33 deep"),
         ({"regex": "a", "choice": ["a"]}, "regex and choice; wanted exactly one"),
         ({"json": "{"}, "'json': text that is not JSON"),
         ({"json": "[" * 40_000}, "'json': text that is not JSON"),

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from playhead.errors import PlayheadError, RequestError
-from playhead.grammar.forms import grammar_text, library, refusal
+from playhead.grammar.forms import grammar_text, library, own_text, refusal
 from playhead.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
@@ -123,17 +123,22 @@ class GrammarCompiler:
 
 def compiled(form: StructuredOutputs, tokenizer: LLTokenizer) -> Grammar | RequestError:
     """The grammar of a form, or why there is none."""
-    from llguidance import LLMatcher, LLParserLimits
-
     try:
-        text = grammar_text(form)
+        matcher = matcher_of(grammar_text(form), tokenizer)
     except RequestError as error:
         return error
+    if not matcher.is_error():
+        return Grammar(matcher, vocab_size=tokenizer.vocab_size)
+    is_own_fault = form.before is None or matcher_of(own_text(form), tokenizer).is_error()
+    return refusal(form.kind if is_own_fault else "before", matcher.get_error())
+
+
+def matcher_of(text: str, tokenizer: LLTokenizer) -> LLMatcher:
+    """llguidance's state before the first token of a grammar, or its error."""
+    from llguidance import LLMatcher, LLParserLimits
+
     limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
-    matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
-    if matcher.is_error():
-        return refusal(form, matcher.get_error())
-    return Grammar(matcher, vocab_size=tokenizer.vocab_size)
+    return LLMatcher(tokenizer, text, log_level=0, limits=limits)
 
 
 def computed_s(work: threading.Thread, started_s: float) -> float:

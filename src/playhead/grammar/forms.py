@@ -11,6 +11,8 @@ from playhead.structured_outputs import StructuredOutputs, refused
 
 MAX_REASON_CHARS = 200
 JSON_OBJECT = '{"type":"object"}'
+IN_LARK = ("choice", "grammar")
+"""The kinds of forms whose grammars are Lark; those of others are JSON."""
 
 UNKNOWN_KEYWORDS = re.compile(r"Unimplemented keys: \[(.*)\]")
 LAST_LINE_OF_REGEX = re.compile(r"^error: (.*)$", re.MULTILINE)
@@ -31,8 +33,20 @@ def library() -> ModuleType:
 
 
 def grammar_text(form: StructuredOutputs) -> str:
-    """The grammar of a form, or `RequestError` where that can be seen without compiling it."""
-    from llguidance import LLMatcher, grammar_from
+    """The grammar of a form and of what stands before it, or `RequestError` where no compiling is needed to see why."""
+    text = own_text(form)
+    if form.before is None:
+        return text
+    own = {"lark_grammar": text} if form.kind in IN_LARK else json.loads(text)["grammars"][0]
+    # Each has names of its own: rules of one grammar do not see those of another.
+    both = ({"lark_grammar": "start: @before @form"}, {"lark_grammar": lark_text("before", form.before)}, own)
+    names = (None, "before", "form")
+    return json.dumps({"grammars": [{**one, "name": name} for one, name in zip(both, names, strict=True)]})
+
+
+def own_text(form: StructuredOutputs) -> str:
+    """The grammar of a form alone."""
+    from llguidance import LLMatcher
 
     if form.kind in ("json", "json_object"):
         schema = form.json if isinstance(form.json, str) else JSON_OBJECT
@@ -44,21 +58,28 @@ def grammar_text(form: StructuredOutputs) -> str:
     if form.choice is not None:
         return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(one) for one in form.choice))
     assert form.grammar is not None, "a form has one kind"
+    return lark_text("grammar", form.grammar)
+
+
+def lark_text(name: str, grammar: str) -> str:
+    """A grammar in Lark's syntax; one in GBNF becomes that."""
+    from llguidance import grammar_from
+
     try:
-        return grammar_from("grammar", form.grammar)
+        return grammar_from("grammar", grammar)
     except ValueError as error:  # GBNF that cannot be read
-        raise refusal(form, str(error)) from None
+        raise refusal(name, str(error)) from None
 
 
-def refusal(form: StructuredOutputs, reason: str) -> RequestError:
-    """The error for a form that llguidance cannot serve. Its reasons quote the pattern; the first line of ours does."""
+def refusal(name: str, reason: str) -> RequestError:
+    """The error for a field that llguidance cannot serve. Its reasons quote the pattern, and only their first line."""
     keywords = UNKNOWN_KEYWORDS.search(reason)
     if keywords is not None:
         found = f"the keywords {keywords.group(1)}"
-        return refused(form.kind, found, "keywords that token masks can express", "Leave them out of the schema.")
+        return refused(name, found, "keywords that token masks can express", "Leave them out of the schema.")
     if reason.startswith("oneOf constraints are not supported"):
-        return refused(form.kind, "oneOf", "anyOf, which allows an answer that fits several", "Write anyOf.")
+        return refused(name, "oneOf", "anyOf, which allows an answer that fits several", "Write anyOf.")
     of_regex = LAST_LINE_OF_REGEX.search(reason)
     line = of_regex.group(1) if of_regex is not None else reason.partition("\n")[0]
     line = " ".join(line.replace("Failed to convert the grammar from GBNF to Lark: ", "").split()).rstrip(".")
-    return refused(form.kind, f"{line:.{MAX_REASON_CHARS}}", "what token masks can express", "Correct or simplify it.")
+    return refused(name, f"{line:.{MAX_REASON_CHARS}}", "what token masks can express", "Correct or simplify it.")

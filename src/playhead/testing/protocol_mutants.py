@@ -28,7 +28,7 @@ from playhead.serve.routes.items import Items
 from playhead.serve.routes.responses import Accepted
 from playhead.serve.service import Service, respond
 from playhead.serve.tools.events import Event
-from playhead.serve.tools.formats import OutputSettings
+from playhead.serve.tools.formats import OutputSettings, ToolFormat
 from playhead.serve.validate import Rules
 from playhead.testing.mutant import Checker, Mutant, Patch, mutant, swapped
 from playhead.testing.scripted_backend import ScriptedBackend, embedded_tokenizer
@@ -129,9 +129,9 @@ def waiting_reports_lost() -> Patch:
     return swapped(Items, "take", forgetful)
 
 
-@mutant("an answer of a form is reasoning", source="found here: an empty content", killed_by=("forms of answers",))
-def forms_are_reasoning() -> Patch:
-    return swapped(playhead.serve.routes.turn, "begun_by", lambda prompt_end, params: prompt_end)
+@mutant("a form from the first token", source="models that cannot reason before JSON", killed_by=("forms of answers",))
+def form_from_the_first_token() -> Patch:
+    return swapped(ToolFormat, "before_form", lambda self, tokens, *, prompt_end="": None)
 
 
 @mutant("every end a stop token", source="found here: stop_reason with tools", killed_by=("ends of the model",))
@@ -285,15 +285,18 @@ def check_names() -> list[str]:
 
 
 def check_forms() -> list[str]:
-    """An answer of a form is content, though the prompt ends where reasoning begins."""
-    service = Service(backend=ScriptedBackend(pieces=["{}"]), tool_format="gemma4")
+    """Where the prompt ends with the beginning of reasoning, it ends before the form of the answer begins."""
+    backend = ScriptedBackend(pieces=["Hm", "<channel|>", "{}"])
+    service = Service(backend=backend, tool_format="gemma4")
     messages = [*HELLO["messages"], {"role": "assistant", "content": "<|channel>thought"}]
     options = {"add_generation_prompt": False, "continue_final_message": True}
     body = {"messages": messages, **options, "response_format": {"type": "json_object"}}
     answer = called(service, CHAT, body)
     assert isinstance(answer, Answer), "no stream was asked for"
     said = json.loads(answer.body)["choices"][0]["message"]
-    return [] if said["content"] == "{}" else [f"{said}"]
+    found = [] if (said["reasoning_content"], said["content"]) == ("Hm", "{}") else [f"{said}"]
+    form = backend.submitted[-1].params.structured_outputs
+    return found if form is not None and form.before is not None else [*found, f"nothing stands before {form}"]
 
 
 def check_items() -> list[str]:
@@ -318,7 +321,7 @@ PROTOCOL_MUTANTS: tuple[Mutant, ...] = (
     read_as_one_piece,
     waiting_reports_lost,
     calls_apart,
-    forms_are_reasoning,
+    form_from_the_first_token,
     forms_named_otherwise,
     every_end_a_stop_token,
     scored_without_cache,

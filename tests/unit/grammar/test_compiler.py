@@ -13,7 +13,7 @@ from playhead.grammar import compiler
 from playhead.grammar.compiler import MAX_CACHED, GrammarCompiler
 from playhead.models.text.ids_only import IdsOnlyTokenizer
 from playhead.structured_outputs import StructuredOutputs
-from playhead.testing.structured import tiny_grammars, tiny_vocabulary
+from playhead.testing.structured import longest_tokens_first, tiny_grammars, tiny_vocabulary
 
 
 def form(**fields) -> StructuredOutputs:
@@ -68,6 +68,46 @@ def test_what_masks_cannot_express_is_refused_with_the_reason(fields, says):
         tiny_grammars().compile(form(**fields))
     assert "\n" not in str(refusal.value)
     assert len(str(refusal.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("fields", "fits"),
+    [
+        ({"regex": "[0-9]{2}"}, "12"),
+        ({"choice": ["yes", "no"]}, "yes"),
+        ({"json": {"type": "integer"}}, "34"),
+        ({"grammar": "start: thought\nthought: /[0-9]/"}, "5"),
+        ({"grammar": 'root ::= "one"'}, "one"),
+    ],
+)
+def test_what_stands_before_a_form_comes_first_and_knows_none_of_its_rules(fields, fits):
+    """The form's rules may have the same names."""
+    before = 'start: thought ":"\nthought: /[a-z]*/'
+    grammar = tiny_grammars().compile(form(**fields, before=before))
+
+    def is_text(text: str) -> bool:
+        ids, matcher = longest_tokens_first(text), grammar.start()
+        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+    assert is_text("abc:" + fits)
+    assert is_text(":" + fits)
+    for wrong in (fits, "abc:", f"abc{fits}", f"abc:{fits}:", f"{fits}:abc"):
+        assert not is_text(wrong), wrong
+    assert tiny_grammars().compile(form(**fields)) is not grammar
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"regex": "[0-9]", "before": "start: nothing"}, "field 'before': .*unknown name"),
+        ({"regex": "[0-9]", "before": "nonsense"}, "field 'before': Expected ::="),
+        ({"regex": "(a", "before": "start: /a/"}, "field 'regex': .*unclosed group"),
+        ({"grammar": "{ start: a", "before": "start: /a/"}, "field 'grammar': "),
+    ],
+)
+def test_a_refusal_says_whether_the_form_is_wrong_or_what_stands_before_it(fields, says):
+    with pytest.raises(RequestError, match=says):
+        tiny_grammars().compile(form(**fields))
 
 
 def test_a_form_that_takes_too_long_is_refused_and_others_are_compiled(monkeypatch):

@@ -61,6 +61,8 @@ class StructuredFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     json_object: bool | None = None
     disable_any_whitespace: bool | None = None
     """JSON has no white space between its parts unless this is false."""
+    before: str | None = None
+    """A grammar of what stands before the form. Left out: the reasoning of a model that reasons."""
 
 
 class ServedFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

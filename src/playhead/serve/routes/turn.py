@@ -51,21 +51,12 @@ async def read_turn(service: Service, wanted: ChatWanted) -> Turn:
     tokenizer = service.backend.reader.tokenizer
     prompt_end = tokenizer.decode(ids[-NUM_END_TOKENS:], skip_special_tokens=False)
     params = parsed_params(service, wanted, prompt_end)
-    begun = begun_by(prompt_end, wanted.params)
 
     def new_parser() -> Parser:
         names, is_forced = wanted.tools.names, wanted.tools.is_forced
-        return form.parser(names=names, prompt_end=begun, is_forced=is_forced)
+        return form.parser(names=names, prompt_end=prompt_end, is_forced=is_forced)
 
     return Turn(prompt=await service.read_prompt(ids, params), new_parser=new_parser)
-
-
-def begun_by(prompt_end: str, params: SamplingParams) -> str:
-    """The end of the prompt that the answer goes on with: reasoning may have begun there.
-
-    A form of the answer holds from the first token, so the model cannot go on with that reasoning, nor end it.
-    """
-    return prompt_end if params.structured_outputs is None else ""
 
 
 def parsed_params(service: Service, wanted: ChatWanted, prompt_end: str) -> SamplingParams:
@@ -77,6 +68,8 @@ def parsed_params(service: Service, wanted: ChatWanted, prompt_end: str) -> Samp
         found = "a call that must be made, and a form of the answer"
         raise BodyError("tool_choice", found, "one of them", 'Leave out the form, or say tool_choice: "auto".')
     form = params.structured_outputs if forced is None else structured_outputs("tool_choice", forced)
+    if forced is None and form is not None and form.before is None:
+        form = replace(form, before=service.format.before_form(tokens, prompt_end=prompt_end))
     eos_ids = service.backend.reader.tokenizer.special.eos_ids
     return replace(
         params,

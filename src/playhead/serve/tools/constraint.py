@@ -35,7 +35,9 @@ class CallText:
     reasoning: ReasoningMarks | None = None
     """The format's own reasoning, where calls and reasoning are one syntax."""
     reasoning_end: str = ""
-    """Stands between reasoning and calls."""
+    """Stands between reasoning and what follows."""
+    answer: str = ""
+    """Stands before an answer that is no call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +61,27 @@ class TokenNames:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallGrammar:
-    """Writes the grammar of one format's calls. `markers` are texts that may be special tokens."""
+class AnswerGrammar:
+    """Writes grammars of one format's answers. `markers` are texts that may be special tokens."""
 
     text: CallText
     markers: tuple[str, ...]
     reasoning: ReasoningMarks | None
 
-    def grammar(self, request: ToolRequest, tokens: TokenNames, *, prompt_end: str = "") -> str:
+    def before_form(self, tokens: TokenNames, *, prompt_end: str) -> str | None:
+        """A grammar of what stands before an answer that has a form; None where nothing does.
+
+        Reasoning that the prompt has ended, as templates do whose reasoning is switched off, does not begin again.
+        """
+        marks = self.reasoning
+        can_reason = marks is not None and not prompt_end.rstrip().endswith(marks.close)
+        parts = [self._reasoning_name() if can_reason else "", self._terms(self.text.answer, tokens)]
+        if not any(parts):
+            return None
+        rules = self._reasoning_rules(tokens, is_open=self._is_open(prompt_end)) if can_reason else []
+        return "\n".join([f"start: {' '.join(part for part in parts if part)}", *rules]) + "\n"
+
+    def forced_calls(self, request: ToolRequest, tokens: TokenNames, *, prompt_end: str = "") -> str:
         """A grammar whose every text is a call that the request forces, after reasoning where the format has some."""
         parts = [
             self._reasoning_name(),

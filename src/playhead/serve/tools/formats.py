@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from playhead.errors import ConfigError, RequestError, did_you_mean
 from playhead.serve.tools.calls import CallLog, new_call_id
-from playhead.serve.tools.constraint import CallGrammar, CallText, TokenNames
+from playhead.serve.tools.constraint import AnswerGrammar, CallText, TokenNames
 from playhead.serve.tools.definitions import ToolRequest
 from playhead.serve.tools.events import Content, Event, Parser
 from playhead.serve.tools.gemma4 import Gemma4Arguments
@@ -138,13 +138,20 @@ class ToolFormat:
         """Fields of `StructuredOutputs` that make an answer the call that is forced; None if none is forced."""
         if not request.is_forced:
             return None
-        marks = self.text.reasoning or self.reasoning
-        writer = CallGrammar(text=self.text, markers=self.all_markers, reasoning=marks)
-        grammar = writer.grammar(request, tokens, prompt_end=prompt_end)
+        grammar = self._writer.forced_calls(request, tokens, prompt_end=prompt_end)
         if (num_bytes := len(grammar.encode(errors="replace"))) > MAX_GRAMMAR_BYTES:
             wanted = f"at most {MAX_GRAMMAR_BYTES} where a call is forced"
             raise RequestError("tools", f"{num_bytes} bytes", wanted, "Send fewer, or name one in tool_choice.")
         return {"grammar": grammar}
+
+    def before_form(self, tokens: TokenNames, *, prompt_end: str = "") -> str | None:
+        """What stands before an answer that has a form, as `StructuredOutputs.before`: the model reasons first."""
+        return self._writer.before_form(tokens, prompt_end=prompt_end)
+
+    @property
+    def _writer(self) -> AnswerGrammar:
+        marks = self.text.reasoning or self.reasoning
+        return AnswerGrammar(text=self.text, markers=self.all_markers, reasoning=marks)
 
     @property
     def all_markers(self) -> tuple[str, ...]:

@@ -35,6 +35,7 @@ HARMONY_TEXT = CallText(
     before=f"{CHANNEL}commentary to={FUNCTIONS}NAME <|constrain|>json{MESSAGE}",
     reasoning=ReasoningMarks(open=f"{CHANNEL}analysis{MESSAGE}", close="<|end|>"),
     reasoning_end=f"{START}assistant",
+    answer=f"{CHANNEL}final{MESSAGE}",
 )
 HEADER_END, BODY_END = MarkerFinder([MESSAGE, *ENDS]), MarkerFinder([*ENDS, START, CHANNEL])
 

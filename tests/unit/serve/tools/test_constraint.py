@@ -6,9 +6,11 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer, grammar_from
 
 from playhead.errors import RequestError
+from playhead.grammar.forms import grammar_text
 from playhead.serve.tools.constraint import TokenNames
 from playhead.serve.tools.definitions import tool_request
 from playhead.serve.tools.formats import FORMATS, format_for
+from playhead.structured_outputs import StructuredOutputs
 from tests.unit.serve.tools.answers import calls_of, read
 
 CITY = {
@@ -53,7 +55,11 @@ def written(name: str, *calls: str) -> str:
 
 
 def fits(byte_tokens: LLTokenizer, grammar: str, text: str) -> bool:
-    matcher = LLMatcher(byte_tokens, grammar_from("grammar", grammar))
+    return is_text_of(byte_tokens, grammar_from("grammar", grammar), text)
+
+
+def is_text_of(byte_tokens: LLTokenizer, grammar: str, text: str) -> bool:
+    matcher = LLMatcher(byte_tokens, grammar)
     assert not matcher.is_error(), matcher.get_error()
     ids = byte_tokens.tokenize_str(text)
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
@@ -107,6 +113,47 @@ def test_harmony_s_reasoning_comes_first(byte_tokens):
     assert fits(byte_tokens, grammar("harmony"), whole)
     answer = read(FORMATS["harmony"], whole)
     assert (answer.reasoning, calls_of(answer)) == ("Hm.", [("clock", "{}")])
+
+
+def form_fits(byte_tokens: LLTokenizer, name: str, text: str, *, template: str = "", prompt_end: str = "") -> bool:
+    """Whether an answer with a form can be this text."""
+    before = format_for(template, name=name).before_form(NO_TOKENS, prompt_end=prompt_end)
+    form = StructuredOutputs(json=CITY, disable_any_whitespace=True, before=before)
+    return is_text_of(byte_tokens, grammar_text(form), text)
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("harmony", "gemma4")])
+def test_an_answer_with_a_form_may_reason_first_and_must_end_what_the_prompt_began(name, byte_tokens):
+    answer = '{"city":"Rome"}'
+    texts = (answer, f"<think>Hm {answer}</think>\n\n{answer}", f"Hm.\n</think>{answer}")
+    without = [form_fits(byte_tokens, name, text) for text in texts]
+    free = [form_fits(byte_tokens, name, text, template="</think>") for text in texts]
+    begun = [form_fits(byte_tokens, name, text, template="</think>", prompt_end="<think>\n") for text in texts]
+    ended = [form_fits(byte_tokens, name, text, template="</think>", prompt_end="</think>\n\n") for text in texts]
+    assert without == ended == [True, False, False]
+    assert free == [True, True, False]
+    assert begun == [False, True, True]  # in the second text the reasoning speaks of its marker
+    for text, prompt_end in ((texts[1], ""), (texts[2], "<think>")):
+        parsed = read(format_for("</think>", name=name), text, prompt_end=prompt_end)
+        assert (parsed.content, list(parsed.calls)) == (answer, [])
+
+
+def test_gemma_4_has_a_form_behind_its_thought_channel(byte_tokens):
+    thought, answer = "<|channel>thought\nHm.<channel|>", '{"city":"Ulm"}'
+    assert form_fits(byte_tokens, "gemma4", answer)
+    assert form_fits(byte_tokens, "gemma4", thought + answer)
+    assert not form_fits(byte_tokens, "gemma4", thought)
+    assert not form_fits(byte_tokens, "gemma4", answer, prompt_end="<|channel>thought\n")
+
+
+def test_harmony_has_a_form_in_its_final_channel(byte_tokens):
+    thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    answer = '<|channel|>final<|message|>{"city":"Ulm"}'
+    assert form_fits(byte_tokens, "harmony", thought + answer)
+    assert form_fits(byte_tokens, "harmony", answer)
+    assert not form_fits(byte_tokens, "harmony", '{"city":"Ulm"}')
+    parsed = read(FORMATS["harmony"], thought + answer)
+    assert (parsed.reasoning, parsed.content) == ("Hm.", '{"city":"Ulm"}')
 
 
 def test_special_tokens_are_named_by_their_ids():
