@@ -32,7 +32,7 @@ GREETING = "/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves."
 
 def run_chat(screen: Screen, options: ChatOptions, asked: Mapping[str, Any], config: EngineConfig) -> None:
     """Talk until the input ends."""
-    refuse_without_template(options.model)
+    refuse_without_template(options.model, config)
     is_interactive = both_are_terminals()
     directory = state_directory() if is_interactive and not options.no_history else None
     history = None if directory is None else directory / HISTORY_FILE
@@ -44,9 +44,10 @@ def run_chat(screen: Screen, options: ChatOptions, asked: Mapping[str, Any], con
         converse(screen, llm, talk, is_interactive=is_interactive)
 
 
-def refuse_without_template(model: str) -> None:
+def refuse_without_template(model: str, config: EngineConfig) -> None:
     """A model that never learnt a chat format answers nonsense; said before its weights are read."""
-    if load_tokenizer(describe_model(resolve_model_name(model))).chat_template is None:
+    description = describe_model(resolve_model_name(model), revision=config.revision)
+    if load_tokenizer(description, config).chat_template is None:
         raise RequestError(
             "chat",
             f"model {model!r} has no chat template",

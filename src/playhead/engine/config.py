@@ -87,6 +87,10 @@ class EngineConfig:
         None, Setting(group="source", help="branch, tag or commit of the tokenizer", metavar="NAME")
     )
     """By default `revision`, where `tokenizer` is left out too."""
+    chat_template: str | None = declare(
+        None, Setting(group="source", help="a file with the chat template, in the place of the model's", metavar="FILE")
+    )
+    """Or the template itself: Jinja source."""
     generation_config: str = declare(
         "auto",
         Setting(

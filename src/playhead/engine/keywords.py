@@ -25,6 +25,7 @@ class EngineKeywords(TypedDict, total=False):
     tokenizer: str | None
     tokenizer_path: str | None
     tokenizer_revision: str | None
+    chat_template: str | None
     generation_config: str
     seed: int | None
     random_seed: int | None

@@ -7,17 +7,38 @@ from pathlib import Path
 
 from playhead.engine.config import EMBEDDED, EngineConfig
 from playhead.env import user_path
+from playhead.errors import ConfigError, shown
 from playhead.models.checkpoint.gguf_file import GgufFile
 from playhead.models.checkpoint.hub import HUB_PREFIX, resolve_model
 from playhead.models.text.generation_config import read_generation_config
 from playhead.models.text.gguf_vocab import tokenizer_from_gguf
 from playhead.models.text.ids_only import IdsOnlyTokenizer
-from playhead.models.text.tokenizer import Tokenizer, tokenizer_from_directory
+from playhead.models.text.tokenizer import Tokenizer, template_file, tokenizer_from_directory
 from playhead.types import LoadFormat
 
 
 def tokenizer_at(path: Path, config: EngineConfig, gguf: GgufFile | None = None) -> Tokenizer:
-    """From a directory or a GGUF file, which may be open already; ids only where the configuration has no text."""
+    """From a directory or a GGUF file, which may be open already, with the chat template that is asked for."""
+    tokenizer = _from_files(path, config, gguf)
+    if config.chat_template is not None and tokenizer.has_text:
+        tokenizer.chat_template, tokenizer.chat_stops = template_source(config.chat_template), ()
+    return tokenizer
+
+
+def template_source(given: str) -> str:
+    """The chat template in the file of this name; a text with Jinja's marks is one itself."""
+    if "{{" in given or "{%" in given:
+        return given
+    path = user_path(given)
+    if not path.is_file():
+        raise ConfigError(
+            f"chat_template: found no file {shown(given)}; wanted one, or Jinja source. Correct the path."
+        )
+    return template_file(path)
+
+
+def _from_files(path: Path, config: EngineConfig, gguf: GgufFile | None) -> Tokenizer:
+    """Ids only where the configuration has no text."""
     if path.is_file():
         file = gguf or GgufFile(path)
         return IdsOnlyTokenizer() if config.skip_tokenizer_init else tokenizer_from_gguf(file.metadata)

@@ -287,7 +287,7 @@ def _chat_template(directory: Path, tokenizer_config: dict[str, object]) -> str 
     """The template in its own file, or the default one of those in the tokenizer's config."""
     path = directory / "chat_template.jinja"
     if path.is_file():
-        return _template_file(path)
+        return template_file(path)
     template = tokenizer_config.get("chat_template")
     if isinstance(template, list):
         tables = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
@@ -295,7 +295,8 @@ def _chat_template(directory: Path, tokenizer_config: dict[str, object]) -> str 
     return template if isinstance(template, str) else None
 
 
-def _template_file(path: Path) -> str:
+def template_file(path: Path) -> str:
+    """The chat template in a file."""
     if (num_bytes := path.stat().st_size) > MAX_TEMPLATE_BYTES:
         raise CheckpointError(path.name, f"{num_bytes} bytes", f"at most {MAX_TEMPLATE_BYTES}", "Use another one.")
     try:
