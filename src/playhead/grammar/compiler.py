@@ -44,16 +44,25 @@ class Vocabulary:
 
 
 class Grammar:
-    """A compiled form. Every answer begins with a `start` of its own."""
+    """A compiled form. Every answer begins with a `start` of its own.
 
-    def __init__(self, first: LLMatcher, *, vocab_size: int) -> None:
-        self._first, self._lock = first, threading.Lock()
+    Copies of a matcher share the lexer states that any of them has found, and there is room for `MAX_LEXER_STATES`.
+    So an answer may lack room that others have used up. `make` gives a matcher that shares nothing.
+    """
+
+    def __init__(self, first: LLMatcher, make: Callable[[], LLMatcher], *, vocab_size: int) -> None:
+        self._first, self._make, self._lock = first, make, threading.Lock()
         self.vocab_size = vocab_size
 
-    def start(self) -> LLMatcher:
-        """llguidance's state before the first token, the caller's own."""
+    def start(self, spent: LLMatcher | None = None) -> tuple[LLMatcher, LLMatcher]:
+        """llguidance's state before the first token, the caller's own, and the matcher that it is a copy of.
+
+        Where copies of `spent` have no room left, and nobody has said so before, a new matcher takes its place.
+        """
         with self._lock:
-            return self._first.deep_copy()
+            if self._first is spent:
+                self._first = self._make()
+            return self._first.deep_copy(), self._first
 
 
 class GrammarCompiler:
@@ -130,10 +139,25 @@ def compiled(form: StructuredOutputs, tokenizer: LLTokenizer) -> Grammar | Reque
     except RequestError as error:
         return error
     limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
-    matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
-    if matcher.is_error():
-        return refusal(form, matcher.get_error())
-    return Grammar(matcher, vocab_size=tokenizer.vocab_size)
+
+    def make() -> LLMatcher:
+        return LLMatcher(tokenizer, text, log_level=0, limits=limits)
+
+    first = make()
+    fault = first.get_error() or fault_at_start(first.deep_copy())
+    return refusal(form, fault) if fault else Grammar(first, make, vocab_size=tokenizer.vocab_size)
+
+
+def fault_at_start(matcher: LLMatcher) -> str:
+    """Why no answer can begin, though the grammar can be read; nothing if one can.
+
+    The first mask of "a{1000000}" takes a second of computing, and its million letters have more states than there is
+    room for. Between two steps all other answers would wait for that.
+    """
+    matcher.compute_bitmask()
+    if not matcher.is_error():
+        matcher.consume_tokens(matcher.compute_ff_tokens())
+    return matcher.get_error()
 
 
 def computed_s(work: threading.Thread, started_s: float) -> float:

@@ -61,6 +61,9 @@ def test_a_refusal_is_remembered_too():
         ({"regex": "(a"}, "unclosed group"),
         ({"grammar": "start: nothing"}, "field 'grammar': .*unknown name"),
         ({"grammar": "nonsense"}, "field 'grammar': Expected ::="),
+        ({"grammar": 'start: a\na: a "x"'}, "field 'grammar': no text that fits; wanted a form that some text has"),
+        ({"regex": r"[^\s\S]"}, "field 'regex': no text that fits"),
+        ({"grammar": 'start: x{10000000}\nx: "ab"'}, "Too many items"),
     ],
 )
 def test_what_masks_cannot_express_is_refused_with_the_reason(fields, says):
