@@ -151,7 +151,10 @@ class Completions:
     def report(
         self, token_ids: Sequence[int], tables: Sequence[dict[int, Logprob] | None], offsets: list[int]
     ) -> CompletionLogprobs:
-        """Tokens that begin at these places of a choice's text. The first token of a prompt has no log-probability."""
+        """Tokens that begin at these places of a choice's text. The first token of a prompt has no log-probability.
+
+        The likeliest tokens have the token itself beside them, as the documents of OpenAI say: up to `logprobs` + 1.
+        """
         tokenizer, num_top = self.service.backend.reader.tokenizer, self.request.logprobs or 0
         return CompletionLogprobs(
             tokens=[tokenizer.token_text(token_id) or "" for token_id in token_ids],
@@ -162,8 +165,11 @@ class Completions:
             top_logprobs=[
                 None
                 if table is None
-                else {one.decoded_token or "": finite(one.logprob) for _, one in reversed(best(table, num_top))}
-                for table in tables
+                else {
+                    one.decoded_token or "": finite(one.logprob)
+                    for one in (*(one for _, one in reversed(best(table, num_top))), table[token_id])
+                }
+                for token_id, table in zip(token_ids, tables, strict=True)
             ]
             if num_top
             else None,
