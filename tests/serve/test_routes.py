@@ -233,6 +233,17 @@ def test_an_answer_that_cannot_fit_is_refused_under_the_name_that_was_sent(path,
     assert error["message"].startswith(f"sampling field '{field}'")
 
 
+@pytest.mark.parametrize(("prompts", "n", "wanted"), [(3, 2, 400), (7, 1, 400), (2, 2, 200), (1, 6, 200)])
+def test_prompts_that_can_never_be_queued_together_are_refused(prompts, n, wanted):
+    """A full queue would be told again and again, and clients try again when it is."""
+    service = Service(backend=ScriptedBackend(max_sequences=5))
+    status, body = ask(service, "/v1/completions", prompt=["a"] * prompts, n=n)
+    assert status == wanted
+    if wanted == 400:
+        assert (body["error"]["param"], body["error"]["code"]) == ("prompt", "invalid_value")
+        assert "at most 5 samples in all" in body["error"]["message"]
+
+
 @pytest.mark.parametrize("num_words", [8_000, 400_000])
 def test_a_prompt_that_cannot_fit_has_one_code_however_long_it_is(num_words):
     """A text of so many characters that no tokens could hold it is not counted in tokens."""

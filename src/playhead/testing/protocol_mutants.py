@@ -150,9 +150,19 @@ def scored_without_cache() -> Patch:
     return swapped(Completions, "add", careless)
 
 
-@mutant("forms named as the library names them", source="found here: response_format", killed_by=("names of forms",))
+@mutant("forms named as the library names them", source="found here: response_format", killed_by=("names",))
 def forms_named_otherwise() -> Patch:
     return swapped(playhead.serve.routes.chat, "form_field", lambda request, name, response_format: None)
+
+
+@mutant("lengths named as the library names them", source="found here: max_completion_tokens", killed_by=("names",))
+def lengths_named_otherwise() -> Patch:
+    return swapped(playhead.serve.routes.chat, "names_of", lambda request: {})
+
+
+@mutant("too many prompts for any queue", source="found here: 429 for ever", killed_by=("prompts that never fit",))
+def too_many_prompts() -> Patch:
+    return swapped(playhead.serve.routes.completions, "check_fits", lambda wanted, max_sequences: None)
 
 
 @mutant("calls apart from their message", source="found here: templates refuse it", killed_by=("items of a turn",))
@@ -237,6 +247,13 @@ def check_prompts() -> list[str]:
     return [f"stream {i} was left open" for i, stream in enumerate(backend.streams) if not stream.is_closed]
 
 
+def check_fits() -> list[str]:
+    """Prompts that could never be queued together are not told to wait."""
+    service = Service(backend=ScriptedBackend(max_sequences=5))
+    found = status(service, COMPLETIONS, {"prompt": ["a", "b", "c"], "n": 2})
+    return [] if found == 400 else [f"status {found}"]
+
+
 def check_refused() -> list[str]:
     """What would change the answer and cannot be done is refused."""
     service = Service(backend=ScriptedBackend())
@@ -275,13 +292,18 @@ def check_cached() -> list[str]:
 
 
 def check_names() -> list[str]:
-    """A schema that cannot be served is refused under the name of the field that had it."""
+    """What cannot be served is refused under the name of the field that asked for it."""
     named = {"name": "a", "schema": {"type": "nothing"}}
-    body = {**HELLO, "response_format": {"type": "json_schema", "json_schema": named}}
-    answer = called(Service(backend=ScriptedBackend()), CHAT, body)
-    assert isinstance(answer, Answer), "no stream was asked for"
-    param = json.loads(answer.body)["error"]["param"]
-    return [] if param == "response_format" else [f"{param} was refused"]
+    found = []
+    for name, value in (
+        ("response_format", {"type": "json_schema", "json_schema": named}),
+        ("max_completion_tokens", 0),
+    ):
+        answer = called(Service(backend=ScriptedBackend()), CHAT, {**HELLO, name: value})
+        assert isinstance(answer, Answer), "no stream was asked for"
+        param = json.loads(answer.body)["error"]["param"]
+        found += [] if param == name else [f"{param} was refused, and {name} was sent"]
+    return found
 
 
 def check_forms() -> list[str]:
@@ -320,6 +342,8 @@ PROTOCOL_MUTANTS: tuple[Mutant, ...] = (
     calls_apart,
     forms_are_reasoning,
     forms_named_otherwise,
+    lengths_named_otherwise,
+    too_many_prompts,
     every_end_a_stop_token,
     scored_without_cache,
 )
@@ -333,7 +357,8 @@ PROTOCOL_CHECKERS: tuple[Checker, ...] = (
     Checker(name=RESPONSES, run=check_response),
     Checker(name="items of a turn", run=check_items),
     Checker(name="forms of answers", run=check_forms),
-    Checker(name="names of forms", run=check_names),
+    Checker(name="names", run=check_names),
+    Checker(name="prompts that never fit", run=check_fits),
     Checker(name="ends of the model", run=check_stops),
     Checker(name="cached tokens", run=check_cached),
 )

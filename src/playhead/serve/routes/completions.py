@@ -13,7 +13,7 @@ from playhead.models.text.detokenize import IncrementalDetokenizer
 from playhead.outputs import CompletionOutput, Logprob, RequestOutput
 from playhead.serve.backend import Stream
 from playhead.serve.call import Answer, Call, EventStream
-from playhead.serve.decode import decode, forms_named
+from playhead.serve.decode import BodyError, decode, forms_named
 from playhead.serve.protocol.completions import (
     CompletionAnswer,
     CompletionChoice,
@@ -45,6 +45,7 @@ async def complete(service: Service, call: Call) -> Answer | EventStream:
     service.check_model(request.model)
     with forms_named("response_format" if request.response_format is not None else None):
         wanted = validate_completion(request, service.rules(call))
+        check_fits(wanted, service.backend.max_sequences)
         prompts = [await service.read_prompt(prompt, wanted.params) for prompt in wanted.prompts]
     head, count = Head.of(service, "cmpl"), Count.begin(call.spent, prompts)
     streams = submit_all(service.backend, head.id, prompts, wanted.options)
@@ -53,6 +54,19 @@ async def complete(service: Service, call: Call) -> Answer | EventStream:
         events = guarded(CompletionEvents(accepted).of(streams))
         return EventStream(events=events, close=partial(close_all, streams))
     return answer(accepted.whole(await whole_outputs(streams)))
+
+
+def check_fits(wanted: CompletionWanted, max_sequences: int) -> None:
+    """Refuse prompts that find no room together even in an empty queue: waiting would not help.
+
+    One prompt is taken by an empty queue, whatever its number of samples.
+    """
+    num_prompts, num_samples = len(wanted.prompts), wanted.params.n
+    if num_prompts > 1 and num_prompts * num_samples > max_sequences:
+        found = f"{num_prompts} prompts of {num_samples} samples each"
+        raise BodyError(
+            "prompt", found, f"at most {max_sequences} samples in all", "Send several requests.", code="invalid_value"
+        )
 
 
 class TextPlace:
