@@ -124,6 +124,18 @@ def test_the_place_of_a_token_counts_characters_and_not_tokens(ask, stream):
     assert {at for token, at in placed if "\ufffd" in token} == {whole.index("🐳"), whole.index("é")}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_of_a_prompt_that_is_cut_off_the_rest_is_echoed(ask, stream):
+    """Tokens have their places in that text."""
+    fields = {"truncate_prompt_tokens": 3, "ignore_eos": True}
+    answer = ask.complete("Call me Ishmael. Some years ago", echo=True, logprobs=0, stream=stream, extra_body=fields)
+    parts = [choice for chunk in answer for choice in chunk.choices if choice.logprobs] if stream else answer.choices
+    whole = text(answer) if stream else answer.choices[0].text
+    placed = [pair for part in parts for pair in zip(part.logprobs.tokens, part.logprobs.text_offset, strict=True)]
+    assert whole.startswith(" Some years ago")
+    assert [whole[at : at + len(token)] for token, at in placed] == [token for token, _ in placed]
+
+
 def test_a_prompt_can_be_scored_without_an_answer(ask):
     answer = ask.complete(echo=True, logprobs=1, max_tokens=0)
     choice = answer.choices[0]

@@ -134,12 +134,14 @@ class Completions:
         )
 
     def echoed(self, number: int) -> str:
-        """The prompt that stands before an answer, or nothing."""
+        """The prompt that stands before an answer, or nothing. Of a prompt that may be cut off, what the model read."""
         if not self.wanted.echo:
             return ""
         prompt = self.prompts[number]
+        if prompt.text is not None and self.wanted.params.truncate_prompt_tokens is None:
+            return prompt.text
         tokenizer, skips = self.service.backend.reader.tokenizer, self.wanted.params.skip_special_tokens
-        return tokenizer.decode(prompt.ids, skip_special_tokens=skips) if prompt.text is None else prompt.text
+        return tokenizer.decode(prompt.ids, skip_special_tokens=skips)
 
     def logprobs(self, number: int, output: RequestOutput, completion: CompletionOutput) -> CompletionLogprobs | None:
         """The report of all tokens of a whole choice: with echo those of its prompt come first."""
