@@ -14,7 +14,7 @@ import playhead.serve.routes.turn
 import playhead.serve.service
 import playhead.serve.validate
 from playhead.engine.front import CheckedPrompt, RequestOptions
-from playhead.outputs import CompletionOutput, RequestOutput
+from playhead.outputs import CompletionOutput, FinishReason, RequestOutput
 from playhead.request_limits import RequestLimits
 from playhead.sampling_params import SamplingParams
 from playhead.serve.backend import Backend, Stream
@@ -37,6 +37,7 @@ HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 BY_PATH = {route.path: route for route in ROUTES}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES = "tokens of a response"
+HALF_CALLS = "forced calls cut off"
 
 
 @mutant("a key twice", source="servers whose checks and work read different values", killed_by=("bodies",))
@@ -132,6 +133,11 @@ def waiting_reports_lost() -> Patch:
 @mutant("an answer of a form is reasoning", source="found here: an empty content", killed_by=("forms of answers",))
 def forms_are_reasoning() -> Patch:
     return swapped(playhead.serve.routes.turn, "begun_by", lambda prompt_end, params: prompt_end)
+
+
+@mutant("half a forced call is content", source="found here: answers cut at max_tokens", killed_by=(HALF_CALLS,))
+def half_a_forced_call() -> Patch:
+    return swapped(playhead.serve.routes.turn, "CallsAlone", lambda parser: parser)
 
 
 @mutant("every end a stop token", source="found here: stop_reason with tools", killed_by=("ends of the model",))
@@ -318,6 +324,16 @@ def check_forms() -> list[str]:
     return [] if said["content"] == "{}" else [f"{said}"]
 
 
+def check_half_calls() -> list[str]:
+    """What is left of a forced call that was cut off before its name is no content."""
+    service = Service(backend=ScriptedBackend(pieces=['{"name": "'], finish=FinishReason.LENGTH))
+    tool = {"type": "function", "function": {"name": "f"}}
+    answer = called(service, CHAT, {**HELLO, "tools": [tool], "tool_choice": "required"})
+    assert isinstance(answer, Answer), "no stream was asked for"
+    said = json.loads(answer.body)["choices"][0]["message"]
+    return [] if said["content"] == "" else [f"{said}"]
+
+
 def check_items() -> list[str]:
     """What the model said and called in one answer is one message."""
     items = [{"role": "assistant", "content": "I look."}]
@@ -344,6 +360,7 @@ PROTOCOL_MUTANTS: tuple[Mutant, ...] = (
     forms_named_otherwise,
     lengths_named_otherwise,
     too_many_prompts,
+    half_a_forced_call,
     every_end_a_stop_token,
     scored_without_cache,
 )
@@ -359,6 +376,7 @@ PROTOCOL_CHECKERS: tuple[Checker, ...] = (
     Checker(name="forms of answers", run=check_forms),
     Checker(name="names", run=check_names),
     Checker(name="prompts that never fit", run=check_fits),
+    Checker(name=HALF_CALLS, run=check_half_calls),
     Checker(name="ends of the model", run=check_stops),
     Checker(name="cached tokens", run=check_cached),
 )
