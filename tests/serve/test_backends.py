@@ -139,6 +139,7 @@ def test_a_consumer_that_reads_late_gets_one_output_with_everything(backend, loo
 def test_a_full_queue_refuses_before_there_is_a_stream(backend, loop):
     async def crowd():
         streams = [submitted(backend, f"r{i}", [5 + i, 6], ENDLESS) for i in range(200)]
+        assert backend.max_sequences == 200
         with pytest.raises(QueueFull, match="at most 200"):
             submitted(backend, "one too many", [5], GREEDY)
         with pytest.raises(RequestError, match="an id in use"):

@@ -55,3 +55,14 @@ def test_a_named_function_is_the_one_that_is_called(server, name):
     answer = asked(server, name, tool_choice={"type": "function", "function": {"name": "clock"}})
     (call,) = answer["choices"][0]["message"]["tool_calls"]
     assert (call["function"]["name"], call["function"]["arguments"]) == ("clock", "{}")
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3", "mistral", "none"])
+def test_what_is_left_of_a_forced_call_that_was_cut_off_is_no_content(server, name):
+    """At every length: before the name of the first call, in its arguments, and between two calls."""
+    has_calls = set()
+    for most in (1, 5, *range(20, 100, 8)):
+        message = asked(server, name, tool_choice="required", max_tokens=most, temperature=0)["choices"][0]["message"]
+        has_calls.add("tool_calls" in message)
+        assert not message["content"], most
+    assert has_calls == {False, True}

@@ -48,6 +48,7 @@ def test_requests_are_counted_streamed_or_not_and_refused_ones_too(server):
     assert grown["vllm:inter_token_latency_seconds_count"] == 3 + 2 * 3
     assert grown["vllm:prompt_tokens_total"] == 2 * ended[1].num_prompt
     assert (grown["/v1/completions 200"], grown["/v1/completions 400"]) == (2, 1)
+    assert grown["playhead_requests_refused_total"] == 1
     assert (after["vllm:num_requests_running"], after["playhead_open_streams"]) == (0, 0)
     assert after["playhead_steps_total"] > 0
     assert after["playhead_ledger_violations_total"] == 0

@@ -11,7 +11,7 @@ import jsonschema
 import msgspec
 import pytest
 
-from playhead.errors import EngineStopped, RequestFailed, RequestTimedOut, StepFailed
+from playhead.errors import EngineStopped, NoTokenLeft, RequestFailed, RequestTimedOut, StepFailed
 from playhead.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput
 from playhead.sampling_params import SamplingParams
 from playhead.serve.assemble import make_application
@@ -199,6 +199,7 @@ def test_cached_tokens_of_a_prompt_count_whether_it_is_answered_or_not(max_token
 
 BAD = {"type": "object", "properties": {"a": {"type": "strin"}}}
 BAD_TOOL = {"type": "function", "function": {"name": "f", "parameters": BAD}}
+NOT_AN_OBJECT = {"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}
 BAD_FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": BAD}}
 
 
@@ -212,6 +213,14 @@ BAD_FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": BAD}
         ("/v1/completions", {"response_format": BAD_FORMAT}, "response_format"),
         ("/v1/completions", {"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
         ("/v1/completions", {"logprobs": 21}, "logprobs"),
+        ("/v1/chat/completions", {"max_tokens": 0}, "max_tokens"),
+        ("/v1/chat/completions", {"max_completion_tokens": 0}, "max_completion_tokens"),
+        ("/v1/responses", {"max_output_tokens": 0}, "max_output_tokens"),
+        (
+            "/v1/chat/completions",
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]},
+            "tools[0]",
+        ),
         ("/v1/responses", {"text": {"format": {"type": "json_schema", "name": "a", "schema": BAD}}}, "text.format"),
         ("/v1/responses", {"tools": [{**FLAT, "parameters": BAD}], "tool_choice": "required"}, "tools"),
     ],
@@ -219,6 +228,47 @@ BAD_FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": BAD}
 def test_a_refusal_names_the_field_that_was_sent(path, fields, param):
     status, body = ask(Service(backend=ScriptedBackend()), path, **GENERATING[path], **fields)
     assert (status, body["error"]["param"], body["error"]["code"]) == (400, param, "invalid_value")
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/v1/chat/completions", "max_tokens"),
+        ("/v1/chat/completions", "max_completion_tokens"),
+        ("/v1/completions", "max_tokens"),
+        ("/v1/responses", "max_output_tokens"),
+    ],
+)
+def test_an_answer_that_cannot_fit_is_refused_under_the_name_that_was_sent(path, field):
+    status, body = ask(Service(backend=ScriptedBackend()), path, **GENERATING[path], **{field: 10**6})
+    error = body["error"]
+    assert (status, error["param"], error["code"]) == (400, field, "context_length_exceeded")
+    assert error["message"].startswith(f"sampling field '{field}'")
+
+
+@pytest.mark.parametrize(("prompts", "n", "wanted"), [(3, 2, 400), (7, 1, 400), (2, 2, 200), (1, 6, 200)])
+def test_prompts_that_can_never_be_queued_together_are_refused(prompts, n, wanted):
+    """A full queue would be told again and again, and clients try again when it is."""
+    service = Service(backend=ScriptedBackend(max_sequences=5))
+    status, body = ask(service, "/v1/completions", prompt=["a"] * prompts, n=n)
+    assert status == wanted
+    if wanted == 400:
+        assert (body["error"]["param"], body["error"]["code"]) == ("prompt", "invalid_value")
+        assert "at most 5 samples in all" in body["error"]["message"]
+
+
+@pytest.mark.parametrize("num_words", [8_000, 400_000])
+def test_a_prompt_that_cannot_fit_has_one_code_however_long_it_is(num_words):
+    """A text of so many characters that no tokens could hold it is not counted in tokens."""
+    status, body = ask(Service(backend=ScriptedBackend()), "/v1/completions", prompt="whale " * num_words)
+    assert (status, body["error"]["param"], body["error"]["code"]) == (400, "prompt", "context_length_exceeded")
+
+
+def test_an_answer_that_cannot_go_on_names_no_field():
+    """The library names the request then, which is no field of it."""
+    backend = ScriptedBackend(error=NoTokenLeft("chatcmpl-1-0.0", 3))
+    status, body = ask(Service(backend=backend), "/v1/chat/completions", messages=HELLO)
+    assert (status, body["error"]["param"], body["error"]["code"]) == (400, None, "invalid_value")
 
 
 def test_an_answer_of_nothing_is_an_empty_message():

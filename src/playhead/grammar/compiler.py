@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from playhead.errors import PlayheadError, RequestError
@@ -44,16 +45,25 @@ class Vocabulary:
 
 
 class Grammar:
-    """A compiled form. Every answer begins with a `start` of its own."""
+    """A compiled form. Every answer begins with a `start` of its own.
 
-    def __init__(self, first: LLMatcher, *, vocab_size: int) -> None:
-        self._first, self._lock = first, threading.Lock()
+    Copies of a matcher share the lexer states that any of them has found, and there is room for `MAX_LEXER_STATES`.
+    So an answer may lack room that others have used up. `make` gives a matcher that shares nothing.
+    """
+
+    def __init__(self, first: LLMatcher, make: Callable[[], LLMatcher], *, vocab_size: int) -> None:
+        self._first, self._make, self._lock = first, make, threading.Lock()
         self.vocab_size = vocab_size
 
-    def start(self) -> LLMatcher:
-        """llguidance's state before the first token, the caller's own."""
+    def start(self, spent: LLMatcher | None = None) -> tuple[LLMatcher, LLMatcher]:
+        """llguidance's state before the first token, the caller's own, and the matcher that it is a copy of.
+
+        Where copies of `spent` have no room left, and nobody has said so before, a new matcher takes its place.
+        """
         with self._lock:
-            return self._first.deep_copy()
+            if self._first is spent:
+                self._first = self._make()
+            return self._first.deep_copy(), self._first
 
 
 class GrammarCompiler:
@@ -122,15 +132,19 @@ class GrammarCompiler:
 
 
 def compiled(form: StructuredOutputs, tokenizer: LLTokenizer) -> Grammar | RequestError:
-    """The grammar of a form, or why there is none."""
+    """The grammar of a form, or why there is none. What stands before the form must leave it as good as it is alone."""
     try:
-        matcher = matcher_of(grammar_text(form), tokenizer)
+        for name, text in ((form.kind, own_text(form)), ("before", grammar_text(form))):
+            make = partial(matcher_of, text, tokenizer)
+            first = make()
+            fault = first.get_error() or fault_at_start(first.deep_copy())
+            if fault:
+                return refusal(name, fault)
+            if form.before is None:
+                break
     except RequestError as error:
         return error
-    if not matcher.is_error():
-        return Grammar(matcher, vocab_size=tokenizer.vocab_size)
-    is_own_fault = form.before is None or matcher_of(own_text(form), tokenizer).is_error()
-    return refusal(form.kind if is_own_fault else "before", matcher.get_error())
+    return Grammar(first, make, vocab_size=tokenizer.vocab_size)
 
 
 def matcher_of(text: str, tokenizer: LLTokenizer) -> LLMatcher:
@@ -139,6 +153,18 @@ def matcher_of(text: str, tokenizer: LLTokenizer) -> LLMatcher:
 
     limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
     return LLMatcher(tokenizer, text, log_level=0, limits=limits)
+
+
+def fault_at_start(matcher: LLMatcher) -> str:
+    """Why no answer can begin, though the grammar can be read; nothing if one can.
+
+    The first mask of "a{1000000}" takes a second of computing, and its million letters have more states than there is
+    room for. Between two steps all other answers would wait for that.
+    """
+    matcher.compute_bitmask()
+    if not matcher.is_error():
+        matcher.consume_tokens(matcher.compute_ff_tokens())
+    return matcher.get_error()
 
 
 def computed_s(work: threading.Thread, started_s: float) -> float:

@@ -79,6 +79,8 @@ def refusal(name: str, reason: str) -> RequestError:
         return refused(name, found, "keywords that token masks can express", "Leave them out of the schema.")
     if reason.startswith("oneOf constraints are not supported"):
         return refused(name, "oneOf", "anyOf, which allows an answer that fits several", "Write anyOf.")
+    if reason.startswith("NoExtensionBias"):
+        return refused(name, "no text that fits", "a form that some text has", "Correct it.")
     of_regex = LAST_LINE_OF_REGEX.search(reason)
     line = of_regex.group(1) if of_regex is not None else reason.partition("\n")[0]
     line = " ".join(line.replace("Failed to convert the grammar from GBNF to Lark: ", "").split()).rstrip(".")

@@ -18,6 +18,8 @@ Int32Array = npt.NDArray[np.int32]
 
 BITS = 32
 NO_IDS: frozenset[int] = frozenset()
+NO_ROOM = "lexer error: too many"
+"""How llguidance's errors begin when it has no room for another state."""
 
 
 def num_words(vocab_size: int) -> int:
@@ -58,7 +60,8 @@ class Matcher:
     """
 
     def __init__(self, grammar: Grammar, rules: OtherRules | None = None, *, can_force: bool = False) -> None:
-        self.state = grammar.start()
+        self._grammar = grammar
+        self.state, self._source = grammar.start()
         self._rules = rules if rules is not None and rules.forbid_something else None
         self._allowed_W: Int32Array | None = None
         if self._rules is not None and self._rules.allowed_ids is not None:
@@ -68,7 +71,7 @@ class Matcher:
     def follow(self, output: list[int]) -> None:
         """Take the tokens of the answer that are new. A second call changes nothing."""
         new = output[self.num_taken :]
-        if new and not self.state.consume_tokens(new):
+        if new and not self.state.consume_tokens(new) and not self._goes_on(output):
             # llguidance stays in error from here on, and so does this answer. Other answers have states of their own.
             raise PlayheadError(f"the grammar does not allow {len(new)} more tokens: {self._reason()}")
         self.num_taken += len(new)
@@ -77,9 +80,9 @@ class Matcher:
         """The bits of what the grammar allows after the tokens that it has taken, into so much memory."""
         self.state.unsafe_compute_mask_ptr(address, num_bytes)
 
-    def restrict(self, output: Sequence[int], mask_W: Int32Array) -> int:
+    def restrict(self, output: list[int], mask_W: Int32Array) -> int:
         """Take what the other rules forbid from a mask that was just computed; gives `num_words_left` of the rest."""
-        if self.state.is_error():
+        if self.state.is_error() and not self._goes_on(output, mask_W):
             raise PlayheadError(f"the grammar has no mask for the next token: {self._reason()}")
         if self._rules is not None:
             self._forbid(self._rules.forbidden(output), mask_W)
@@ -95,6 +98,20 @@ class Matcher:
         tokens = self.state.compute_ff_tokens()
         is_allowed = bool(tokens) and bool(mask_W[tokens[0] // BITS] & bit(tokens[0]))
         return tokens if is_allowed else []
+
+    def _goes_on(self, output: list[int], mask_W: Int32Array | None = None) -> bool:
+        """Whether an answer that lacked room for states has gone on in a state with room, and has its mask there.
+
+        The first try may find no room either, for other answers share it. The second has a matcher that is new: what
+        fills that one is the fault of this answer alone.
+        """
+        for _ in range(2):
+            if not self.state.get_error().startswith(NO_ROOM):
+                break
+            self.state, self._source = self._grammar.start(self._source)
+            if self.state.consume_tokens(output) and mask_W is not None:
+                self.write_mask(mask_W.ctypes.data, mask_W.nbytes)
+        return not self.state.is_error()
 
     def _forbid(self, ids: set[int], mask_W: Int32Array) -> None:
         if self._allowed_W is not None:

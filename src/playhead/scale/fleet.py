@@ -49,6 +49,10 @@ class FleetConfig:
     silent_s: float = SILENT_S
     down_after_s: float = 60.0
 
+    @property
+    def most_replicas(self) -> int:
+        return self.num_replicas if self.autoscale is None else max(self.autoscale)
+
 
 class FleetOwner(Protocol):
     """Who places sequences. Called on the event loop."""

@@ -110,6 +110,10 @@ class ReplicatedBackend(RemoteFront):
     def num_engines(self) -> int:
         return max(1, len(self.fleet.engines))
 
+    @property
+    def most_engines(self) -> int:
+        return self.fleet.config.most_replicas
+
     async def snapshot(self, *, after_step: int = 0) -> EngineSnapshot:
         """The engine that has served longest: steps and pages of several cannot be shown as one's."""
         engine = next(iter(self.fleet.engines.values()), None)

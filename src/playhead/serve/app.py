@@ -44,6 +44,8 @@ REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 JSON_TYPE = re.compile(rb"application/json[ \t]*(;[ \t]*charset=\"?utf-8\"?[ \t]*)?", re.IGNORECASE)
 NO_RESPONSE = 499  # what the log has for a client that left before its response began
 RETRY_S = "5"
+INVALID = (400, 404)
+"""Statuses of a body that cannot be served as it is. Before an engine has it, its prompt has not been counted."""
 
 COMMON_HEADERS: Headers = [(b"x-content-type-options", b"nosniff")]
 
@@ -255,6 +257,8 @@ class Door:
             if isinstance(result, EventStream):
                 visit.has_stream = True
                 self.app.recorder.stream_opened()
+            elif result.status in INVALID and not call.spent.num_prompt_tokens:
+                self.app.recorder.refused(Why.INVALID)
             return result
         except Exception as error:  # noqa: BLE001  the boundary of a request: others go on
             visit.fail(error)

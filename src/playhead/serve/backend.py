@@ -107,6 +107,10 @@ class Backend(Protocol):
         """Raises `QueueFull` if `submit` would refuse any request now, before somebody reads a long prompt for it."""
 
     @property
+    def max_sequences(self) -> int:
+        """How many sequences can ever be there at once, running and waiting."""
+
+    @property
     def retry_after_s(self) -> int:
         """In how many seconds a request that was refused may find a place: what `Retry-After` says."""
 

@@ -64,6 +64,19 @@ def forms_named(field: str | None) -> Iterator[None]:
         raise BodyError(field, error.found, error.wanted, error.fix, code="invalid_value") from None
 
 
+@contextmanager
+def fields_named(names: Mapping[str, str]) -> Iterator[None]:
+    """An error about a sampling field of the library names the field by which the client set it."""
+    try:
+        yield
+    except RequestError as error:
+        for old, new in names.items():
+            if error.where == f"sampling field {old!r}":
+                fix = error.fix.replace(old, new)
+                raise RequestError(f"sampling field {new!r}", error.found, error.wanted, fix) from None
+        raise
+
+
 def decode(body: bytes, kind: type[T]) -> T:
     """The body as a request of this kind, or `BodyError`."""
     table = parse(body)
@@ -82,10 +95,9 @@ def parse(body: bytes) -> object:
     check_size(bare)
     try:
         value = msgspec.json.decode(body)
-    except UnicodeDecodeError as error:
-        raise BodyError(
-            None, f"bytes that are not UTF-8 at byte {error.start}", "JSON in UTF-8", "Encode it."
-        ) from None
+    except UnicodeDecodeError:  # its place is one in a string of the body
+        found = f"bytes that are not UTF-8 at byte {num_utf8_bytes(body)}"
+        raise BodyError(None, found, "JSON in UTF-8", "Encode it.") from None
     except msgspec.DecodeError as error:  # its message has positions and kinds, and nothing of the body
         raise BodyError(None, f"JSON that cannot be read: {error}", "JSON", "Correct it.") from None
     # In JSON every colon outside of strings stands behind a key.
@@ -94,6 +106,15 @@ def parse(body: bytes) -> object:
             None, f"the key {shown(repeated_key(body))} twice in one object", "every key once", "Remove one."
         )
     return value
+
+
+def num_utf8_bytes(body: bytes) -> int:
+    """How many bytes come before the first that is no UTF-8."""
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        return error.start
+    return len(body)
 
 
 def check_size(bare: bytes) -> None:

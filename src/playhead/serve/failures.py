@@ -41,6 +41,8 @@ RETRIED = (429, 503)
 
 FIELD = re.compile(r"(?P<owner>sampling|structured_outputs) field '(?P<name>\w+)'")
 ENCODER = msgspec.json.Encoder()
+TOO_LONG = re.compile(r"the context of|tokens of at most")
+"""How the library says that a prompt or an answer does not fit, counted in tokens or in characters."""
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
@@ -83,7 +85,10 @@ def detail_of(error: BaseException, names: Mapping[str, str] = NO_NAMES) -> tupl
 
 
 def named(error: RequestError, names: Mapping[str, str]) -> tuple[str | None, str | None]:
-    """The field that is wrong, as the client calls it, and a code for what is wrong with it."""
+    """The field that is wrong, as the client calls it, and a code for what is wrong with it.
+
+    No single field is wrong where a request fails that has begun: the library names the request then.
+    """
     if isinstance(error, BodyError):
         return error.param, error.code
     field = FIELD.match(error.where)
@@ -92,8 +97,9 @@ def named(error: RequestError, names: Mapping[str, str]) -> tuple[str | None, st
     elif field is not None:
         param = field["name"] if field["owner"] == "sampling" else f"structured_outputs.{field['name']}"
     else:
-        param = "prompt" if error.where.startswith(("prompt", "chat")) else error.where
-    return names.get(param, param), "context_length_exceeded" if "the context of" in error.wanted else "invalid_value"
+        param = "prompt" if error.where.startswith(("prompt", "chat")) else error.where.partition(",")[0]
+    code = "context_length_exceeded" if TOO_LONG.search(error.wanted) else "invalid_value"
+    return None if param.startswith("request ") else names.get(param, param), code
 
 
 def failure(error: BaseException, names: Mapping[str, str] = NO_NAMES, *, retry_after_s: int = 1) -> Answer:

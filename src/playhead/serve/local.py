@@ -98,6 +98,10 @@ class LocalBackend:
         return self.engine.reader
 
     @property
+    def max_sequences(self) -> int:
+        return self._limits.max_requests(self.facts.max_running)
+
+    @property
     def retry_after_s(self) -> int:
         return self._lifetimes.retry_after_s
 

@@ -258,6 +258,10 @@ class MeasuredBackend:
         return self._backend.reader
 
     @property
+    def max_sequences(self) -> int:
+        return self._backend.max_sequences
+
+    @property
     def retry_after_s(self) -> int:
         return self._backend.retry_after_s
 

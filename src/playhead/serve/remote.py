@@ -93,6 +93,10 @@ class RemoteBackend(RemoteFront):
     def num_engines(self) -> int:
         return 1
 
+    @property
+    def most_engines(self) -> int:
+        return 1
+
     async def snapshot(self, *, after_step: int = 0) -> EngineSnapshot:
         """The engine between two steps."""
         if self._engine is None:

@@ -36,6 +36,10 @@ class RemoteFront(ABC):
         return self._model.reader
 
     @property
+    def max_sequences(self) -> int:
+        return self._limits.max_requests(self.facts.max_running * self.most_engines)
+
+    @property
     def retry_after_s(self) -> int:
         return self._lifetimes.retry_after_s
 
@@ -48,6 +52,11 @@ class RemoteFront(ABC):
     @abstractmethod
     def num_engines(self) -> int:
         """Engines that share the sequences; one, if there is none now."""
+
+    @property
+    @abstractmethod
+    def most_engines(self) -> int:
+        """Engines that there can be: some of them may be lost now, or not be needed."""
 
     @abstractmethod
     def check(self) -> None:

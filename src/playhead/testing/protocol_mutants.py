@@ -14,7 +14,7 @@ import playhead.serve.routes.turn
 import playhead.serve.service
 import playhead.serve.validate
 from playhead.engine.front import CheckedPrompt, RequestOptions
-from playhead.outputs import CompletionOutput, RequestOutput
+from playhead.outputs import CompletionOutput, FinishReason, RequestOutput
 from playhead.request_limits import RequestLimits
 from playhead.sampling_params import SamplingParams
 from playhead.serve.backend import Backend, Stream
@@ -37,6 +37,7 @@ HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 BY_PATH = {route.path: route for route in ROUTES}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES = "tokens of a response"
+HALF_CALLS = "forced calls cut off"
 
 
 @mutant("a key twice", source="servers whose checks and work read different values", killed_by=("bodies",))
@@ -134,6 +135,11 @@ def form_from_the_first_token() -> Patch:
     return swapped(ToolFormat, "before_form", lambda self, tokens, *, prompt_end="": None)
 
 
+@mutant("half a forced call is content", source="found here: answers cut at max_tokens", killed_by=(HALF_CALLS,))
+def half_a_forced_call() -> Patch:
+    return swapped(playhead.serve.routes.turn, "CallsAlone", lambda parser: parser)
+
+
 @mutant("every end a stop token", source="found here: stop_reason with tools", killed_by=("ends of the model",))
 def every_end_a_stop_token() -> Patch:
     return swapped(playhead.serve.routes.turn, "added_stops", lambda params, settings, eos_ids: settings.stop_token_ids)
@@ -150,9 +156,19 @@ def scored_without_cache() -> Patch:
     return swapped(Completions, "add", careless)
 
 
-@mutant("forms named as the library names them", source="found here: response_format", killed_by=("names of forms",))
+@mutant("forms named as the library names them", source="found here: response_format", killed_by=("names",))
 def forms_named_otherwise() -> Patch:
     return swapped(playhead.serve.routes.chat, "form_field", lambda request, name, response_format: None)
+
+
+@mutant("lengths named as the library names them", source="found here: max_completion_tokens", killed_by=("names",))
+def lengths_named_otherwise() -> Patch:
+    return swapped(playhead.serve.routes.chat, "names_of", lambda request: {})
+
+
+@mutant("too many prompts for any queue", source="found here: 429 for ever", killed_by=("prompts that never fit",))
+def too_many_prompts() -> Patch:
+    return swapped(playhead.serve.routes.completions, "check_fits", lambda wanted, max_sequences: None)
 
 
 @mutant("calls apart from their message", source="found here: templates refuse it", killed_by=("items of a turn",))
@@ -237,6 +253,13 @@ def check_prompts() -> list[str]:
     return [f"stream {i} was left open" for i, stream in enumerate(backend.streams) if not stream.is_closed]
 
 
+def check_fits() -> list[str]:
+    """Prompts that could never be queued together are not told to wait."""
+    service = Service(backend=ScriptedBackend(max_sequences=5))
+    found = status(service, COMPLETIONS, {"prompt": ["a", "b", "c"], "n": 2})
+    return [] if found == 400 else [f"status {found}"]
+
+
 def check_refused() -> list[str]:
     """What would change the answer and cannot be done is refused."""
     service = Service(backend=ScriptedBackend())
@@ -275,13 +298,18 @@ def check_cached() -> list[str]:
 
 
 def check_names() -> list[str]:
-    """A schema that cannot be served is refused under the name of the field that had it."""
+    """What cannot be served is refused under the name of the field that asked for it."""
     named = {"name": "a", "schema": {"type": "nothing"}}
-    body = {**HELLO, "response_format": {"type": "json_schema", "json_schema": named}}
-    answer = called(Service(backend=ScriptedBackend()), CHAT, body)
-    assert isinstance(answer, Answer), "no stream was asked for"
-    param = json.loads(answer.body)["error"]["param"]
-    return [] if param == "response_format" else [f"{param} was refused"]
+    found = []
+    for name, value in (
+        ("response_format", {"type": "json_schema", "json_schema": named}),
+        ("max_completion_tokens", 0),
+    ):
+        answer = called(Service(backend=ScriptedBackend()), CHAT, {**HELLO, name: value})
+        assert isinstance(answer, Answer), "no stream was asked for"
+        param = json.loads(answer.body)["error"]["param"]
+        found += [] if param == name else [f"{param} was refused, and {name} was sent"]
+    return found
 
 
 def check_forms() -> list[str]:
@@ -297,6 +325,16 @@ def check_forms() -> list[str]:
     found = [] if (said["reasoning_content"], said["content"]) == ("Hm", "{}") else [f"{said}"]
     form = backend.submitted[-1].params.structured_outputs
     return found if form is not None and form.before is not None else [*found, f"nothing stands before {form}"]
+
+
+def check_half_calls() -> list[str]:
+    """What is left of a forced call that was cut off before its name is no content."""
+    service = Service(backend=ScriptedBackend(pieces=['{"name": "'], finish=FinishReason.LENGTH))
+    tool = {"type": "function", "function": {"name": "f"}}
+    answer = called(service, CHAT, {**HELLO, "tools": [tool], "tool_choice": "required"})
+    assert isinstance(answer, Answer), "no stream was asked for"
+    said = json.loads(answer.body)["choices"][0]["message"]
+    return [] if said["content"] == "" else [f"{said}"]
 
 
 def check_items() -> list[str]:
@@ -323,6 +361,9 @@ PROTOCOL_MUTANTS: tuple[Mutant, ...] = (
     calls_apart,
     form_from_the_first_token,
     forms_named_otherwise,
+    lengths_named_otherwise,
+    too_many_prompts,
+    half_a_forced_call,
     every_end_a_stop_token,
     scored_without_cache,
 )
@@ -336,7 +377,9 @@ PROTOCOL_CHECKERS: tuple[Checker, ...] = (
     Checker(name=RESPONSES, run=check_response),
     Checker(name="items of a turn", run=check_items),
     Checker(name="forms of answers", run=check_forms),
-    Checker(name="names of forms", run=check_names),
+    Checker(name="names", run=check_names),
+    Checker(name="prompts that never fit", run=check_fits),
+    Checker(name=HALF_CALLS, run=check_half_calls),
     Checker(name="ends of the model", run=check_stops),
     Checker(name="cached tokens", run=check_cached),
 )

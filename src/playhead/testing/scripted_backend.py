@@ -79,6 +79,7 @@ class ScriptedBackend:
     submitted: list[CheckedPrompt] = field(default_factory=list)
     options: list[RequestOptions] = field(default_factory=list)
     streams: list[ScriptedStream] = field(default_factory=list)
+    max_sequences: int = 1 << 30
     retry_after_s: int = 7
     num_restarts: int = 0
 

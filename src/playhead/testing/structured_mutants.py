@@ -12,7 +12,9 @@ import numpy as np
 from playhead.engine.engine import Engine
 from playhead.engine.structured import MaskWriter
 from playhead.errors import PlayheadError
-from playhead.grammar.matcher import Matcher
+from playhead.grammar import compiler
+from playhead.grammar.compiler import Grammar, GrammarCompiler
+from playhead.grammar.matcher import Matcher, num_words
 from playhead.graph.late import LateRegistry, LateRows
 from playhead.graph.slots import FillContext, GraphSlot
 from playhead.graph.spec import StepResult
@@ -27,16 +29,20 @@ from playhead.step.audit import audit_worker
 from playhead.step.masks import masks_slot
 from playhead.step.sampling import MASKS_SLOT, ReadTokens
 from playhead.step.worker import InFlight, Worker
+from playhead.structured_outputs import StructuredOutputs
 from playhead.testing.mutant import Checker, Mutant, Oracle, Patch, mutant, swapped
 from playhead.testing.structured import (
     FORCED,
     FORMED,
     FORMED_LIMITS,
     SHRINKING,
+    TEXTS,
+    VOCAB_SIZE,
     checked_ask,
     forcing_engine,
     formed_alone,
     formed_engine,
+    tiny_vocabulary,
     wrong_answers,
 )
 from playhead.testing.tiny_engine import run_asks, tiny_engine
@@ -166,12 +172,31 @@ def check_forced_in_two_goes(wanted: Tokens) -> list[str]:
     return [] if answers == wanted else [f"in two goes {answers}; in one {wanted}"]
 
 
+def check_room_for_states() -> list[str]:
+    """Answers of one form, which share the room for its states, go on when the room is used up."""
+    wanted, mask_W = {TEXTS.index(text) for text in ("a", "b", "ab")}, np.zeros(num_words(VOCAB_SIZE), dtype=np.int32)
+    with swapped(compiler, "MAX_LEXER_STATES", 40):
+        grammar = GrammarCompiler(tiny_vocabulary).compile(StructuredOutputs(regex="[ab]*a[ab]{12}"))
+        for number in range(32):
+            matcher, output = Matcher(grammar), list[int]()
+            for place in range(8):
+                matcher.follow(output)
+                matcher.write_mask(mask_W.ctypes.data, mask_W.nbytes)
+                matcher.restrict(output, mask_W)
+                found = set(np.flatnonzero(np.unpackbits(mask_W.view(np.uint8), bitorder="little")).tolist())
+                if found != wanted:
+                    return [f"answer {number} may go on with {found} after {output}; wanted {wanted}"]
+                output.append(TEXTS.index("ab"[number >> place & 1]))
+    return []
+
+
 STRUCTURED_CHECKERS: tuple[Checker, ...] = (
     Checker(name="answers", run=check_answers, oracles=(ALONE,)),
     Checker(name="shrinking batch", run=check_shrinking, oracles=(ALONE,)),
     Checker(name="mask padding", run=check_padding),
     Checker(name="mask rows", run=check_rows_written),
     Checker(name="mask audit", run=check_audit),
+    Checker(name="room for states", run=check_room_for_states, raises=(PlayheadError,)),
     Checker(name="forced tokens", run=check_forced, raises=(PlayheadError,)),
     Checker(
         name="forced tokens, failing launches",
@@ -341,6 +366,16 @@ def forced_tokens_twice() -> Patch:
     return swapped(Request, "tokens_between", after_output)
 
 
+@mutant(
+    "answers share the room for states",
+    source="found in review: after 817 answers of one form, every answer of that form failed",
+    killed_by=("room for states",),
+)
+def room_is_shared() -> Patch:
+    start = Grammar.start
+    return swapped(Grammar, "start", lambda self, spent=None: start(self))
+
+
 STRUCTURED_MUTANTS: tuple[Mutant, ...] = (
     mask_off_by_one,
     mask_of_the_wrong_row,
@@ -355,4 +390,5 @@ STRUCTURED_MUTANTS: tuple[Mutant, ...] = (
     forced_tokens_not_counted,
     all_forced_tokens_taken_back,
     forced_tokens_twice,
+    room_is_shared,
 )

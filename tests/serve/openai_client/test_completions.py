@@ -95,6 +95,23 @@ def test_logprobs_have_the_older_form(ask, num_top, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_a_token_is_among_the_likeliest_even_if_it_is_not(ask, stream):
+    """So OpenAI's documents say: there may be one entry more than was asked for."""
+    answer = ask.complete(logprobs=1, echo=True, temperature=2, seed=5, stream=stream, **ask.exact)
+    parts = [choice for chunk in answer for choice in chunk.choices if choice.logprobs] if stream else answer.choices
+    found = [
+        (token, logprob, table)
+        for part in parts
+        for token, logprob, table in zip(
+            part.logprobs.tokens, part.logprobs.token_logprobs, part.logprobs.top_logprobs, strict=True
+        )
+    ]
+    assert found[0][1:] == (None, None)
+    assert all(table[token] == logprob for token, logprob, table in found[1:])
+    assert max(len(table) for _, _, table in found[1:]) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_the_place_of_a_token_counts_characters_and_not_tokens(ask, stream):
     """A whale is one character and four tokens. A token that goes on with a character begins where it does."""
     answer = ask.complete("Ahab 🐳 née", echo=True, logprobs=0, stream=stream, **ask.exact)
@@ -105,6 +122,18 @@ def test_the_place_of_a_token_counts_characters_and_not_tokens(ask, stream):
     assert len(placed) - 1 - len(plain) == len("🐳é".encode())
     assert [whole[at : at + len(token)] for token, at in plain] == [token for token, _ in plain]
     assert {at for token, at in placed if "\ufffd" in token} == {whole.index("🐳"), whole.index("é")}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_of_a_prompt_that_is_cut_off_the_rest_is_echoed(ask, stream):
+    """Tokens have their places in that text."""
+    fields = {"truncate_prompt_tokens": 3, "ignore_eos": True}
+    answer = ask.complete("Call me Ishmael. Some years ago", echo=True, logprobs=0, stream=stream, extra_body=fields)
+    parts = [choice for chunk in answer for choice in chunk.choices if choice.logprobs] if stream else answer.choices
+    whole = text(answer) if stream else answer.choices[0].text
+    placed = [pair for part in parts for pair in zip(part.logprobs.tokens, part.logprobs.text_offset, strict=True)]
+    assert whole.startswith(" Some years ago")
+    assert [whole[at : at + len(token)] for token, at in placed] == [token for token, _ in placed]
 
 
 def test_a_prompt_can_be_scored_without_an_answer(ask):

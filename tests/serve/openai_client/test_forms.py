@@ -6,6 +6,7 @@ import json
 import re
 
 import jsonschema
+import openai
 import pytest
 from pydantic import BaseModel
 
@@ -23,6 +24,12 @@ class Whale(BaseModel):
 
     white: bool
     size: str
+
+
+class Colour(BaseModel):
+    """Whether a whale is white: an answer that always ends."""
+
+    white: bool
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -158,6 +165,35 @@ def test_the_result_of_a_call_is_answered(ask):
     result = {"role": "tool", "tool_call_id": called.tool_calls[0].id, "content": "It is sunny."}
     answer = ask.chat([*HELLO, called.model_dump(exclude_none=True), result], tools=[WEATHER], **ask.exact)
     assert answer.usage.completion_tokens == 8
+
+
+def test_what_the_package_has_parsed_can_be_sent_back(ask):
+    """`parse` adds fields to the answer's message and to its calls, and the package sends them with the message."""
+    chats = ask.client.chat.completions
+    fields = {"model": ask.model, "messages": HELLO, "temperature": 0, **ROOM}
+    filled = ask.run(chats.parse(**fields, response_format=Colour)).choices[0].message
+    assert filled.parsed is not None
+    tool = openai.pydantic_function_tool(Colour)
+    called = (
+        ask.run(chats.parse(**fields, tools=[tool], tool_choice="required", parallel_tool_calls=False))
+        .choices[0]
+        .message
+    )
+    assert isinstance(called.tool_calls[0].function.parsed_arguments, Colour)
+    result = {"role": "tool", "tool_call_id": called.tool_calls[0].id, "content": "It is one."}
+    answer = ask.chat([*HELLO, filled.model_dump(warnings=False), *HELLO, called, result], tools=[tool], **ask.exact)
+    assert answer.usage.completion_tokens == 8
+
+
+@pytest.mark.parametrize("is_dumped", [False, True])
+def test_a_call_of_a_response_can_be_sent_back(ask, is_dumped):
+    asked = {"model": ask.model, "input": "Who is there?", "temperature": 0, "max_output_tokens": 80}
+    made = ask.run(ask.client.responses.parse(**asked, tools=[FLAT], tool_choice="required", parallel_tool_calls=False))
+    filled = ask.run(ask.client.responses.parse(**asked, text_format=Colour))
+    items = [one.model_dump(warnings=False) if is_dumped else one for one in [*filled.output, *made.output]]
+    result = {"type": "function_call_output", "call_id": made.output[0].call_id, "output": "It is sunny."}
+    answer = ask.respond([{"role": "user", "content": "Who is there?"}, *items, result], tools=[FLAT], **ask.exact)
+    assert answer.usage.output_tokens == 8
 
 
 def test_a_forced_call_and_a_form_exclude_each_other(ask):

@@ -76,6 +76,7 @@ def test_further_fields_are_checked_too(ask, field):
     ("fields", "param"),
     [
         ({"suffix": "end"}, "suffix"),
+        ({"extra_body": {"max_completion_tokens": 5}}, "max_completion_tokens"),
         ({"best_of": 3}, "best_of"),
         ({"prompt": [1, 2, 99_999_999]}, "prompt"),
         ({"prompt": [-1]}, "prompt"),

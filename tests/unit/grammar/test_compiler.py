@@ -61,6 +61,9 @@ def test_a_refusal_is_remembered_too():
         ({"regex": "(a"}, "unclosed group"),
         ({"grammar": "start: nothing"}, "field 'grammar': .*unknown name"),
         ({"grammar": "nonsense"}, "field 'grammar': Expected ::="),
+        ({"grammar": 'start: a\na: a "x"'}, "field 'grammar': no text that fits; wanted a form that some text has"),
+        ({"regex": r"[^\s\S]"}, "field 'regex': no text that fits"),
+        ({"grammar": 'start: x{10000000}\nx: "ab"'}, "Too many items"),
     ],
 )
 def test_what_masks_cannot_express_is_refused_with_the_reason(fields, says):
@@ -86,7 +89,7 @@ def test_what_stands_before_a_form_comes_first_and_knows_none_of_its_rules(field
     grammar = tiny_grammars().compile(form(**fields, before=before))
 
     def is_text(text: str) -> bool:
-        ids, matcher = longest_tokens_first(text), grammar.start()
+        ids, (matcher, _) = longest_tokens_first(text), grammar.start()
         return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
     assert is_text("abc:" + fits)
@@ -102,6 +105,7 @@ def test_what_stands_before_a_form_comes_first_and_knows_none_of_its_rules(field
         ({"regex": "[0-9]", "before": "start: nothing"}, "field 'before': .*unknown name"),
         ({"regex": "[0-9]", "before": "nonsense"}, "field 'before': Expected ::="),
         ({"regex": "(a", "before": "start: /a/"}, "field 'regex': .*unclosed group"),
+        ({"regex": "a{1000000}", "before": "start: /[a-z]*/"}, "field 'regex': "),
         ({"grammar": "{ start: a", "before": "start: /a/"}, "field 'grammar': "),
     ],
 )

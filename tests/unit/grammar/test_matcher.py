@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
 import re
 
 import numpy as np
 import pytest
 
 from playhead.errors import PlayheadError
+from playhead.grammar import compiler
+from playhead.grammar.compiler import GrammarCompiler
 from playhead.grammar.matcher import Matcher, OtherRules, bit, mask_of, num_words, num_words_left
 from playhead.structured_outputs import StructuredOutputs
-from playhead.testing.structured import END, TEXTS, VOCAB_SIZE, tiny_grammars
+from playhead.testing.structured import END, TEXTS, VOCAB_SIZE, tiny_grammars, tiny_vocabulary
 
 CHOICES = ("abc", "abd", "yes", "1200")
 
@@ -64,6 +67,28 @@ def test_answers_of_one_grammar_do_not_see_each_other():
     first.follow(ids("ab"))
     assert allowed(first, ids("ab"))[1] == set(ids("c", "d"))
     assert allowed(second, [])[1] == set(ids("a", "ab", "abc"))
+
+
+@pytest.mark.parametrize("num_at_once", [1, 4])
+def test_answers_go_on_when_others_have_used_up_the_room_for_states(monkeypatch, num_at_once):
+    """Copies of a matcher share 40 states here. One answer finds almost as many, and all together hundreds."""
+    monkeypatch.setattr(compiler, "MAX_LEXER_STATES", 40)
+    grammar = GrammarCompiler(tiny_vocabulary).compile(StructuredOutputs(regex="[ab]*a[ab]{12}"))
+    rng = random.Random(0)
+    for _ in range(24 // num_at_once):
+        matchers = [Matcher(grammar) for _ in range(num_at_once)]
+        outputs: list[list[int]] = [[] for _ in matchers]
+        for length in range(12):
+            for matcher, output in zip(matchers, outputs, strict=True):
+                assert allowed(matcher, output) == (True, set(ids("a", "b", "ab"))), (output, length)
+                output.append(rng.choice(ids("a", "b")))
+
+
+def test_an_answer_that_uses_up_the_room_alone_is_its_own_fault(monkeypatch):
+    monkeypatch.setattr(compiler, "MAX_LEXER_STATES", 60)
+    matcher = Matcher(GrammarCompiler(tiny_vocabulary).compile(StructuredOutputs(regex="[ab]*a[ab]{99}")))
+    with pytest.raises(PlayheadError, match="too many states"):
+        allowed(matcher, ids("a") * 60)
 
 
 def test_a_token_that_the_grammar_does_not_allow_is_an_error_for_ever():
@@ -122,7 +147,7 @@ def test_a_choice_may_have_any_characters(choice):
     from llguidance import LLMatcher
 
     grammar = tiny_grammars().compile(StructuredOutputs(choice=[choice, "zz"]))
-    state: LLMatcher = grammar.start()
+    state: LLMatcher = grammar.start()[0]
     forced = state.compute_ff_bytes()
     assert forced == b""
     first = choice.encode()[:1]

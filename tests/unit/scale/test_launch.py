@@ -175,3 +175,8 @@ def test_without_ray_the_extra_is_named(made, monkeypatch):
         monkeypatch.setenv(name, "1")  # set by what is tested, and put back by this
     with pytest.raises(ConfigError, match=r"Install playhead\[ray\]"):
         made(ServeConfig(ray=True))
+
+
+@pytest.mark.parametrize(("autoscale", "most"), [(None, 2), ((1, 6), 6)])
+def test_a_fleet_knows_how_large_it_can_be(autoscale, most):
+    assert FleetConfig(num_replicas=2, autoscale=autoscale).most_replicas == most

@@ -38,6 +38,7 @@ class CalledFunction(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     name: str
     arguments: str
+    parsed_arguments: Annotated[Any, ignored(SENT_BACK)] = UNSET
 
 
 class ToolCall(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=False):
@@ -64,6 +65,7 @@ class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     annotations: Annotated[list[Any] | None, ignored(SENT_BACK)] = None
     audio: Annotated[None, ignored(SENT_BACK)] = None
     function_call: Annotated[None, ignored(SENT_BACK)] = None
+    parsed: Annotated[Any, ignored(SENT_BACK)] = None
 
 
 class Tool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -22,6 +22,7 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknow
     best_of: int | None = None
     """Only as many as `n`: all samples that are made are given."""
     response_format: ResponseFormat | None = None
+    max_completion_tokens: Annotated[int | None, refused("It is called max_tokens here.")] = None
     add_special_tokens: Annotated[bool | None, refused("Send token ids, which are taken as they are.", True)] = None
     suffix: Annotated[str | None, refused("Models here write on from a prompt, not into it.", "")] = None
 

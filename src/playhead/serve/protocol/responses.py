@@ -33,6 +33,7 @@ class OutputText(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
     text: str
     annotations: list[Any] = []
     logprobs: list[TokenLogprob] | UnsetType | None = UNSET
+    parsed: Annotated[Any, ignored(SENT_BACK)] = UNSET
 
 
 class RefusalText(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="refusal"):
@@ -73,6 +74,10 @@ class InputItem(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     summary: Annotated[list[Part] | None, ignored(SENT_BACK)] = None
     encrypted_content: Annotated[str | None, ignored(SENT_BACK)] = None
     phase: Annotated[str | None, ignored(SENT_BACK)] = None
+    parsed_arguments: Annotated[Any, ignored(SENT_BACK)] = None
+    caller: Annotated[None, ignored(SENT_BACK)] = None
+    namespace: Annotated[None, ignored(SENT_BACK)] = None
+    async_: Annotated[None, ignored(SENT_BACK)] = None
 
 
 class SchemaFormat(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):

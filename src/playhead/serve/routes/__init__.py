@@ -44,7 +44,7 @@ ROUTES: tuple[Route, ...] = (
         answer=ChatAnswer,
         chunk=ChatChunk,
         statuses=GENERATES,
-        names={"prompt": "messages", "logprobs": "top_logprobs"},
+        names={"prompt": "messages"},
     ),
     Route(
         method="POST",
@@ -65,7 +65,7 @@ ROUTES: tuple[Route, ...] = (
         answer=ResponsesAnswer,
         chunk=StreamEvent,
         statuses=GENERATES,
-        names={"prompt": "input", "max_tokens": "max_output_tokens", "logprobs": "top_logprobs"},
+        names={"prompt": "input"},
     ),
     Route(
         method="GET",

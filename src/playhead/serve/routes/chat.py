@@ -10,7 +10,7 @@ from msgspec import UNSET
 from playhead.outputs import CompletionOutput, RequestOutput
 from playhead.serve.backend import Stream
 from playhead.serve.call import Answer, Call, EventStream
-from playhead.serve.decode import decode, forms_named
+from playhead.serve.decode import decode, fields_named, forms_named
 from playhead.serve.protocol.chat import (
     AssistantMessage,
     CalledDelta,
@@ -48,7 +48,7 @@ async def answer_chat(service: Service, call: Call) -> Answer | EventStream:
     request = decode(call.body, ChatRequest)
     service.check_model(request.model)
     check_template(service, "messages")
-    with forms_named(form_field(request, "response_format", request.response_format)):
+    with fields_named(names_of(request)), forms_named(form_field(request, "response_format", request.response_format)):
         wanted = validate_chat(request, service.rules(call))
         turn = await read_turn(service, wanted)
     head, count = Head.of(service, "chatcmpl"), Count.begin(call.spent, [turn.prompt])
@@ -57,6 +57,12 @@ async def answer_chat(service: Service, call: Call) -> Answer | EventStream:
     if request.stream:
         return EventStream(events=guarded(ChatEvents(accepted).of(streams[0])), close=streams[0].close)
     return answer(accepted.whole(*await whole_outputs(streams)))
+
+
+def names_of(request: ChatRequest) -> dict[str, str]:
+    """The fields of this chat that the library calls otherwise."""
+    most = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+    return {"max_tokens": most, "logprobs": "top_logprobs"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -13,7 +13,7 @@ from playhead.models.text.detokenize import IncrementalDetokenizer
 from playhead.outputs import CompletionOutput, Logprob, RequestOutput
 from playhead.serve.backend import Stream
 from playhead.serve.call import Answer, Call, EventStream
-from playhead.serve.decode import decode, forms_named
+from playhead.serve.decode import BodyError, decode, forms_named
 from playhead.serve.protocol.completions import (
     CompletionAnswer,
     CompletionChoice,
@@ -45,6 +45,7 @@ async def complete(service: Service, call: Call) -> Answer | EventStream:
     service.check_model(request.model)
     with forms_named("response_format" if request.response_format is not None else None):
         wanted = validate_completion(request, service.rules(call))
+        check_fits(wanted, service.backend.max_sequences)
         prompts = [await service.read_prompt(prompt, wanted.params) for prompt in wanted.prompts]
     head, count = Head.of(service, "cmpl"), Count.begin(call.spent, prompts)
     streams = submit_all(service.backend, head.id, prompts, wanted.options)
@@ -53,6 +54,19 @@ async def complete(service: Service, call: Call) -> Answer | EventStream:
         events = guarded(CompletionEvents(accepted).of(streams))
         return EventStream(events=events, close=partial(close_all, streams))
     return answer(accepted.whole(await whole_outputs(streams)))
+
+
+def check_fits(wanted: CompletionWanted, max_sequences: int) -> None:
+    """Refuse prompts that find no room together even in an empty queue: waiting would not help.
+
+    One prompt is taken by an empty queue, whatever its number of samples.
+    """
+    num_prompts, num_samples = len(wanted.prompts), wanted.params.n
+    if num_prompts > 1 and num_prompts * num_samples > max_sequences:
+        found = f"{num_prompts} prompts of {num_samples} samples each"
+        raise BodyError(
+            "prompt", found, f"at most {max_sequences} samples in all", "Send several requests.", code="invalid_value"
+        )
 
 
 class TextPlace:
@@ -120,12 +134,14 @@ class Completions:
         )
 
     def echoed(self, number: int) -> str:
-        """The prompt that stands before an answer, or nothing."""
+        """The prompt that stands before an answer, or nothing. Of a prompt that may be cut off, what the model read."""
         if not self.wanted.echo:
             return ""
         prompt = self.prompts[number]
+        if prompt.text is not None and self.wanted.params.truncate_prompt_tokens is None:
+            return prompt.text
         tokenizer, skips = self.service.backend.reader.tokenizer, self.wanted.params.skip_special_tokens
-        return tokenizer.decode(prompt.ids, skip_special_tokens=skips) if prompt.text is None else prompt.text
+        return tokenizer.decode(prompt.ids, skip_special_tokens=skips)
 
     def logprobs(self, number: int, output: RequestOutput, completion: CompletionOutput) -> CompletionLogprobs | None:
         """The report of all tokens of a whole choice: with echo those of its prompt come first."""
@@ -151,7 +167,10 @@ class Completions:
     def report(
         self, token_ids: Sequence[int], tables: Sequence[dict[int, Logprob] | None], offsets: list[int]
     ) -> CompletionLogprobs:
-        """Tokens that begin at these places of a choice's text. The first token of a prompt has no log-probability."""
+        """Tokens that begin at these places of a choice's text. The first token of a prompt has no log-probability.
+
+        The likeliest tokens have the token itself beside them, as the documents of OpenAI say: up to `logprobs` + 1.
+        """
         tokenizer, num_top = self.service.backend.reader.tokenizer, self.request.logprobs or 0
         return CompletionLogprobs(
             tokens=[tokenizer.token_text(token_id) or "" for token_id in token_ids],
@@ -162,8 +181,11 @@ class Completions:
             top_logprobs=[
                 None
                 if table is None
-                else {one.decoded_token or "": finite(one.logprob) for _, one in reversed(best(table, num_top))}
-                for table in tables
+                else {
+                    one.decoded_token or "": finite(one.logprob)
+                    for one in (*(one for _, one in reversed(best(table, num_top))), table[token_id])
+                }
+                for token_id, table in zip(token_ids, tables, strict=True)
             ]
             if num_top
             else None,

@@ -18,7 +18,7 @@ from typing import Literal
 from playhead.outputs import CompletionOutput, RequestOutput
 from playhead.serve.backend import Stream
 from playhead.serve.call import Answer, Call, EventStream
-from playhead.serve.decode import decode, forms_named
+from playhead.serve.decode import decode, fields_named, forms_named
 from playhead.serve.protocol.chat import TokenLogprob
 from playhead.serve.protocol.responses import (
     IncompleteDetails,
@@ -39,6 +39,8 @@ from playhead.serve.service import Service, answer, guarded, new_id, now_s
 from playhead.serve.tools.events import Content, Reasoning
 from playhead.serve.validate import validate_responses
 
+NAMES = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
+"""Fields of a response that the library calls otherwise."""
 EndStatus = Literal["completed", "incomplete"]
 
 
@@ -47,7 +49,8 @@ async def create_response(service: Service, call: Call) -> Answer | EventStream:
     request = decode(call.body, ResponsesRequest)
     service.check_model(request.model)
     check_template(service, "input")
-    with forms_named(form_field(request, "text.format", request.text and request.text.format)):
+    form = form_field(request, "text.format", request.text and request.text.format)
+    with fields_named(NAMES), forms_named(form):
         wanted = validate_responses(request, service.rules(call))
         turn = await read_turn(service, wanted)
     accepted = Accepted(

@@ -11,7 +11,7 @@ from playhead.serve.decode import BodyError
 from playhead.serve.protocol.fields import ServedFields
 from playhead.serve.service import Service
 from playhead.serve.tools.events import Parser
-from playhead.serve.tools.formats import OutputSettings
+from playhead.serve.tools.formats import CallsAlone, OutputSettings
 from playhead.serve.validate import ChatWanted
 from playhead.structured_outputs import structured_outputs
 
@@ -54,7 +54,8 @@ async def read_turn(service: Service, wanted: ChatWanted) -> Turn:
 
     def new_parser() -> Parser:
         names, is_forced = wanted.tools.names, wanted.tools.is_forced
-        return form.parser(names=names, prompt_end=prompt_end, is_forced=is_forced)
+        parser = form.parser(names=names, prompt_end=prompt_end, is_forced=is_forced)
+        return CallsAlone(parser) if is_forced else parser
 
     return Turn(prompt=await service.read_prompt(ids, params), new_parser=new_parser)
 

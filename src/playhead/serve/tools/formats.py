@@ -70,6 +70,23 @@ class ChatParser:
         return events
 
 
+class CallsAlone:
+    """A parser of answers that a grammar makes calls. What is left of a call that was cut off is no content."""
+
+    def __init__(self, parser: Parser) -> None:
+        self._parser = parser
+
+    def feed(self, text: str) -> list[Event]:
+        return without_content(self._parser.feed(text))
+
+    def finish(self) -> list[Event]:
+        return without_content(self._parser.finish())
+
+
+def without_content(events: Sequence[Event]) -> list[Event]:
+    return [one for one in events if not isinstance(one, Content)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputSettings:
     """How a request must be sampled so that its format can be read: fields of `SamplingParams`."""
