@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import replace
+from typing import Any
 
 import playhead.engine.front
 import playhead.engine.memory
 from playhead.engine.config import EngineConfig, config_from
 from playhead.engine.foreign import ForeignSetting
-from playhead.errors import ConfigError
+from playhead.errors import ConfigError, PlayheadError, RequestError
 from playhead.inputs import PlainPrompt, plain_prompt
 from playhead.sampling_params import SamplingParams
 from playhead.testing.mutant import Checker, Mutant, Patch, mutant, swapped
@@ -63,6 +64,18 @@ def a_setting_ignored_quietly() -> Patch:
     return swapped(ForeignSetting, "check", whatever)
 
 
+@mutant(
+    "errors made of their message",
+    source="found here: a pool of processes that waits for ever",
+    killed_by=("a worker's error",),
+)
+def errors_made_of_their_message() -> Patch:
+    def pythons_own(self: PlayheadError) -> tuple[Any, ...]:
+        return type(self), self.args, vars(self)
+
+    return swapped(PlayheadError, "__reduce__", pythons_own)
+
+
 def tenants() -> list[str]:
     """Prompts of different salts share no page, and prompts of one salt do."""
     llm = small_llm()
@@ -96,11 +109,21 @@ def eight_gpus() -> list[str]:
     return ["a model on eight GPUs was promised"]
 
 
+def a_workers_error() -> list[str]:
+    """An error can be made anew of what another process sends of it."""
+    sent = RequestError("prompt", "0 tokens", "at least 1", "Send a prompt.")
+    try:
+        return [] if copy(sent).wanted == "at least 1" else ["the parts of an error are lost"]
+    except TypeError as error:
+        return [str(error)]
+
+
 FACE_MUTANTS: tuple[Mutant, ...] = (
     salt_of_a_prompt_forgotten,
     a_callers_parameters_kept,
     a_share_of_what_is_free,
     a_setting_ignored_quietly,
+    errors_made_of_their_message,
 )
 
 FACE_CHECKERS: tuple[Checker, ...] = (
@@ -108,4 +131,5 @@ FACE_CHECKERS: tuple[Checker, ...] = (
     Checker(name="parameters set while a request runs", run=set_while_running),
     Checker(name="half of a GPU", run=half_a_gpu),
     Checker(name="eight GPUs asked for", run=eight_gpus),
+    Checker(name="a worker's error", run=a_workers_error),
 )
