@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Literal, NoReturn, TypedDict, Unpack, overload
 
+from playhead.engine.config import ModelName
 from playhead.engine.keywords import EngineKeywords
 from playhead.errors import NO_POOLING, AbsentFeature, RequestError, did_you_mean, shown
 from playhead.inputs import Prompt
@@ -94,7 +95,7 @@ class LogprobOptions:
 class Engine:
     """SGLang's offline engine over a Playhead `LLM`. Any thread may call it, and coroutines too."""
 
-    def __init__(self, model_path: str, **settings: Unpack[EngineKeywords]) -> None:
+    def __init__(self, model_path: ModelName, **settings: Unpack[EngineKeywords]) -> None:
         self._llm = LLM(model_path, **settings)
         self._threads = ThreadPoolExecutor(MAX_ASYNC_CALLS, thread_name_prefix="playhead.sgl")
 

@@ -109,6 +109,9 @@ class PromptReader:
         """
         if isinstance(prompt, ChatIds) and prompt.stops and not params.ignore_eos:
             params = replace(params, stop=(*(params.stop or ()), *prompt.stops))
+        if params.stop and not self.tokenizer.has_text:
+            found, fix = "text, for a model without a tokenizer", "Give stop_token_ids, or load the tokenizer."
+            raise RequestError("sampling field 'stop'", found, "token ids", fix)
         plain = plain_prompt(prompt)
         ids = plain.ids
         if ids is None:
