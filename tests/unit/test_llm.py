@@ -153,7 +153,7 @@ def test_what_is_no_model_is_refused_by_name(door, model):
 
 
 def test_an_empty_name_of_a_tokenizer_is_refused_by_name():
-    with pytest.raises(ConfigError, match="^tokenizer: found ''; wanted"):
+    with pytest.raises(ConfigError, match="tokenizer: found ''; wanted"):
         LLM("embedded", tokenizer="")
 
 
