@@ -171,6 +171,7 @@ def test_parts_of_text_are_joined_and_others_refused_by_name():
     assert plain_messages([{"role": "user", "content": parts}]) == [{"role": "user", "content": "one\ntwo"}]
     called = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
     assert plain_messages([called]) == [called]
+    assert plain_messages([{"role": "user", "content": None}]) == [{"role": "user", "content": ""}]
     for kind in ("image_url", "input_audio", "video_url"):
         with pytest.raises(RequestError, match=f"a content part of type '{kind}'.*runs the text part of a model"):
             plain_messages([{"role": "user", "content": [{"type": kind, kind: {}}]}])
@@ -207,9 +208,10 @@ def test_the_last_message_can_be_continued(llm):
     prompt = llm.get_tokenizer().decode(output.prompt_token_ids)
     assert prompt == "<user>The whale</user><assistant>It was "
     left_out = {**options, "chat_template": "{{ messages[0]['content'] }}"}
-    for last, keywords in (("It was", left_out), (None, options)):
+    calls = {"content": None, "tool_calls": [{"id": "1"}]}
+    for last, keywords in (({"content": "It was"}, left_out), (calls, options)):
         with pytest.raises(RequestError, match="whose text the chat template leaves out"):
-            llm.chat([*HELLO, {"role": "assistant", "content": last}], GREEDY, **keywords)
+            llm.chat([*HELLO, {"role": "assistant", **last}], GREEDY, **keywords)
 
 
 @pytest.mark.parametrize("last", ["<", "a", "/assistant", "", "It was", "The whale"])
