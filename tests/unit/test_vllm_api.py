@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError, replace
+
 import numpy as np
 import pytest
 import torch
@@ -164,6 +166,14 @@ def test_one_conversation_or_many_give_a_list(llm):
     assert tokens(one) == tokens(many[:1])
     tokenizer = llm.get_tokenizer()
     assert tokenizer.decode(one[0].prompt_token_ids) == "<user>The whale</user><assistant>"
+
+
+def test_an_output_cannot_be_set_and_another_can_be_made(llm):
+    (output,) = llm.generate("The whale", GREEDY, use_tqdm=False)
+    with pytest.raises(FrozenInstanceError):
+        output.outputs[0].text = "x"
+    assert replace(output.outputs[0], text="x").token_ids == output.outputs[0].token_ids
+    assert output.metrics.arrival_s <= output.metrics.first_token_s <= output.metrics.finished_s
 
 
 def test_parts_of_text_are_joined_and_others_refused_by_name():
