@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NotRequired, Protocol, SupportsIndex, TypedDict, runtime_checkable
+from typing import Any, NotRequired, Protocol, SupportsIndex, TypedDict, cast, runtime_checkable
 
 from playhead.errors import RequestError, did_you_mean, shown
 
@@ -150,7 +150,9 @@ def as_prompts(prompts: Prompts) -> list[Prompt]:
     if num_numbers and num_numbers < len(prompts):
         found = "ids and whole prompts in one list"
         raise RequestError("prompts", found, "one prompt of ids, or many prompts", "Put the ids into a list.")
-    return [checked_ids(prompts)] if num_numbers else [item for item in prompts if not isinstance(item, int)]
+    if num_numbers:
+        return [cast(Sequence[int], prompts)]  # as it is: the ids of a conversation know what ends its answer
+    return [item for item in prompts if not isinstance(item, int)]
 
 
 def is_number(item: object) -> bool:

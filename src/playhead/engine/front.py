@@ -107,7 +107,9 @@ class PromptReader:
 
         With `structured_outputs` this may compile a grammar: milliseconds, and seconds the first time.
         """
-        if isinstance(prompt, ChatIds) and prompt.stops and not params.ignore_eos:
+        form = params.structured_outputs
+        # A form says itself where its answer ends, and may have the end of a turn inside.
+        if isinstance(prompt, ChatIds) and prompt.stops and not params.ignore_eos and form is None:
             params = replace(params, stop=(*(params.stop or ()), *prompt.stops))
         if params.stop and not self.tokenizer.has_text:
             found, fix = "text, for a model without a tokenizer", "Give stop_token_ids, or load the tokenizer."
@@ -125,7 +127,6 @@ class PromptReader:
             wanted = f"ids in [0, {self.vocab_size})"
             raise RequestError("prompt", f"token id {shown(outside)}", wanted, "Check the tokenizer.")
         max_new_tokens = params.check_against(self.vocab_size, len(ids), self.max_context)
-        form = params.structured_outputs
         return CheckedPrompt(
             text=plain.text,
             ids=tuple(ids),
