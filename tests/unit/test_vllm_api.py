@@ -168,6 +168,12 @@ def test_one_conversation_or_many_give_a_list(llm):
     assert tokenizer.decode(one[0].prompt_token_ids) == "<user>The whale</user><assistant>"
 
 
+@pytest.mark.parametrize("text", [5, None, b"a", ["a"]])
+def test_what_is_no_text_is_not_encoded(llm, text):
+    with pytest.raises(RequestError, match=f"encode: a {type(text).__name__}; wanted a str"):
+        llm.get_tokenizer().encode(text)
+
+
 def test_an_output_cannot_be_set_and_another_can_be_made(llm):
     (output,) = llm.generate("The whale", GREEDY, use_tqdm=False)
     with pytest.raises(FrozenInstanceError):

@@ -240,7 +240,9 @@ class AsyncEngine:
         """
         refuse_keywords(others)
         wanted = self.engine.reader.default_params if sampling_params is None else checked_params(sampling_params)
-        options = RequestOptions(priority=priority, salt=cache_salt or "", resume_from=tuple(resume_from))
+        # One thing that is no list is refused as an entry of one.
+        so_far = tuple(resume_from) if isinstance(resume_from, list | tuple) else (resume_from,)
+        options = RequestOptions(priority=priority, salt=cache_salt or "", resume_from=so_far)
         self._serve_here()
         name = self._request_name(request_id)
         stream = self.submit(name, await self.engine.reader.read(prompt, wanted), options)

@@ -59,6 +59,11 @@ class RequestOptions:
         for name, value, kind, wanted in kinds:
             if type(value) is not kind:  # bool is no priority
                 raise RequestError(name, f"a {type(value).__name__}", wanted, "Change it or leave it out.")
+        outputs: tuple[object, ...] = self.resume_from
+        for one in outputs:
+            if not isinstance(one, CompletionOutput):
+                wanted = "the outputs of a RequestOutput"
+                raise RequestError("resume_from", f"a {type(one).__name__}", wanted, "Give output.outputs.")
 
     def of_samples(self, count: int) -> list[RequestOptions]:
         """The options of each of a request's samples, or `RequestError` if these do not resume all of them."""
