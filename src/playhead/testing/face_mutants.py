@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from copy import copy
 from dataclasses import replace
 from typing import Any
 
+import playhead.engine.conversations
 import playhead.engine.front
 import playhead.engine.memory
+import playhead.sgl as sgl
 from playhead.engine.config import EngineConfig, config_from
+from playhead.engine.conversations import Message
 from playhead.engine.foreign import ForeignSetting
 from playhead.errors import ConfigError, PlayheadError, RequestError
 from playhead.inputs import PlainPrompt, plain_prompt
@@ -76,6 +80,31 @@ def errors_made_of_their_message() -> Patch:
     return swapped(PlayheadError, "__reduce__", pythons_own)
 
 
+@mutant(
+    "nothing said is written out",
+    source="found here: a prompt with the word None in it",
+    killed_by=("a message without a text",),
+)
+def nothing_said_is_written_out() -> Patch:
+    def as_sent(message: Message) -> dict[str, object]:
+        return {}
+
+    return swapped(playhead.engine.conversations, "_plain_content", as_sent)
+
+
+@mutant(
+    "threads end before their engine",
+    source="found here: a shutdown that waits for every token",
+    killed_by=("shut down under a coroutine",),
+)
+def threads_end_before_their_engine() -> Patch:
+    def patient(self: sgl.Engine) -> None:
+        self._threads.shutdown(wait=True)
+        self._llm.close()
+
+    return swapped(sgl.Engine, "shutdown", patient)
+
+
 def tenants() -> list[str]:
     """Prompts of different salts share no page, and prompts of one salt do."""
     llm = small_llm()
@@ -118,12 +147,37 @@ def a_workers_error() -> list[str]:
         return [str(error)]
 
 
+def nothing_said() -> list[str]:
+    """A message without a text adds none to the prompt."""
+    (message,) = playhead.engine.conversations.plain_messages([{"role": "user", "content": None}])
+    return [] if message["content"] == "" else [f"the prompt would have {message['content']}"]
+
+
+def shut_down_under_a_coroutine() -> list[str]:
+    """A coroutine that reads a stream gets what there is when the engine is shut down, and is told so."""
+    engine = sgl.Engine("embedded", context_length=64, max_running_requests=2, disable_cuda_graph=True)
+
+    async def last() -> list[str]:
+        answers = await engine.async_generate("The whale", {"temperature": 0, "max_new_tokens": 60}, stream=True)
+        await anext(answers)
+        engine.shutdown()
+        *_, end = [answer["meta_info"]["finish_reason"] async for answer in answers]
+        return [] if end["type"] == "abort" else [f"the stream ended by {end['type']}"]
+
+    try:
+        return asyncio.run(last())
+    except RuntimeError as error:
+        return [str(error)]
+
+
 FACE_MUTANTS: tuple[Mutant, ...] = (
     salt_of_a_prompt_forgotten,
     a_callers_parameters_kept,
     a_share_of_what_is_free,
     a_setting_ignored_quietly,
     errors_made_of_their_message,
+    nothing_said_is_written_out,
+    threads_end_before_their_engine,
 )
 
 FACE_CHECKERS: tuple[Checker, ...] = (
@@ -132,4 +186,6 @@ FACE_CHECKERS: tuple[Checker, ...] = (
     Checker(name="half of a GPU", run=half_a_gpu),
     Checker(name="eight GPUs asked for", run=eight_gpus),
     Checker(name="a worker's error", run=a_workers_error),
+    Checker(name="a message without a text", run=nothing_said),
+    Checker(name="shut down under a coroutine", run=shut_down_under_a_coroutine),
 )
