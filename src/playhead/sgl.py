@@ -284,7 +284,7 @@ class Engine:
                 known = (*SAMPLING_NAMES, *FORMS)
                 fix = did_you_mean(str(name), known, "Leave it out.")
                 raise RequestError("sampling_params", f"the key {shown(name)}", f"one of {', '.join(known)}", fix)
-            elif value is not None:
+            elif value is not None or name == "max_new_tokens":  # whose None is all that the context has room for
                 given[SAMPLING_NAMES[name]] = value
         if wanted.wanted:
             given["logprobs"] = wanted.num_best

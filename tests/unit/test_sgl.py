@@ -32,6 +32,7 @@ def test_parameters_have_sglangs_names_over_the_models_own(llm):
     wanted.logit_bias = {5: 1.0}
     assert made == wanted
     assert llm._params({}, LogprobOptions()).max_tokens == 128
+    assert llm._params({"max_new_tokens": None}, LogprobOptions()).max_tokens is None  # all that fit, as in SGLang
 
 
 def test_the_default_length_gives_way_to_the_context(llm):
