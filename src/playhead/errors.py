@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 MAX_LISTED = 8
 INT64_MAX = 2**63 - 1
@@ -47,7 +48,14 @@ class PlayheadError(Exception):
     ... except PlayheadError as error:
     ...     print(error)
     prompt: token id 999999; wanted ids in [0, 4096). Check the tokenizer.
+
+    An error reaches other processes as it is: pools of processes send what a worker raised.
     """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Python would call the class with the message alone. Most classes here want something else, and a pool that
+        # cannot read a worker's error waits for ever.
+        return unpickled, (type(self), self.args), self.__dict__
 
 
 class DescribedError(PlayheadError):
@@ -234,6 +242,11 @@ class CaptureError(GraphError):
     def __init__(self, op: str, where: str, why: str, fix: str) -> None:
         super().__init__(f"{op} at {where}: {why}. {fix}")
         self.op, self.where, self.why, self.fix = op, where, why, fix
+
+
+def unpickled(kind: type[PlayheadError], args: tuple[object, ...]) -> PlayheadError:
+    """An error with this message, made without `__init__`."""
+    return kind.__new__(kind, *args)
 
 
 def caused(error: PlayheadError, cause: BaseException | None) -> PlayheadError:

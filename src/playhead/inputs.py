@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NotRequired, Protocol, SupportsIndex, TypedDict, runtime_checkable
+from typing import Any, NotRequired, Protocol, SupportsIndex, TypedDict, cast, runtime_checkable
 
 from playhead.errors import RequestError, did_you_mean, shown
 
@@ -146,14 +146,16 @@ def as_prompts(prompts: Prompts) -> list[Prompt]:
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
         found = f"a {type(prompts).__name__}"
         raise RequestError("prompts", found, "text or ids, one or a list of them", "Put it into a list.")
-    num_numbers = 0 if PLAIN_PROMPTS.issuperset(map(type, prompts)) else sum(_is_number(item) for item in prompts)
+    num_numbers = 0 if PLAIN_PROMPTS.issuperset(map(type, prompts)) else sum(is_number(item) for item in prompts)
     if num_numbers and num_numbers < len(prompts):
         found = "ids and whole prompts in one list"
         raise RequestError("prompts", found, "one prompt of ids, or many prompts", "Put the ids into a list.")
-    return [checked_ids(prompts)] if num_numbers else [item for item in prompts if not isinstance(item, int)]
+    if num_numbers:
+        return [cast(Sequence[int], prompts)]  # as it is: the ids of a conversation know what ends its answer
+    return [item for item in prompts if not isinstance(item, int)]
 
 
-def _is_number(item: object) -> bool:
+def is_number(item: object) -> bool:
     """Whether this is one id of a prompt, and no prompt. An array without dimensions is a number."""
     return isinstance(item, int) or (isinstance(item, Ids) and item.ndim == 0)
 

@@ -12,7 +12,7 @@ from typing import NoReturn, Unpack
 
 from playhead.engine.build import build_engine
 from playhead.engine.calls import Calls, Stream
-from playhead.engine.config import EMBEDDED, EngineConfig
+from playhead.engine.config import EMBEDDED, EngineConfig, ModelName
 from playhead.engine.conversations import ChatKeywords, Conversation, Conversations, as_conversations, chat_options
 from playhead.engine.engine import Engine
 from playhead.engine.front import RequestOptions, as_params, checked_params, joined, split_n
@@ -46,7 +46,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str = EMBEDDED,
+        model: ModelName = EMBEDDED,
         config: EngineConfig | None = None,
         *,
         on_load_progress: OnProgress | None = None,

@@ -11,15 +11,18 @@ Names, defaults and the shape of the answers are SGLang's. What Playhead does no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+import re
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Literal, NoReturn, TypedDict, Unpack, overload
 
+from playhead.engine.config import ModelName
 from playhead.engine.keywords import EngineKeywords
 from playhead.errors import NO_POOLING, AbsentFeature, RequestError, did_you_mean, shown
-from playhead.inputs import Prompt
+from playhead.inputs import Prompt, is_number
 from playhead.llm import LLM
 from playhead.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput
 from playhead.sampling_params import DefaultInt, SamplingParams
@@ -43,6 +46,11 @@ SAMPLING_NAMES = {
     },
 }
 """SGLang's names of sampling parameters, and vLLM's, which are Playhead's."""
+SENT_NAMES = {
+    **{own: sent for sent, own in SAMPLING_NAMES.items() if own != sent},
+    **dict.fromkeys(("logprobs", "prompt_logprobs"), "top_logprobs_num"),
+}
+"""The way back, for errors."""
 FORMS = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}
 """SGLang's names of forms that an answer can have, and vLLM's."""
 REFUSED_SAMPLING = {
@@ -57,6 +65,10 @@ REFUSED_OPTIONS = {
     "custom_logit_processor": "Sampling is part of a captured graph: use logit_bias.",
     "return_hidden_states": "Playhead gives tokens and logprobs, no hidden states.",
     "input_embeds": "A prompt is text or token ids: Playhead takes no embeddings.",
+}
+LOGPROB_OPTIONS = {
+    **dict.fromkeys(("return_logprob", "return_text_in_logprobs"), (bool, "True or False")),
+    **dict.fromkeys(("logprob_start_len", "top_logprobs_num"), (int, "an integer")),
 }
 
 Answer = dict[str, Any]
@@ -94,7 +106,7 @@ class LogprobOptions:
 class Engine:
     """SGLang's offline engine over a Playhead `LLM`. Any thread may call it, and coroutines too."""
 
-    def __init__(self, model_path: str, **settings: Unpack[EngineKeywords]) -> None:
+    def __init__(self, model_path: ModelName, **settings: Unpack[EngineKeywords]) -> None:
         self._llm = LLM(model_path, **settings)
         self._threads = ThreadPoolExecutor(MAX_ASYNC_CALLS, thread_name_prefix="playhead.sgl")
 
@@ -107,8 +119,10 @@ class Engine:
         self.shutdown()
 
     def shutdown(self) -> None:
-        """Abort whatever still runs and give all memory back. A second call does nothing."""
-        self._threads.shutdown(wait=True)
+        """Abort whatever still runs and give all memory back. A second call does nothing.
+
+        The threads stay: a coroutine that reads a stream gets its last answer by one of them.
+        """
         self._llm.close()
 
     def flush_cache(self) -> None:
@@ -187,13 +201,15 @@ class Engine:
         """
         prompts, is_batch = prompts_of(prompt, input_ids)
         wanted = logprob_options(options)
-        params = [self._params(one, wanted) for one in sampling_of(sampling_params, len(prompts))]
+        with named_as_sent():
+            params = [self._params(one, wanted) for one in sampling_of(sampling_params, len(prompts))]
         if stream:
             if is_batch or params[0].n != 1:
                 found = f"{len(prompts)} prompts, n={params[0].n}" if prompts else "no prompt"
                 raise RequestError("stream", found, "one prompt and n=1", "Stream each by itself.")
-            return (answer_of(output, 0, wanted) for output in self._llm.stream(prompts[0], params[0]))
-        outputs = self._llm.generate(prompts, params, use_tqdm=False)
+            return growing_answer(self._llm.stream(prompts[0], params[0]), wanted)
+        with named_as_sent():
+            outputs = self._llm.generate(prompts, params, use_tqdm=False)
         for output in outputs:
             if output.error is not None:
                 raise output.error
@@ -260,20 +276,49 @@ class Engine:
                 if value is not None:
                     raise RequestError(f"sampling field {name!r}", shown(value), "", REFUSED_SAMPLING[name])
             elif name == "logit_bias":
-                given[name] = None if value is None else {int(key): bias for key, bias in value.items()}
+                given[name] = bias_of(value)
             elif name in FORMS:
                 if value is not None:
                     given["structured_outputs"] = {**given.get("structured_outputs", {}), FORMS[name]: value}
             elif name not in SAMPLING_NAMES:
                 known = (*SAMPLING_NAMES, *FORMS)
-                fix = did_you_mean(name, known, "Leave it out.")
-                raise RequestError("sampling_params", f"the key {name!r}", f"one of {', '.join(known)}", fix)
-            elif value is not None:
+                fix = did_you_mean(str(name), known, "Leave it out.")
+                raise RequestError("sampling_params", f"the key {shown(name)}", f"one of {', '.join(known)}", fix)
+            elif value is not None or name == "max_new_tokens":  # whose None is all that the context has room for
                 given[SAMPLING_NAMES[name]] = value
         if wanted.wanted:
             given["logprobs"] = wanted.num_best
             given["prompt_logprobs"] = wanted.num_best if wanted.start >= 0 else None
         return replace(self._llm.get_default_sampling_params(), **given)
+
+
+@contextmanager
+def named_as_sent() -> Iterator[None]:
+    """Inside, a refusal names sampling fields as SGLang does."""
+    try:
+        yield
+    except RequestError as error:
+        if type(error) is not RequestError:
+            raise
+        own = rf"\b({'|'.join(SENT_NAMES)})\b"
+        where, wanted, fix = (
+            re.sub(own, lambda found: SENT_NAMES[found[0]], part) for part in (error.where, error.wanted, error.fix)
+        )
+        raise RequestError(where, error.found, wanted, fix) from None
+
+
+def growing_answer(outputs: Iterable[RequestOutput], wanted: LogprobOptions) -> Iterator[Answer]:
+    """The answer after every output."""
+    with named_as_sent():
+        for output in outputs:
+            yield answer_of(output, 0, wanted)
+
+
+def bias_of(value: Any) -> Any:
+    """A bias by token id. In JSON, from which many tables come, keys are strings."""
+    if not isinstance(value, Mapping):
+        return value
+    return {int(key) if isinstance(key, str) and key.isdecimal() else key: bias for key, bias in value.items()}
 
 
 def prompts_of(prompt: object, input_ids: object) -> tuple[list[Prompt], bool]:
@@ -282,9 +327,10 @@ def prompts_of(prompt: object, input_ids: object) -> tuple[list[Prompt], bool]:
         found = "neither of them" if prompt is None else "both"
         raise RequestError("generate", found, "prompt or input_ids", "Give one of the two.")
     given: Any = prompt if input_ids is None else input_ids
-    is_one = isinstance(given, str) if input_ids is None else all(isinstance(item, int) for item in given)
-    if not is_one and not isinstance(given, list | tuple):
+    is_text = input_ids is None and isinstance(given, str)
+    if not is_text and not isinstance(given, list | tuple):
         raise RequestError("generate", f"a {type(given).__name__}", "a prompt or a list of prompts", "Change it.")
+    is_one = is_text or (input_ids is not None and all(map(is_number, given)))
     return ([given], False) if is_one else (list(given), True)
 
 
@@ -307,6 +353,9 @@ def logprob_options(options: Mapping[str, Any]) -> LogprobOptions:
             raise RequestError("generate", f"the keyword {name!r}", "one of SGLang's", fix)
         if name in REFUSED_OPTIONS and value:
             raise RequestError("generate", f"the keyword {name!r}", "", REFUSED_OPTIONS[name])
+        kind, meant = LOGPROB_OPTIONS.get(name, (None, ""))
+        if kind is not None and value is not None and type(value) is not kind:
+            raise RequestError(f"generate, {name}", shown(value), meant, "Give one value, which is for all prompts.")
     start = options.get("logprob_start_len")
     return LogprobOptions(
         wanted=bool(options.get("return_logprob")),

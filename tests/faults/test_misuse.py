@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle
 import threading
 
 import pytest
@@ -104,6 +106,14 @@ def test_a_call_from_within_a_capture_is_refused():
         with pytest.raises(MisuseError):
             llm.capture_graphs(lambda report: llm.generate("Call me", PARAMS) and None)
         assert llm.generate("The whale", PARAMS)[0].outputs[0].finish_reason is not None
+
+
+@pytest.mark.parametrize("send", [pickle.dumps, copy.deepcopy])
+@pytest.mark.parametrize("owner", [lambda llm: llm, lambda llm: AsyncEngine.of(llm.engine)], ids=["LLM", "AsyncEngine"])
+def test_an_engine_that_is_sent_elsewhere_says_that_it_stays(llm, wanted, owner, send):
+    with pytest.raises(MisuseError, match="make another there"):
+        send(owner(llm))
+    assert llm.generate("The whale", PARAMS)[0].outputs[0].token_ids == wanted
 
 
 def test_a_loop_over_a_stream_may_generate(llm, wanted):

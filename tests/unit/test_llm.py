@@ -6,13 +6,17 @@ import gc
 import json
 import weakref
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+import playhead.sgl as sgl
 from playhead.engine import engine as engine_module
+from playhead.engine.async_engine import AsyncEngine
 from playhead.engine.config import EngineConfig
 from playhead.engine.resolve import on_device
+from playhead.engine.tokenizer_files import resolve_model_name
 from playhead.errors import ConfigError, RequestError
 from playhead.llm import LLM
 from playhead.models.text.detokenize import TokenBytes
@@ -109,9 +113,21 @@ def test_skipping_the_tokenizer_changes_no_token():
     assert ids_only.tokenizer.special.eos_ids == {2}
 
 
+@pytest.mark.parametrize(
+    ("field", "value"), [("stop", ["a"]), ("bad_words", ["a"]), ("structured_outputs", {"regex": "a"})]
+)
+def test_what_is_said_of_a_text_is_refused_where_there_is_none(field, value):
+    """A stop string that is never looked for would let an answer run on."""
+    with (
+        LLM("embedded", skip_tokenizer_init=True, max_num_seqs=2) as llm,
+        pytest.raises(RequestError, match=f"{field}.*without a tokenizer"),
+    ):
+        llm.generate([5, 6, 7], SamplingParams(**{field: value}))
+
+
 def test_tokens_without_text_are_not_looked_up_one_by_one(monkeypatch):
     """Of a long answer without a tokenizer every token would be asked for, when it ends."""
-    params = SamplingParams(temperature=0, max_tokens=4, logprobs=1, stop=["a"])
+    params = SamplingParams(temperature=0, max_tokens=4, logprobs=1)
     with LLM("embedded", skip_tokenizer_init=True) as llm:
         asked = []
         monkeypatch.setattr(TokenBytes, "of", lambda self, token, **options: asked.append(token))
@@ -119,6 +135,26 @@ def test_tokens_without_text_are_not_looked_up_one_by_one(monkeypatch):
     assert asked == []
     assert completion.text == ""
     assert {one.decoded_token for table in completion.logprobs for one in table.values()} == {None}
+
+
+def test_a_model_may_be_a_path():
+    path = Path(resolve_model_name("embedded"))
+    with LLM(path, max_num_seqs=2) as llm, LLM(str(path), max_num_seqs=2) as by_name:
+        assert repr(llm) == repr(by_name)
+        assert llm.generate([5], GREEDY)[0].outputs == by_name.generate([5], GREEDY)[0].outputs
+
+
+@pytest.mark.parametrize("door", [LLM, AsyncEngine, sgl.Engine])
+@pytest.mark.parametrize("model", ["", None, 7])
+def test_what_is_no_model_is_refused_by_name(door, model):
+    """An empty name would be the working directory: a shell makes one of a variable that is not set."""
+    with pytest.raises(ConfigError, match=f"^model: found {model!r}; wanted"):
+        door(model)
+
+
+def test_an_empty_name_of_a_tokenizer_is_refused_by_name():
+    with pytest.raises(ConfigError, match="tokenizer: found ''; wanted"):
+        LLM("embedded", tokenizer="")
 
 
 def test_a_lone_sample_is_the_request_itself():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+from typing import Any
 
+import numpy as np
 import pytest
 
 import playhead.sgl as sgl
 from playhead import PlayheadError, SamplingParams
-from playhead.errors import AbsentFeature, RequestError
+from playhead.errors import AbsentFeature, MisuseError, RequestError
 from playhead.sgl import REFUSED_OPTIONS, REFUSED_SAMPLING, GenerateOptions, LogprobOptions
 
 SHORT = {"temperature": 0, "max_new_tokens": 3, "ignore_eos": True}
@@ -30,6 +32,7 @@ def test_parameters_have_sglangs_names_over_the_models_own(llm):
     wanted.logit_bias = {5: 1.0}
     assert made == wanted
     assert llm._params({}, LogprobOptions()).max_tokens == 128
+    assert llm._params({"max_new_tokens": None}, LogprobOptions()).max_tokens is None  # all that fit, as in SGLang
 
 
 def test_the_default_length_gives_way_to_the_context(llm):
@@ -97,11 +100,38 @@ def test_keywords_that_cannot_be_had_are_refused_by_name(llm, name):
         ({"prompt": ["a", "b"], "stream": True}, "2 prompts, n=1; wanted one prompt and n=1"),
         ({"prompt": "a", "return_logprobs": True}, "Did you mean return_logprob"),
         ({"input_ids": [1, "x"]}, "prompt"),
+        ({"input_ids": 5}, "a int; wanted a prompt or a list of prompts"),
+        ({"prompt": "a", "sampling_params": {5: 5}}, "the key 5; wanted one of max_new_tokens"),
+        ({"prompt": "a", "sampling_params": {"logit_bias": 5}}, "sampling field 'logit_bias': 5"),
+        ({"prompt": "a", "sampling_params": {"logit_bias": {"x": 1}}}, "sampling field 'logit_bias': 'x'"),
+        ({"prompt": "a", "sampling_params": {"logit_bias": {5.7: 1}}}, r"sampling field 'logit_bias': 5\.7"),
+        ({"prompt": "a", "sampling_params": {"max_new_tokens": 0}}, "'max_new_tokens': 0.*Change max_new_tokens or"),
+        (
+            {"prompt": "a", "sampling_params": {"max_new_tokens": 99}},
+            "sampling field 'max_new_tokens': 99 after a prompt",
+        ),
+        ({"prompt": "a", "sampling_params": {"min_new_tokens": 200}}, "'min_new_tokens'.*at most max_new_tokens, 128"),
+        ({"prompt": "a", "return_logprob": True, "top_logprobs_num": 30}, "sampling field 'top_logprobs_num': 30"),
+        ({"prompt": ["a", "b"], "return_logprob": [False, True]}, r"return_logprob: \[False, True\]; wanted True or"),
+        (
+            {"prompt": "a", "return_logprob": True, "logprob_start_len": "0"},
+            "logprob_start_len: '0'; wanted an integer",
+        ),
     ],
 )
 def test_a_bad_call_is_refused_in_words(llm, keywords, says):
     with pytest.raises(RequestError, match=says):
         llm.generate(**keywords)
+
+
+def test_a_stream_names_what_was_sent(llm):
+    with pytest.raises(RequestError, match="sampling field 'max_new_tokens': 99 after a prompt"):
+        next(llm.generate("a", {"max_new_tokens": 99}, stream=True))
+
+
+def test_ids_may_be_numpys(llm):
+    ids = [5, 6, 7]
+    assert llm.generate(input_ids=list(np.array(ids)), sampling_params=SHORT)["meta_info"]["prompt_tokens"] == 3
 
 
 def test_leaving_a_stream_gives_its_request_up(llm):
@@ -120,6 +150,26 @@ def test_coroutines_and_plain_calls_share_the_engine(llm):
     assert [answer["output_ids"] for answer in many] == [llm.generate(text, SHORT)["output_ids"] for text in "bc"]
     with pytest.raises(RequestError):
         asyncio.run(llm.async_generate("a", {"stop_regex": "x"}))
+
+
+def test_shutdown_ends_what_runs():
+    """It waited for the last token of every coroutine's request, and held the event loop while it did."""
+    llm = sgl.Engine(model_path="embedded", context_length=64, max_running_requests=2, disable_cuda_graph=True)
+    long = {"temperature": 0, "max_new_tokens": 60, "ignore_eos": True}
+
+    async def begin_and_end() -> tuple[Any, Any]:
+        stream = await llm.async_generate("The whale", long, stream=True)
+        assert (await anext(stream))["meta_info"]["finish_reason"] is None
+        waiting = asyncio.create_task(llm.async_generate(["The whale"] * 8, long))
+        await anext(stream)  # the task has begun
+        llm.shutdown()
+        return [answer async for answer in stream][-1], (await asyncio.gather(waiting, return_exceptions=True))[0]
+
+    last, raised = asyncio.run(begin_and_end())
+    assert last["meta_info"]["finish_reason"]["type"] == "abort"
+    assert isinstance(raised, MisuseError)
+    with pytest.raises(MisuseError, match="after close"):
+        asyncio.run(llm.async_generate("a", SHORT))
 
 
 def test_what_the_engine_has_and_has_not():

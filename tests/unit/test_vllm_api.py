@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError, replace
+
 import numpy as np
 import pytest
 import torch
@@ -166,11 +168,26 @@ def test_one_conversation_or_many_give_a_list(llm):
     assert tokenizer.decode(one[0].prompt_token_ids) == "<user>The whale</user><assistant>"
 
 
+@pytest.mark.parametrize("text", [5, None, b"a", ["a"]])
+def test_what_is_no_text_is_not_encoded(llm, text):
+    with pytest.raises(RequestError, match=f"encode: a {type(text).__name__}; wanted a str"):
+        llm.get_tokenizer().encode(text)
+
+
+def test_an_output_cannot_be_set_and_another_can_be_made(llm):
+    (output,) = llm.generate("The whale", GREEDY, use_tqdm=False)
+    with pytest.raises(FrozenInstanceError):
+        output.outputs[0].text = "x"
+    assert replace(output.outputs[0], text="x").token_ids == output.outputs[0].token_ids
+    assert output.metrics.arrival_s <= output.metrics.first_token_s <= output.metrics.finished_s
+
+
 def test_parts_of_text_are_joined_and_others_refused_by_name():
     parts = [{"type": "text", "text": "one"}, "two"]
     assert plain_messages([{"role": "user", "content": parts}]) == [{"role": "user", "content": "one\ntwo"}]
     called = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
     assert plain_messages([called]) == [called]
+    assert plain_messages([{"role": "user", "content": None}]) == [{"role": "user", "content": ""}]
     for kind in ("image_url", "input_audio", "video_url"):
         with pytest.raises(RequestError, match=f"a content part of type '{kind}'.*runs the text part of a model"):
             plain_messages([{"role": "user", "content": [{"type": kind, kind: {}}]}])
@@ -207,9 +224,10 @@ def test_the_last_message_can_be_continued(llm):
     prompt = llm.get_tokenizer().decode(output.prompt_token_ids)
     assert prompt == "<user>The whale</user><assistant>It was "
     left_out = {**options, "chat_template": "{{ messages[0]['content'] }}"}
-    for last, keywords in (("It was", left_out), (None, options)):
+    calls = {"content": None, "tool_calls": [{"id": "1"}]}
+    for last, keywords in (({"content": "It was"}, left_out), (calls, options)):
         with pytest.raises(RequestError, match="whose text the chat template leaves out"):
-            llm.chat([*HELLO, {"role": "assistant", "content": last}], GREEDY, **keywords)
+            llm.chat([*HELLO, {"role": "assistant", **last}], GREEDY, **keywords)
 
 
 @pytest.mark.parametrize("last", ["<", "a", "/assistant", "", "It was", "The whale"])

@@ -27,7 +27,7 @@ from typing import NoReturn, TypedDict, TypeVar, Unpack
 import torch
 
 from playhead.engine.build import build_engine
-from playhead.engine.config import EMBEDDED, EngineConfig
+from playhead.engine.config import EMBEDDED, EngineConfig, ModelName
 from playhead.engine.conversations import ChatKeywords, Conversation, chat_options
 from playhead.engine.engine import Engine
 from playhead.engine.front import CheckedPrompt, RequestOptions, checked_params
@@ -59,7 +59,7 @@ class AsyncEngineArgs:
     AsyncEngine('embedded', cpu, float32, context 64, not started)
     """
 
-    def __init__(self, model: str = EMBEDDED, **settings: Unpack[EngineKeywords]) -> None:
+    def __init__(self, model: ModelName = EMBEDDED, **settings: Unpack[EngineKeywords]) -> None:
         self.model, self.settings = model, settings
 
 
@@ -89,7 +89,7 @@ class AsyncEngine:
 
     def __init__(
         self,
-        model: str = EMBEDDED,
+        model: ModelName = EMBEDDED,
         config: EngineConfig | None = None,
         *,
         max_queued_requests: int | None = None,
@@ -240,7 +240,9 @@ class AsyncEngine:
         """
         refuse_keywords(others)
         wanted = self.engine.reader.default_params if sampling_params is None else checked_params(sampling_params)
-        options = RequestOptions(priority=priority, salt=cache_salt or "", resume_from=tuple(resume_from))
+        # One thing that is no list is refused as an entry of one.
+        so_far = tuple(resume_from) if isinstance(resume_from, list | tuple) else (resume_from,)
+        options = RequestOptions(priority=priority, salt=cache_salt or "", resume_from=so_far)
         self._serve_here()
         name = self._request_name(request_id)
         stream = self.submit(name, await self.engine.reader.read(prompt, wanted), options)

@@ -11,7 +11,7 @@ from typing import Unpack
 
 import torch
 
-from playhead.engine.config import EMBEDDED, EngineConfig, config_from
+from playhead.engine.config import EMBEDDED, EngineConfig, ModelName, config_from
 from playhead.engine.engine import Engine
 from playhead.engine.keywords import EngineKeywords
 from playhead.engine.memory import worker_config
@@ -34,7 +34,7 @@ IMPORTED_IN = os.getpid()
 
 
 def build_engine(
-    model: str = EMBEDDED,
+    model: ModelName = EMBEDDED,
     config: EngineConfig | None = None,
     *,
     on_load_progress: OnProgress | None = None,
@@ -77,7 +77,7 @@ def build_engine(
         lead(worker, ranks)
     generation = load_generation_config(description, tokenizer)
     defaults = generation.sampling if config.generation_config == "auto" else SamplingParams()
-    engine = Engine(worker, tokenizer, config=config, default_params=defaults, name=model)
+    engine = Engine(worker, tokenizer, config=config, default_params=defaults, name=os.fspath(model))
     log_start(engine, time.perf_counter() - started_s)
     return engine
 

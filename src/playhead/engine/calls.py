@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
 
@@ -24,7 +24,7 @@ from playhead.engine.engine import Engine
 from playhead.engine.front import CheckedPrompt, RequestOptions, never_queued
 from playhead.engine.output_kind import OutputView
 from playhead.engine.turns import Turns
-from playhead.engine.use import used_after_close
+from playhead.engine.use import kept_here, used_after_close
 from playhead.errors import MisuseError, PlayheadError
 from playhead.inputs import Prompt
 from playhead.logs import event
@@ -60,6 +60,9 @@ class Calls:
         self._by_request: dict[str, Call] = {}
         # Requests whose calls ended early. A generator may end in any thread, even in the middle of a step.
         self._left: deque[str] = deque()
+
+    def __reduce__(self) -> NoReturn:
+        raise kept_here()
 
     @property
     def description(self) -> str:

@@ -5,6 +5,7 @@ A setting is one field of `EngineConfig`. Its check, its keywords, its flags and
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from playhead.types import LoadFormat, Mode, TPMode
 
 EMBEDDED = "embedded"
 """The name of the model that comes with the package."""
+ModelName = str | os.PathLike[str]
+"""The embedded model, a directory, a .gguf file or a hub id."""
 
 DTYPES = ("float32", "bfloat16", "float16")
 DTYPE_NAMES = {**{name: name for name in ("auto", *DTYPES)}, "half": "float16", "float": "float32"}

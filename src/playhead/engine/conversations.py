@@ -132,8 +132,10 @@ def plain_messages(messages: Conversation) -> list[dict[str, object]]:
 
 def _plain_content(message: Message) -> dict[str, object]:
     content = message.get("content")
-    if content is None or isinstance(content, str):
-        return {}  # an assistant's message may have tool calls and no content
+    if isinstance(content, str) or "content" not in message:
+        return {}
+    if content is None:  # templates ask whether calls have a text beside them; of any other message they write "None"
+        return {} if message.get("tool_calls") else {"content": ""}
     if not isinstance(content, list | tuple):
         raise RequestError("chat, key 'content'", f"a {type(content).__name__}", "text, or parts of text", "Change it.")
     return {"content": "\n".join(_part_text(part) for part in content)}

@@ -59,6 +59,11 @@ class RequestOptions:
         for name, value, kind, wanted in kinds:
             if type(value) is not kind:  # bool is no priority
                 raise RequestError(name, f"a {type(value).__name__}", wanted, "Change it or leave it out.")
+        outputs: tuple[object, ...] = self.resume_from
+        for one in outputs:
+            if not isinstance(one, CompletionOutput):
+                wanted = "the outputs of a RequestOutput"
+                raise RequestError("resume_from", f"a {type(one).__name__}", wanted, "Give output.outputs.")
 
     def of_samples(self, count: int) -> list[RequestOptions]:
         """The options of each of a request's samples, or `RequestError` if these do not resume all of them."""
@@ -107,8 +112,13 @@ class PromptReader:
 
         With `structured_outputs` this may compile a grammar: milliseconds, and seconds the first time.
         """
-        if isinstance(prompt, ChatIds) and prompt.stops and not params.ignore_eos:
+        form = params.structured_outputs
+        # A form says itself where its answer ends, and may have the end of a turn inside.
+        if isinstance(prompt, ChatIds) and prompt.stops and not params.ignore_eos and form is None:
             params = replace(params, stop=(*(params.stop or ()), *prompt.stops))
+        if params.stop and not self.tokenizer.has_text:
+            found, fix = "text, for a model without a tokenizer", "Give stop_token_ids, or load the tokenizer."
+            raise RequestError("sampling field 'stop'", found, "token ids", fix)
         plain = plain_prompt(prompt)
         ids = plain.ids
         if ids is None:
@@ -122,7 +132,6 @@ class PromptReader:
             wanted = f"ids in [0, {self.vocab_size})"
             raise RequestError("prompt", f"token id {shown(outside)}", wanted, "Check the tokenizer.")
         max_new_tokens = params.check_against(self.vocab_size, len(ids), self.max_context)
-        form = params.structured_outputs
         return CheckedPrompt(
             text=plain.text,
             ids=tuple(ids),

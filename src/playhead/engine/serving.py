@@ -22,11 +22,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import NoReturn
 
 from playhead.engine.engine import Engine
 from playhead.engine.front import CheckedPrompt, RequestOptions, joined, never_queued, split_n
 from playhead.engine.output_kind import OutputView
 from playhead.engine.response import ResponseBuilder
+from playhead.engine.use import kept_here
 from playhead.errors import EngineStopped, PlayheadError, QueueFull, RankLost, RequestError, StepFailed, caused
 from playhead.logs import event
 from playhead.outputs import FinishReason, RequestOutput
@@ -119,6 +121,9 @@ class Serving:
         self._orders: deque[Order] = deque()
         self._errands: deque[Errand] = deque()
         self._fresh: set[Ticket] = set()
+
+    def __reduce__(self) -> NoReturn:
+        raise kept_here()
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start the thread. Until it ends nobody else may use the engine."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from importlib.resources import files
 from pathlib import Path
 
-from playhead.engine.config import EMBEDDED, EngineConfig
+from playhead.engine.config import EMBEDDED, EngineConfig, ModelName
 from playhead.env import user_path
 from playhead.errors import ConfigError, shown
 from playhead.models.checkpoint.gguf_file import GgufFile
@@ -48,20 +49,25 @@ def _from_files(path: Path, config: EngineConfig, gguf: GgufFile | None) -> Toke
     return tokenizer_from_directory(path)
 
 
-def resolve_model_name(model: str) -> str:
-    """The embedded model's directory for its name; anything else as it is."""
-    return str(files("playhead") / "assets" / "embedded") if model == EMBEDDED else model
+def resolve_model_name(model: ModelName, *, where: str = "model") -> str:
+    """The embedded model's directory for its name; any other name or path as text. `ConfigError` for neither."""
+    name = os.fspath(model) if isinstance(model, str | os.PathLike) else ""
+    if not name:  # as a path it would be the working directory
+        raise ConfigError(f"{where}: found {shown(model)}; wanted {EMBEDDED!r}, a directory, a .gguf file or a hub id.")
+    return str(files("playhead") / "assets" / "embedded") if name == EMBEDDED else name
 
 
 def tokenizer_path(model_path: Path, config: EngineConfig) -> Path:
     """Where the tokenizer's files are: with the model's, or where `EngineConfig.tokenizer` says."""
     if config.tokenizer is None or config.skip_tokenizer_init:
         return model_path
-    return resolve_model(resolve_model_name(config.tokenizer), revision=config.tokenizer_revision)
+    return resolve_model(resolve_model_name(config.tokenizer, where="tokenizer"), revision=config.tokenizer_revision)
 
 
 def tokenizer_path_here(model: str, config: EngineConfig) -> Path | None:
     """Where the tokenizer's files of a model are, if they are on this machine and not in the hub's cache."""
-    name = model if config.tokenizer is None or config.skip_tokenizer_init else config.tokenizer
-    path = user_path(resolve_model_name(name))
+    where, name = "tokenizer", config.tokenizer
+    if name is None or config.skip_tokenizer_init:
+        where, name = "model", model
+    path = user_path(resolve_model_name(name, where=where))
     return path if path.exists() and not name.startswith(HUB_PREFIX) else None

@@ -76,3 +76,11 @@ class EngineUse:
 def used_after_close() -> MisuseError:
     """The error for an engine that is closed."""
     return MisuseError("engine: used after close(). Make a new one, or close it later.")
+
+
+def kept_here() -> MisuseError:
+    """The error for an engine that is sent to another process, or copied."""
+    return MisuseError(
+        "engine: pickled or copied, to be used elsewhere. An engine stays where it was made: make another there, and "
+        "send prompts, parameters and outputs."
+    )

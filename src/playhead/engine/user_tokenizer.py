@@ -8,6 +8,7 @@ from typing import Literal, Unpack, overload
 
 from playhead.engine.conversations import ChatKeywords, Conversation, chat_options
 from playhead.engine.front import PromptReader
+from playhead.errors import RequestError
 from playhead.inputs import Ids, checked_ids
 
 
@@ -95,6 +96,8 @@ class UserTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, by default with what the tokenizer puts around it, as a prompt of text has."""
+        if not isinstance(text, str):
+            raise RequestError("encode", f"a {type(text).__name__}", "a str", "Call the tokenizer for a list of texts.")
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: int | Sequence[int] | Ids, skip_special_tokens: bool = False) -> str:

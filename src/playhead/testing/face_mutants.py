@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from copy import copy
 from dataclasses import replace
+from typing import Any
 
+import playhead.engine.conversations
 import playhead.engine.front
 import playhead.engine.memory
+import playhead.sgl as sgl
 from playhead.engine.config import EngineConfig, config_from
+from playhead.engine.conversations import Message
 from playhead.engine.foreign import ForeignSetting
-from playhead.errors import ConfigError
+from playhead.errors import ConfigError, PlayheadError, RequestError
 from playhead.inputs import PlainPrompt, plain_prompt
 from playhead.sampling_params import SamplingParams
 from playhead.testing.mutant import Checker, Mutant, Patch, mutant, swapped
@@ -63,6 +68,43 @@ def a_setting_ignored_quietly() -> Patch:
     return swapped(ForeignSetting, "check", whatever)
 
 
+@mutant(
+    "errors made of their message",
+    source="found here: a pool of processes that waits for ever",
+    killed_by=("a worker's error",),
+)
+def errors_made_of_their_message() -> Patch:
+    def pythons_own(self: PlayheadError) -> tuple[Any, ...]:
+        return type(self), self.args, vars(self)
+
+    return swapped(PlayheadError, "__reduce__", pythons_own)
+
+
+@mutant(
+    "nothing said is written out",
+    source="found here: a prompt with the word None in it",
+    killed_by=("a message without a text",),
+)
+def nothing_said_is_written_out() -> Patch:
+    def as_sent(message: Message) -> dict[str, object]:
+        return {}
+
+    return swapped(playhead.engine.conversations, "_plain_content", as_sent)
+
+
+@mutant(
+    "threads end before their engine",
+    source="found here: a shutdown that waits for every token",
+    killed_by=("shut down under a coroutine",),
+)
+def threads_end_before_their_engine() -> Patch:
+    def patient(self: sgl.Engine) -> None:
+        self._threads.shutdown(wait=True)
+        self._llm.close()
+
+    return swapped(sgl.Engine, "shutdown", patient)
+
+
 def tenants() -> list[str]:
     """Prompts of different salts share no page, and prompts of one salt do."""
     llm = small_llm()
@@ -96,11 +138,46 @@ def eight_gpus() -> list[str]:
     return ["a model on eight GPUs was promised"]
 
 
+def a_workers_error() -> list[str]:
+    """An error can be made anew of what another process sends of it."""
+    sent = RequestError("prompt", "0 tokens", "at least 1", "Send a prompt.")
+    try:
+        return [] if copy(sent).wanted == "at least 1" else ["the parts of an error are lost"]
+    except TypeError as error:
+        return [str(error)]
+
+
+def nothing_said() -> list[str]:
+    """A message without a text adds none to the prompt."""
+    (message,) = playhead.engine.conversations.plain_messages([{"role": "user", "content": None}])
+    return [] if message["content"] == "" else [f"the prompt would have {message['content']}"]
+
+
+def shut_down_under_a_coroutine() -> list[str]:
+    """A coroutine that reads a stream gets what there is when the engine is shut down, and is told so."""
+    engine = sgl.Engine("embedded", context_length=64, max_running_requests=2, disable_cuda_graph=True)
+
+    async def last() -> list[str]:
+        answers = await engine.async_generate("The whale", {"temperature": 0, "max_new_tokens": 60}, stream=True)
+        await anext(answers)
+        engine.shutdown()
+        *_, end = [answer["meta_info"]["finish_reason"] async for answer in answers]
+        return [] if end["type"] == "abort" else [f"the stream ended by {end['type']}"]
+
+    try:
+        return asyncio.run(last())
+    except RuntimeError as error:
+        return [str(error)]
+
+
 FACE_MUTANTS: tuple[Mutant, ...] = (
     salt_of_a_prompt_forgotten,
     a_callers_parameters_kept,
     a_share_of_what_is_free,
     a_setting_ignored_quietly,
+    errors_made_of_their_message,
+    nothing_said_is_written_out,
+    threads_end_before_their_engine,
 )
 
 FACE_CHECKERS: tuple[Checker, ...] = (
@@ -108,4 +185,7 @@ FACE_CHECKERS: tuple[Checker, ...] = (
     Checker(name="parameters set while a request runs", run=set_while_running),
     Checker(name="half of a GPU", run=half_a_gpu),
     Checker(name="eight GPUs asked for", run=eight_gpus),
+    Checker(name="a worker's error", run=a_workers_error),
+    Checker(name="a message without a text", run=nothing_said),
+    Checker(name="shut down under a coroutine", run=shut_down_under_a_coroutine),
 )

@@ -48,6 +48,22 @@ def test_an_answer_is_one_paragraph(llm):
     assert endless.text == whole.text
 
 
+def test_a_conversation_alone_ends_as_it_does_in_a_list(llm):
+    params = SamplingParams(temperature=0.8, max_tokens=60, seed=0)
+    prompt = llm.chat_prompt(TALK)
+    answers = [llm.generate(given, params)[0].outputs[0].text for given in (prompt, [prompt])]
+    assert answers == [llm.chat(TALK, params)[0].outputs[0].text] * 2
+
+
+def test_a_form_may_have_the_end_of_a_turn_inside(llm):
+    """JSON may have two line ends between its parts: the answer to a schema was an open brace."""
+    params = SamplingParams(structured_outputs={"regex": "a\n\nb"}, max_tokens=20)
+    answer = llm.chat(TALK, params)[0].outputs[0]
+    assert (answer.text, answer.stop_reason) == ("a\n\nb", None)
+    cut = llm.chat(TALK, replace(params, stop=["\n"]))[0].outputs[0]
+    assert (cut.text, cut.stop_reason) == ("a", "\n")
+
+
 def test_another_template_brings_no_ends_of_this_one(llm):
     options = ChatOptions(chat_template="{{ messages[0].content }}")
     assert llm.engine.reader.chat_prompt(TALK, options).stops == ()

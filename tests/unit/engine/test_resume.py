@@ -169,6 +169,17 @@ def test_an_output_that_its_grammar_does_not_allow_is_refused():
     assert not engine.has_work
 
 
+@pytest.mark.parametrize("given", ["x", None, ["x"], [{"index": 0}]])
+def test_what_is_no_output_is_refused_by_its_type(engine, given):
+    async def resume() -> None:
+        async with AsyncEngine.of(engine) as served:
+            await anext(served.generate([7, 8, 9], greedy(4), resume_from=given))
+
+    with pytest.raises(RequestError, match=r"resume_from: a \w+; wanted the outputs of a RequestOutput"):
+        asyncio.run(resume())
+    assert not engine.has_work
+
+
 def test_every_sample_must_be_resumed():
     options = RequestOptions(resume_from=(so_far(1),))
     with pytest.raises(RequestError, match="all 2"):
