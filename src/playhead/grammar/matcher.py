@@ -20,6 +20,8 @@ BITS = 32
 NO_IDS: frozenset[int] = frozenset()
 NO_ROOM = "lexer error: too many"
 """How llguidance's errors begin when it has no room for another state."""
+TOKENS_APART = 8
+"""An answer that lacks room again before so many tokens needs too much itself. Every step would wait for it."""
 
 
 def num_words(vocab_size: int) -> int:
@@ -62,6 +64,7 @@ class Matcher:
     def __init__(self, grammar: Grammar, rules: OtherRules | None = None, *, can_force: bool = False) -> None:
         self._grammar = grammar
         self.state, self._source = grammar.start()
+        self._moved_at: int | None = None
         self._rules = rules if rules is not None and rules.forbid_something else None
         self._allowed_W: Int32Array | None = None
         if self._rules is not None and self._rules.allowed_ids is not None:
@@ -105,9 +108,12 @@ class Matcher:
         The first try may find no room either, for other answers share it. The second has a matcher that is new: what
         fills that one is the fault of this answer alone.
         """
+        if self._moved_at is not None and 0 < len(output) - self._moved_at < TOKENS_APART:
+            return False
         for _ in range(2):
             if not self.state.get_error().startswith(NO_ROOM):
                 break
+            self._moved_at = len(output)
             self.state, self._source = self._grammar.start(self._source)
             if self.state.consume_tokens(output) and mask_W is not None:
                 self.write_mask(mask_W.ctypes.data, mask_W.nbytes)

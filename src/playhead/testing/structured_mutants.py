@@ -12,7 +12,7 @@ import numpy as np
 from playhead.engine.engine import Engine
 from playhead.engine.structured import MaskWriter
 from playhead.errors import PlayheadError
-from playhead.grammar import compiler
+from playhead.grammar import compiler, matcher
 from playhead.grammar.compiler import Grammar, GrammarCompiler
 from playhead.grammar.matcher import Matcher, num_words
 from playhead.graph.late import LateRegistry, LateRows
@@ -175,14 +175,14 @@ def check_forced_in_two_goes(wanted: Tokens) -> list[str]:
 def check_room_for_states() -> list[str]:
     """Answers of one form, which share the room for its states, go on when the room is used up."""
     wanted, mask_W = {TEXTS.index(text) for text in ("a", "b", "ab")}, np.zeros(num_words(VOCAB_SIZE), dtype=np.int32)
-    with swapped(compiler, "MAX_LEXER_STATES", 40):
+    with swapped(compiler, "MAX_LEXER_STATES", 40), swapped(matcher, "TOKENS_APART", 1):
         grammar = GrammarCompiler(tiny_vocabulary).compile(StructuredOutputs(regex="[ab]*a[ab]{12}"))
         for number in range(32):
-            matcher, output = Matcher(grammar), list[int]()
+            answer, output = Matcher(grammar), list[int]()
             for place in range(8):
-                matcher.follow(output)
-                matcher.write_mask(mask_W.ctypes.data, mask_W.nbytes)
-                matcher.restrict(output, mask_W)
+                answer.follow(output)
+                answer.write_mask(mask_W.ctypes.data, mask_W.nbytes)
+                answer.restrict(output, mask_W)
                 found = set(np.flatnonzero(np.unpackbits(mask_W.view(np.uint8), bitorder="little")).tolist())
                 if found != wanted:
                     return [f"answer {number} may go on with {found} after {output}; wanted {wanted}"]

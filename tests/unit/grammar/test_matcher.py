@@ -10,6 +10,7 @@ import pytest
 
 from playhead.errors import PlayheadError
 from playhead.grammar import compiler
+from playhead.grammar import matcher as matcher_module
 from playhead.grammar.compiler import GrammarCompiler
 from playhead.grammar.matcher import Matcher, OtherRules, bit, mask_of, num_words, num_words_left
 from playhead.structured_outputs import StructuredOutputs
@@ -69,19 +70,31 @@ def test_answers_of_one_grammar_do_not_see_each_other():
     assert allowed(second, [])[1] == set(ids("a", "ab", "abc"))
 
 
-@pytest.mark.parametrize("num_at_once", [1, 4])
-def test_answers_go_on_when_others_have_used_up_the_room_for_states(monkeypatch, num_at_once):
-    """Copies of a matcher share 40 states here. One answer finds almost as many, and all together hundreds."""
-    monkeypatch.setattr(compiler, "MAX_LEXER_STATES", 40)
+def answer_in_little_room(num_answers: int, num_at_once: int) -> None:
+    """Random answers, each mask compared. Copies of a matcher share 40 states, and one answer finds almost as many."""
     grammar = GrammarCompiler(tiny_vocabulary).compile(StructuredOutputs(regex="[ab]*a[ab]{12}"))
     rng = random.Random(0)
-    for _ in range(24 // num_at_once):
+    for _ in range(num_answers // num_at_once):
         matchers = [Matcher(grammar) for _ in range(num_at_once)]
         outputs: list[list[int]] = [[] for _ in matchers]
-        for length in range(12):
+        for _ in range(12):
             for matcher, output in zip(matchers, outputs, strict=True):
-                assert allowed(matcher, output) == (True, set(ids("a", "b", "ab"))), (output, length)
+                assert allowed(matcher, output) == (True, set(ids("a", "b", "ab"))), output
                 output.append(rng.choice(ids("a", "b")))
+
+
+@pytest.mark.parametrize("num_at_once", [1, 4])
+def test_answers_go_on_when_others_have_used_up_the_room_for_states(monkeypatch, num_at_once):
+    monkeypatch.setattr(compiler, "MAX_LEXER_STATES", 40)
+    monkeypatch.setattr(matcher_module, "TOKENS_APART", 1)
+    answer_in_little_room(24, num_at_once)
+
+
+def test_an_answer_that_lacks_room_again_and_again_is_given_up(monkeypatch):
+    """Every step would wait while the form is compiled once more."""
+    monkeypatch.setattr(compiler, "MAX_LEXER_STATES", 40)
+    with pytest.raises(PlayheadError, match="too many states"):
+        answer_in_little_room(4, 4)
 
 
 def test_an_answer_that_uses_up_the_room_alone_is_its_own_fault(monkeypatch):
