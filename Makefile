@@ -42,7 +42,7 @@ test-parity: $(DEV)
 # What the suite runs a slice of: the fuzz, every relation, transformers' tokens, the rules of the KV memory. One test may
 # take an hour; the suite would end it after ten minutes.
 test-long: $(DEV)
-	PLAYHEAD_FUZZ_REQUESTS=20000 PLAYHEAD_K9_CASES=100 PLAYHEAD_ORACLE_PROMPTS=50 PLAYHEAD_ORACLE_TOKENS=200 PLAYHEAD_KV_RULES=200000 \
+	PLAYHEAD_FUZZ_REQUESTS=20000 PLAYHEAD_FUZZ_GEOMETRIES=200 PLAYHEAD_K9_CASES=100 PLAYHEAD_ORACLE_PROMPTS=50 PLAYHEAD_ORACLE_TOKENS=200 PLAYHEAD_KV_RULES=200000 \
 	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -o faulthandler_timeout=7200 tests/e2e tests/integrity/test_kv_state_machine.py
 
 # The server: the openai package's cases, requests made from /openapi.json, hostile bytes, 10,000 requests of which half

@@ -13,6 +13,8 @@ from playhead.testing.kv_rules import CHUNK_TOKENS, KVRules, drain, small_layer,
 
 MIN_RULES = int(os.environ.get("PLAYHEAD_KV_RULES", "40000"))
 NUM_PARTS = 4
+WINDOWS = [(8, None), (8, 4, None), (8,), (None,), (5, None), (1, 7, None)]
+"""Of whole pages, where the frontier of a window waits for a page to fill, and others."""
 
 requests = st.integers(0, 4)
 tokens = st.integers(0, 1)
@@ -27,7 +29,7 @@ class KVMachine(RuleBasedStateMachine):
         self.num_rules = 0
         self.rules = None
 
-    @initialize(page_size=st.sampled_from([1, 2, 4]), windows=st.sampled_from([(8, None), (8, 4, None), (8,), (None,)]))
+    @initialize(page_size=st.sampled_from([1, 2, 3, 4]), windows=st.sampled_from(WINDOWS))
     def start(self, page_size, windows):
         layers = [small_layer(window) for window in windows]
         self.rules = KVRules(small_plan(layers, page_size=page_size, num_slabs=100 // page_size))

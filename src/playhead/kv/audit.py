@@ -65,6 +65,12 @@ class GroupAudit:
         for page in np.flatnonzero(counted != self._held).tolist():
             detail = f"counted {counted[page]} holders, {self._held[page]} sequences hold it"
             yield self._wrong(ViolationKind.WRONG_COUNT, page, detail)
+        if self._index == FULL:  # with its last holder gone, a page of the tree that is not retained would be freed
+            retained, in_tree = self._allocator.retained_mask(), self._kept > 0
+            detail = "retained, but not in the tree"
+            yield from self._all_wrong(ViolationKind.WRONG_COUNT, np.flatnonzero(retained > in_tree), detail)
+            detail = "in the tree, but not retained"
+            yield from self._all_wrong(ViolationKind.WRONG_COUNT, np.flatnonzero(in_tree > retained), detail)
         wanted = (
             ("held", self._allocator.num_held, int(np.count_nonzero(self._held))),
             ("cached", self._allocator.num_cached, int(np.count_nonzero((self._kept > 0) > (self._held > 0)))),

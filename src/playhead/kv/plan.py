@@ -7,7 +7,7 @@ need them. The plan fixes the arena, states what fits in it, and refuses what ne
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from playhead.errors import ConfigError
 from playhead.kv.geometry import KVGeometry, KVGroup, num_pages_for
@@ -95,34 +95,39 @@ class KVPlan:
     def capacity(self, context_tokens: int) -> Capacity:
         """What fits at this context; see `Capacity`."""
         per_request = [_request_pages(group, context_tokens, self.geometry.page_size) for group in self.geometry.groups]
-        num_requests = _largest(lambda n: self._holds([n * pages for pages in per_request]))
+        num_requests = _largest(lambda n: self._holds([n * pages for pages in per_request], n * context_tokens))
         taken = [num_requests * pages for pages in per_request]
-        rest = _largest(lambda tokens: tokens < context_tokens and self._holds_beside(taken, tokens))
+        num_taken = num_requests * context_tokens
+        rest = _largest(lambda tokens: tokens < context_tokens and self._holds_beside(taken, num_taken, tokens))
         return Capacity(
             context_tokens=context_tokens,
             num_requests=num_requests,
-            num_tokens=num_requests * context_tokens + rest,
+            num_tokens=num_taken + rest,
             bound_tokens=hybrid_bound_tokens(self.arena_bytes, self.geometry, context_tokens),
             uniform_tokens=self.arena_bytes // self.geometry.bytes_per_token,
         )
 
-    def _holds_beside(self, taken: list[int], tokens: int) -> bool:
+    def _holds_beside(self, taken: list[int], num_taken_tokens: int, tokens: int) -> bool:
         page_size = self.geometry.page_size
         extra = [_request_pages(group, tokens, page_size) for group in self.geometry.groups]
-        return self._holds([a + b for a, b in zip(taken, extra, strict=True)])
+        return self._holds([a + b for a, b in zip(taken, extra, strict=True)], num_taken_tokens + tokens)
 
-    def _holds(self, pages: list[int]) -> bool:
-        """Whether these pages per group fit beside the sink and the chunks in flight."""
-        return NUM_SINK_SLABS + sum(self._slabs(pages)) <= self.num_slabs
+    def _holds(self, pages: list[int], num_tokens: int) -> bool:
+        """Whether these pages per group, of requests with so many tokens, fit beside the sink and chunks in flight."""
+        return NUM_SINK_SLABS + sum(self._slabs(pages, num_tokens)) <= self.num_slabs
 
     @property
     def num_sink_pages(self) -> tuple[int, ...]:
         """Of each group, the pages in the slab that no request gets. Groups share that memory."""
         return tuple(NUM_SINK_SLABS * layout.pages_per_slab for layout in self.layout.groups)
 
-    def _slabs(self, pages: list[int]) -> list[int]:
-        """Slabs of each group for these pages and, in window groups, the chunks in flight."""
-        chunks = self.limits.num_steps_in_flight * num_pages_for(self.limits.chunk_tokens, self.geometry.page_size)
+    def _slabs(self, pages: list[int], num_tokens: int) -> list[int]:
+        """Slabs of each group for these pages and, in window groups, the chunks in flight.
+
+        A chunk has no more tokens than all requests together: one request of 64 tokens has no chunk of 512.
+        """
+        chunk_tokens = min(self.limits.chunk_tokens, num_tokens)
+        chunks = num_pages_for(self.limits.num_steps_in_flight * chunk_tokens, self.geometry.page_size)
         slabs = []
         for layout, count in zip(self.layout.groups, pages, strict=True):
             in_flight = 0 if layout.group.window is None else chunks
@@ -136,7 +141,7 @@ class KVPlan:
         """
         page_size = self.geometry.page_size
         per_request = [_request_pages(group, context_tokens, page_size) for group in self.geometry.groups]
-        return self._slabs([num_requests * pages for pages in per_request])
+        return self._slabs([num_requests * pages for pages in per_request], num_requests * context_tokens)
 
     def describe(self) -> str:
         """The plan as text, one line per fact."""
@@ -216,19 +221,9 @@ def longest_context(num_bytes: int, geometry: KVGeometry, limits: KVLimits) -> i
 
 
 def most_running(num_bytes: int, geometry: KVGeometry, limits: KVLimits) -> int:
-    """How many requests these bytes hold with one page each, beside the chunks in flight.
-
-    A chunk has no more tokens than so many requests of the longest context: one request of 64 tokens has no chunk of
-    512.
-    """
-    plan = _plan_of(geometry, limits, num_bytes)
-
-    def holds(num_requests: int) -> bool:
-        chunk_tokens = min(limits.chunk_tokens, num_requests * limits.max_context_tokens)
-        cut = replace(plan, limits=replace(limits, chunk_tokens=chunk_tokens))
-        return cut._holds([num_requests] * len(geometry.groups))
-
-    return _largest(holds)
+    """How many requests these bytes hold with one page each, beside the chunks in flight."""
+    plan, num_groups = _plan_of(geometry, limits, num_bytes), len(geometry.groups)
+    return _largest(lambda count: plan._holds([count] * num_groups, count * limits.max_context_tokens))
 
 
 def most_useful_bytes(geometry: KVGeometry) -> int:
@@ -259,16 +254,7 @@ def _request_pages(group: KVGroup, context_tokens: int, page_size: int) -> int:
 
 def _least_slabs(plan: KVPlan, context_tokens: int, num_requests: int = 1) -> int:
     """Slabs for so many requests of this length with their chunks in flight, and the sink."""
-    page_size, limits = plan.geometry.page_size, plan.limits
-    in_flight = limits.num_steps_in_flight * min(limits.chunk_tokens, context_tokens)
-    num_slabs = NUM_SINK_SLABS
-    for layout in plan.layout.groups:
-        if layout.has_bytes:
-            pages = num_requests * _request_pages(layout.group, context_tokens, page_size)
-            if layout.group.window is not None:
-                pages += num_pages_for(in_flight, page_size)
-            num_slabs += num_pages_for(pages, layout.pages_per_slab)
-    return num_slabs
+    return NUM_SINK_SLABS + sum(plan.slabs_of(num_requests, context_tokens))
 
 
 def _largest(fits: Callable[[int], bool]) -> int:

@@ -19,7 +19,7 @@ class ViolationKind(Enum):
     TWO_STATES = "page in two states"
     """A page is free and in use, or given up twice, or two groups have its slab."""
     WRONG_COUNT = "count differs from its holders"
-    """The number of holders, or of pages in a state, is not what the sequences come to."""
+    """The number of holders, or of pages in a state, is not what the sequences and the prefix cache come to."""
     BAD_MAPPING = "mapping not one-to-one"
     """A window page lies under two full pages, or under one that does not keep it."""
     BAD_ROW = "row differs from its sequence"

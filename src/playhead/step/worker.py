@@ -310,7 +310,9 @@ class Worker:
         if self.masked is not None:
             self.masked.decode_slots = None
         for step in steps:
-            self._in_flight.pop(step, None)
+            given_up = self._in_flight.pop(step, None)
+            if given_up is not None and given_up.tail is not None and given_up.decision.mode is Mode.EAGER:
+                self.kv.flush_prefixes()  # an eager step writes its keys with its tail: what it offered may be empty
         self.settle()
 
     def settle(self) -> None:

@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from weakref import WeakMethod
 
 from playhead.engine import engine as engine_module
@@ -18,10 +19,12 @@ from playhead.engine.response import ResponseBuilder
 from playhead.engine.still import StillObjects
 from playhead.errors import MisuseError, PlayheadError
 from playhead.graph.breaks import RunBreak
+from playhead.kv.audit import GroupAudit
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.ledger import NOTHING, Findings, KVWatch
 from playhead.kv.prefix import PrefixCache
 from playhead.kv.tables import RowTables, WindowMapping
+from playhead.kv.violations import Violation
 from playhead.outputs import FinishReason, RequestOutput
 from playhead.schedule import scheduler, step_plan
 from playhead.schedule.scheduler import Scheduler
@@ -136,6 +139,19 @@ def touched_requests_go_on() -> Patch:
         self.stats.num_violations += len(findings.violations)
 
     return swapped(Engine, "_end_the_touched", forgiving)
+
+
+@mutant(
+    "marks of the tree unseen",
+    source="found here: a page could be freed and hit, and the audit saw it when it had been",
+    killed_by=("corrupted account",),
+)
+def marks_of_the_tree_unseen() -> Patch:
+    def holders_alone(self: GroupAudit) -> Iterator[Violation]:
+        return (one for one in wrong_counts(self) if "tree" not in one.detail)
+
+    wrong_counts = GroupAudit._wrong_counts
+    return swapped(GroupAudit, "_wrong_counts", holders_alone)
 
 
 @mutant("quarantined prefix kept", source="shared pages that failed an audit", killed_by=("corrupted prefix",))
@@ -254,20 +270,27 @@ def broken_text(wanted: Tokens) -> list[str]:
 
 
 def corrupted_account(wanted: Tokens) -> list[str]:
-    """The victim's row shows a page that is not its own: it ends in the same step."""
-    engine = tiny_engine(overlap=False, strict_ledger=False)
-    engine._watch._every_steps = 1
+    """The victim's row shows a page that is not its own, or a page of its prompt would be freed although the prefix
+    cache has it: it ends in the same step.
+    """
 
-    def corrupt() -> None:
-        kv = engine.worker.kv
+    def show_a_stranger(kv: HybridKVCache) -> None:
         seq = kv.sequences["victim"]
         kv.rows.tables[0][seq.row, 0] = seq.pages[-1]
 
-    finished = run_three(engine, corrupt)
-    found = wrong_tokens(finished, wanted, but="victim")
-    if not engine.stats.num_violations:
-        found.append("nobody counted it")
-    return found + leftovers(engine)
+    def forget_the_tree(kv: HybridKVCache) -> None:
+        kv.allocator._is_retained[kv.sequences["victim"].pages[0]] = 0
+
+    found = []
+    for corrupt in (show_a_stranger, forget_the_tree):
+        engine = tiny_engine(overlap=False, strict_ledger=False)
+        engine._watch._every_steps = 1
+        finished = run_three(engine, partial(corrupt, engine.worker.kv))
+        found += wrong_tokens(finished, wanted, but="victim")
+        if not engine.stats.num_violations:
+            found.append("nobody counted it")
+        found += leftovers(engine)
+    return found
 
 
 def corrupted_prefix(wanted: Tokens) -> list[str]:
@@ -367,6 +390,7 @@ FAULT_MUTANTS: tuple[Mutant, ...] = (
     one_error_for_all,
     ledger_not_run,
     touched_requests_go_on,
+    marks_of_the_tree_unseen,
     quarantined_prefix_kept,
     anybody_may_enter,
     memory_waits_for_the_collector,

@@ -25,7 +25,7 @@ from playhead.engine.memory import fit_beside_weights, fit_memory
 from playhead.errors import CheckpointError, ConfigError
 from playhead.kernels.blocks import BLOCK_SIZE
 from playhead.kv.geometry import KVGeometry
-from playhead.kv.plan import KVLimits, KVPlan, least_bytes
+from playhead.kv.plan import KVLimits, KVPlan, least_bytes, plan_kv
 from playhead.layers.blocks import BlockLinear, Blocks
 from playhead.layers.rope import inverse_frequencies
 from playhead.layers.spec import StoredAs
@@ -175,6 +175,10 @@ def memory_that_is_enough() -> list[str]:
         num_bytes = 2 * least_bytes(geometry, short)
         if not playhead.kv.plan.most_running(num_bytes, geometry, replace(short, chunk_tokens=1 << 20)):
             found.append(f"{family}: no request of 64 tokens beside a chunk that is longer")
+        ahead = KVLimits(max_context_tokens=2000, max_running=1, chunk_tokens=1, num_steps_in_flight=2)
+        plan = plan_kv(num_bytes=least_bytes(geometry, ahead), geometry=geometry, limits=ahead)
+        if not plan.capacity(2000).num_requests:
+            found.append(f"{family}: memory for one request is said to hold none")
     return found
 
 
@@ -316,9 +320,26 @@ def names_without_bytes() -> Patch:
 def chunk_longer_than_all_contexts() -> Patch:
     def uncut(num_bytes: int, geometry: KVGeometry, limits: KVLimits) -> int:
         made = playhead.kv.plan._plan_of(geometry, limits, num_bytes)
-        return playhead.kv.plan._largest(lambda count: made._holds([count] * len(geometry.groups)))
+        num_tokens = limits.chunk_tokens
+        return playhead.kv.plan._largest(lambda count: made._holds([count] * len(geometry.groups), num_tokens))
 
     return swapped(playhead.kv.plan, "most_running", uncut)
+
+
+@mutant(
+    "a page for the chunk of each step",
+    source="found here: the least memory of a plan was said to hold no request, where chunks are shorter than a page",
+    killed_by=("memory that is enough",),
+)
+def page_for_each_chunk() -> Patch:
+    holds = KVPlan._holds
+
+    def by_step(plan: KVPlan, pages: list[int], num_tokens: int) -> bool:
+        page_size, chunk_tokens = plan.geometry.page_size, plan.limits.chunk_tokens
+        whole = replace(plan.limits, chunk_tokens=chunk_tokens + -chunk_tokens % page_size)
+        return holds(replace(plan, limits=whole), pages, num_tokens)
+
+    return swapped(KVPlan, "_holds", by_step)
 
 
 @mutant(
@@ -348,6 +369,7 @@ GGUF_MUTANTS: tuple[Mutant, ...] = (
     chunks_give_way_to_a_short_context,
     names_without_bytes,
     chunk_longer_than_all_contexts,
+    page_for_each_chunk,
     homes_of_nobody,
     any_name_is_the_hubs,
 )

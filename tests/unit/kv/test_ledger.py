@@ -84,6 +84,21 @@ def test_a_slab_that_is_lent_and_free_is_found():
     assert "arena" in {violation.group for violation in Ledger(cache).audit()}
 
 
+@pytest.mark.parametrize("is_retained", [True, False])
+def test_a_page_that_is_retained_without_the_tree_or_in_the_tree_without_being_retained_is_found(is_retained):
+    """Before its last holder has gone: then one would be kept for ever, the other handed out while others hit it."""
+    cache = running_cache(strict=False)
+    page = cache.sequences["a"].pages[-1 if is_retained else 0]
+    assert cache.allocator.is_retained(page) is not is_retained
+    cache.allocator._is_retained[page] = is_retained
+    findings = Ledger(cache).check(full=True)
+    assert {(one.kind, one.page) for one in findings.violations} == {(ViolationKind.WRONG_COUNT, page)}
+    assert set(findings.by_request) == {"a"}
+    again = cache.admit("again", [2] * 21)
+    assert again.num_hit_tokens == 0
+    assert Ledger(cache).audit() == []
+
+
 def test_in_production_a_leaked_page_is_quarantined_and_reported_once():
     cache = running_cache(strict=False)
     ledger = Ledger(cache)

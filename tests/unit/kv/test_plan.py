@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from bench.kv_models import models
 from playhead.errors import ConfigError
 from playhead.kv.geometry import KVGeometry
 from playhead.kv.layout import lay_out
-from playhead.kv.plan import KVLimits, hybrid_bound_tokens, plan_kv
+from playhead.kv.plan import KVLimits, hybrid_bound_tokens, least_bytes, longest_context, plan_kv, useful_bytes
 from playhead.testing.kv_rules import small_layer
 
 GIB = 2**30
@@ -56,9 +57,24 @@ def test_slabs_of_requests_hold_their_pages_and_the_steps_in_flight(name):
     assert sum(slabs) + 1 <= plan.num_slabs  # the sink's
     assert sum(plan.slabs_of(fits.num_requests + 1, 131072)) + 1 > plan.num_slabs
     in_flight = 2 * 1024 // 16
-    for layout, idle in zip(plan.layout.groups, plan.slabs_of(0, 131072), strict=True):
-        pages = in_flight if layout.group.window is not None else 0
-        assert idle == -(-pages // layout.pages_per_slab)
+    for layout, slabs_of_one in zip(plan.layout.groups, plan.slabs_of(1, 131072), strict=True):
+        window = layout.group.window
+        pages = 131072 // 16 if window is None else window // 16 + 1 + in_flight
+        assert slabs_of_one == -(-pages // layout.pages_per_slab)
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 5, 64, 1000])
+@pytest.mark.parametrize("page_size", [3, 16, 64])
+@pytest.mark.parametrize("windows", [(None,), (None, 5), (5, None, 40), (5,), (5, 40)], ids=str)
+def test_bytes_that_are_said_to_be_enough_are_taken_and_hold_what_they_are_for(windows, page_size, chunk_tokens):
+    """Chunks are shorter than a page, or longer than a context: every count of them must be the same."""
+    geometry = KVGeometry.of([small_layer(window) for window in windows], page_size)
+    limits = KVLimits(max_context_tokens=64, max_running=6, chunk_tokens=chunk_tokens, num_steps_in_flight=2)
+    alone = replace(limits, max_running=1)
+    for one, num_bytes in ((alone, least_bytes(geometry, alone)), (limits, useful_bytes(geometry, limits))):
+        plan = plan_kv(num_bytes=num_bytes, geometry=geometry, limits=one)
+        assert longest_context(num_bytes, geometry, one) >= 64
+        assert plan.capacity(64).num_requests >= one.max_running
 
 
 def test_a_context_that_cannot_fit_is_refused_with_one_that_does():
