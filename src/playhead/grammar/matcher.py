@@ -70,14 +70,19 @@ class Matcher:
         if self._rules is not None and self._rules.allowed_ids is not None:
             self._allowed_W = mask_of(self._rules.allowed_ids, grammar.vocab_size)
         self.num_taken, self.can_force = 0, can_force
+        self._is_taking = False
 
     def follow(self, output: list[int]) -> None:
         """Take the tokens of the answer that are new. A second call changes nothing."""
+        if self._is_taking:  # the last call was interrupted: nobody knows what the state has taken
+            (self.state, self._source), self.num_taken = self._grammar.start(), 0
         new = output[self.num_taken :]
+        self._is_taking = True
         if new and not self.state.consume_tokens(new) and not self._goes_on(output):
             # llguidance stays in error from here on, and so does this answer. Other answers have states of their own.
             raise PlayheadError(f"the grammar does not allow {len(new)} more tokens: {self._reason()}")
         self.num_taken += len(new)
+        self._is_taking = False
 
     def write_mask(self, address: int, num_bytes: int) -> None:
         """The bits of what the grammar allows after the tokens that it has taken, into so much memory."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from playhead.engine.config import EngineConfig
 from playhead.engine.engine import Engine
 from playhead.engine.structured import MaskWriter
 from playhead.errors import PlayheadError
@@ -20,16 +22,19 @@ from playhead.graph.slots import FillContext, GraphSlot
 from playhead.graph.spec import StepResult
 from playhead.graph.split import SplitRunner
 from playhead.kv.sequence import SequenceKV
+from playhead.models.text.ids_only import IdsOnlyTokenizer
+from playhead.outputs import RequestOutput
 from playhead.schedule.request import Chunk, Request
 from playhead.schedule.rows import DeviceRows
 from playhead.schedule.scheduler import Scheduler
 from playhead.schedule.step_plan import StepPlan
 from playhead.step import build
 from playhead.step.audit import audit_worker
-from playhead.step.masks import masks_slot
+from playhead.step.masks import Tail, masks_slot
 from playhead.step.sampling import MASKS_SLOT, ReadTokens
 from playhead.step.worker import InFlight, Worker
 from playhead.structured_outputs import StructuredOutputs
+from playhead.testing.fault_runs import leftovers
 from playhead.testing.mutant import Checker, Mutant, Oracle, Patch, mutant, swapped
 from playhead.testing.structured import (
     FORCED,
@@ -40,12 +45,19 @@ from playhead.testing.structured import (
     VOCAB_SIZE,
     checked_ask,
     forcing_engine,
+    formed,
     formed_alone,
     formed_engine,
+    tiny_grammars,
     tiny_vocabulary,
     wrong_answers,
 )
-from playhead.testing.tiny_engine import run_asks, tiny_engine
+from playhead.testing.tiny_engine import Ask, run_asks, tiny_engine
+from playhead.testing.tiny_worker import tiny_worker
+from playhead.types import Mode, Step
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 Tokens = dict[str, list[Any]]
 Force = Callable[[Chunk, Sequence[int]], bool]
@@ -190,7 +202,59 @@ def check_room_for_states() -> list[str]:
     return []
 
 
+class TakesAndStops:
+    """A state of llguidance that takes tokens and is interrupted, once, before anybody knows it."""
+
+    def __init__(self, state: LLMatcher) -> None:
+        self._state, self._stops = state, True
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._state, name)
+
+    def consume_tokens(self, tokens: list[int]) -> bool:
+        is_taken = self._state.consume_tokens(tokens)
+        if self._stops:
+            self._stops = False
+            raise MemoryError("stands for an interrupt")
+        return is_taken
+
+
+def check_interrupted_matcher() -> list[str]:
+    """Tokens that a matcher had taken when it was interrupted are not taken twice."""
+    answer = Matcher(tiny_grammars().compile(StructuredOutputs(regex="ab")))
+    answer.state = cast("LLMatcher", TakesAndStops(answer.state))
+    output = [TEXTS.index("a")]
+    with suppress(MemoryError):
+        answer.follow(output)
+    answer.follow(output)
+    answer.follow([*output, TEXTS.index("b")])
+    return [] if answer.state.is_accepting() else ["ab does not fit ab"]
+
+
+def check_failed_tail() -> list[str]:
+    """An eager step runs whole in its tail, when its pages are in the prefix cache. If that fails, none of them is."""
+    ask = Ask(name="r", prompt=(21,), params=formed(8, regex="[a-f]{3}-x:q,z"))
+    engine = Engine(tiny_worker(Mode.EAGER), IdsOnlyTokenizer(), config=EngineConfig())
+    wanted, found = run_asks(engine, [ask], check=checked_ask)
+    engine.reset_prefix_cache()
+    engine.submit(ask.name, checked_ask(engine, ask))
+
+    def fails(self: Tail) -> None:
+        raise MemoryError("on purpose")
+
+    with swapped(Tail, "launch", fails), suppress(MemoryError):
+        engine.step()
+    found += [f"a prefix of {len(node.key)} tokens is kept" for node in engine.worker.kv.prefix.nodes()]
+    outputs: list[RequestOutput] = []
+    while engine.has_work:
+        outputs += engine.step()
+    tokens, alone = (one.outputs[0].token_ids for one in (outputs[-1], wanted["r"]))
+    return found + leftovers(engine) + ([] if tokens == alone else [f"{tokens}; alone {alone}"])
+
+
 STRUCTURED_CHECKERS: tuple[Checker, ...] = (
+    Checker(name="an interrupted matcher", run=check_interrupted_matcher, raises=(PlayheadError,)),
+    Checker(name="a failed tail", run=check_failed_tail),
     Checker(name="answers", run=check_answers, oracles=(ALONE,)),
     Checker(name="shrinking batch", run=check_shrinking, oracles=(ALONE,)),
     Checker(name="mask padding", run=check_padding),
@@ -376,7 +440,32 @@ def room_is_shared() -> Patch:
     return swapped(Grammar, "start", lambda self, spent=None: start(self))
 
 
+@mutant("tokens taken twice", source="found in review: an interrupt", killed_by=("an interrupted matcher",))
+def tokens_taken_twice() -> Patch:
+    original = Matcher.follow
+
+    def forgets(self: Matcher, output: list[int]) -> None:
+        self._is_taking = False
+        original(self, output)
+
+    return swapped(Matcher, "follow", forgets)
+
+
+@mutant("prefixes of a failed tail", source="found by faults anywhere in a step", killed_by=("a failed tail",))
+def prefixes_of_a_failed_tail() -> Patch:
+    original = Worker.give_up
+
+    def forgets(self: Worker, steps: Iterable[Step]) -> None:
+        for step in (given_up := list(steps)):
+            self._in_flight.pop(step, None)
+        original(self, given_up)
+
+    return swapped(Worker, "give_up", forgets)
+
+
 STRUCTURED_MUTANTS: tuple[Mutant, ...] = (
+    tokens_taken_twice,
+    prefixes_of_a_failed_tail,
     mask_off_by_one,
     mask_of_the_wrong_row,
     masks_pad_with_zeros,

@@ -15,6 +15,7 @@ from playhead.grammar.compiler import GrammarCompiler
 from playhead.grammar.matcher import Matcher, OtherRules, bit, mask_of, num_words, num_words_left
 from playhead.structured_outputs import StructuredOutputs
 from playhead.testing.structured import END, TEXTS, VOCAB_SIZE, tiny_grammars, tiny_vocabulary
+from playhead.testing.structured_mutants import check_interrupted_matcher
 
 CHOICES = ("abc", "abd", "yes", "1200")
 
@@ -61,6 +62,10 @@ def test_following_twice_changes_nothing():
     matcher.follow(ids("a", "b"))
     assert matcher.num_taken == 2
     assert allowed(matcher, ids("a", "b")) == (True, set(ids("c", "d")))
+
+
+def test_tokens_that_were_taken_before_an_interrupt_are_not_taken_again():
+    assert check_interrupted_matcher() == []
 
 
 def test_answers_of_one_grammar_do_not_see_each_other():
