@@ -132,18 +132,22 @@ class GrammarCompiler:
 
 
 def compiled(form: StructuredOutputs, tokenizer: LLTokenizer) -> Grammar | RequestError:
-    """The grammar of a form, or why there is none. What stands before the form must leave it as good as it is alone."""
+    """The grammar of a form, or why there is none.
+
+    A form is tried alone first: behind other text its faults would show in the middle of an answer.
+    """
     try:
-        for name, text in ((form.kind, own_text(form)), ("before", grammar_text(form))):
-            make = partial(matcher_of, text, tokenizer)
-            first = make()
-            fault = first.get_error() or fault_at_start(first.deep_copy())
-            if fault:
-                return refusal(name, fault)
-            if form.before is None:
-                break
+        texts = {form.kind: own_text(form)}
+        if form.before is not None:
+            texts["before"] = grammar_text(form)
     except RequestError as error:
         return error
+    for name, text in texts.items():
+        make = partial(matcher_of, text, tokenizer)
+        first = make()
+        fault = first.get_error() or fault_at_start(first.deep_copy())
+        if fault:
+            return refusal(name, fault)
     return Grammar(first, make, vocab_size=tokenizer.vocab_size)
 
 

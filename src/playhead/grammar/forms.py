@@ -33,7 +33,7 @@ def library() -> ModuleType:
 
 
 def grammar_text(form: StructuredOutputs) -> str:
-    """The grammar of a form and of what stands before it, or `RequestError` where no compiling is needed to see why."""
+    """The grammar of a form behind what stands before it, or `RequestError` where one of them cannot be read."""
     text = own_text(form)
     if form.before is None:
         return text
@@ -72,7 +72,7 @@ def lark_text(name: str, grammar: str) -> str:
 
 
 def refusal(name: str, reason: str) -> RequestError:
-    """The error for a field that llguidance cannot serve. Its reasons quote the pattern, and only their first line."""
+    """The error for a field that llguidance cannot serve. Its reasons quote all of a pattern; ours have one line."""
     keywords = UNKNOWN_KEYWORDS.search(reason)
     if keywords is not None:
         found = f"the keywords {keywords.group(1)}"
