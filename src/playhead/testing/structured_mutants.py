@@ -207,9 +207,7 @@ class TakesAndStops:
 
     def __init__(self, state: LLMatcher) -> None:
         self._state, self._stops = state, True
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._state, name)
+        self.get_error, self.is_error, self.is_accepting = state.get_error, state.is_error, state.is_accepting
 
     def consume_tokens(self, tokens: list[int]) -> bool:
         is_taken = self._state.consume_tokens(tokens)
