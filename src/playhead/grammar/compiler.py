@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from playhead.errors import PlayheadError, RequestError
-from playhead.grammar.forms import grammar_text, library, own_text, refusal
+from playhead.grammar.forms import grammar_texts, library, refusal
 from playhead.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
@@ -137,9 +137,7 @@ def compiled(form: StructuredOutputs, tokenizer: LLTokenizer) -> Grammar | Reque
     A form is tried alone first: behind other text its faults would show in the middle of an answer.
     """
     try:
-        texts = {form.kind: own_text(form)}
-        if form.before is not None:
-            texts["before"] = grammar_text(form)
+        texts = grammar_texts(form)
     except RequestError as error:
         return error
     for name, text in texts.items():

@@ -32,16 +32,22 @@ def library() -> ModuleType:
     return llguidance
 
 
-def grammar_text(form: StructuredOutputs) -> str:
-    """The grammar of a form behind what stands before it, or `RequestError` where one of them cannot be read."""
+def grammar_texts(form: StructuredOutputs) -> dict[str, str]:
+    """The grammar of a form alone and, where something stands before it, of both, by the field that each adds.
+
+    The last one is that of a whole answer. `RequestError` for a field that cannot be read.
+    """
     text = own_text(form)
     if form.before is None:
-        return text
+        return {form.kind: text}
     own = {"lark_grammar": text} if form.kind in IN_LARK else json.loads(text)["grammars"][0]
     # Each has names of its own: rules of one grammar do not see those of another.
-    both = ({"lark_grammar": "start: @before @form"}, {"lark_grammar": lark_text("before", form.before)}, own)
-    names = (None, "before", "form")
-    return json.dumps({"grammars": [{**one, "name": name} for one, name in zip(both, names, strict=True)]})
+    both = [
+        {"lark_grammar": "start: @before @form"},
+        {"name": "before", "lark_grammar": lark_text("before", form.before)},
+        {**own, "name": "form"},
+    ]
+    return {form.kind: text, "before": json.dumps({"grammars": both})}
 
 
 def own_text(form: StructuredOutputs) -> str:

@@ -242,7 +242,7 @@ def check_failed_tail() -> list[str]:
 
     with swapped(Tail, "launch", fails), suppress(MemoryError):
         engine.step()
-    found += [f"a prefix of {len(node.key)} tokens is kept" for node in engine.worker.kv.prefix.nodes()]
+    found += [f"pages {node.pages} are kept as a prefix" for node in engine.worker.kv.prefix.nodes()]
     outputs: list[RequestOutput] = []
     while engine.has_work:
         outputs += engine.step()

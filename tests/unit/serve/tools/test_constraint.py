@@ -6,7 +6,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer, grammar_from
 
 from playhead.errors import RequestError
-from playhead.grammar.forms import grammar_text
+from playhead.grammar.forms import grammar_texts
 from playhead.serve.tools.constraint import TokenNames
 from playhead.serve.tools.definitions import tool_request
 from playhead.serve.tools.formats import FORMATS, format_for
@@ -119,7 +119,8 @@ def form_fits(byte_tokens: LLTokenizer, name: str, text: str, *, template: str =
     """Whether an answer with a form can be this text."""
     before = format_for(template, name=name).before_form(NO_TOKENS, prompt_end=prompt_end)
     form = StructuredOutputs(json=CITY, disable_any_whitespace=True, before=before)
-    return is_text_of(byte_tokens, grammar_text(form), text)
+    *_, grammar = grammar_texts(form).values()
+    return is_text_of(byte_tokens, grammar, text)
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("harmony", "gemma4")])
