@@ -30,8 +30,9 @@ A message says where, what was found, what was wanted, and what to do, as far as
 
 from __future__ import annotations
 
+import re
 import reprlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 MAX_LISTED = 8
@@ -247,6 +248,15 @@ class CaptureError(GraphError):
 def unpickled(kind: type[PlayheadError], args: tuple[object, ...]) -> PlayheadError:
     """An error with this message, made without `__init__`."""
     return kind.__new__(kind, *args)
+
+
+def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
+    """The same refusal with fields called otherwise, wherever it speaks of them. What was found stays as it was."""
+    own = rf"\b({'|'.join(map(re.escape, names))})\b"
+    where, wanted, fix = (
+        re.sub(own, lambda found: names[found[0]], part) for part in (error.where, error.wanted, error.fix)
+    )
+    return RequestError(where, error.found, wanted, fix)
 
 
 def caused(error: PlayheadError, cause: BaseException | None) -> PlayheadError:

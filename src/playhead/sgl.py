@@ -11,7 +11,6 @@ Names, defaults and the shape of the answers are SGLang's. What Playhead does no
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from typing import Any, Literal, NoReturn, TypedDict, Unpack, overload
 
 from playhead.engine.config import ModelName
 from playhead.engine.keywords import EngineKeywords
-from playhead.errors import NO_POOLING, AbsentFeature, RequestError, did_you_mean, shown
+from playhead.errors import NO_POOLING, AbsentFeature, RequestError, did_you_mean, renamed, shown
 from playhead.inputs import Prompt, is_number
 from playhead.llm import LLM
 from playhead.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput
@@ -300,11 +299,7 @@ def named_as_sent() -> Iterator[None]:
     except RequestError as error:
         if type(error) is not RequestError:
             raise
-        own = rf"\b({'|'.join(SENT_NAMES)})\b"
-        where, wanted, fix = (
-            re.sub(own, lambda found: SENT_NAMES[found[0]], part) for part in (error.where, error.wanted, error.fix)
-        )
-        raise RequestError(where, error.found, wanted, fix) from None
+        raise renamed(error, SENT_NAMES) from None
 
 
 def growing_answer(outputs: Iterable[RequestOutput], wanted: LogprobOptions) -> Iterator[Answer]:

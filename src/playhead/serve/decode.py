@@ -17,7 +17,7 @@ from typing import NoReturn, TypeVar
 import msgspec
 
 from playhead.engine.conversations import TEXT_ONLY
-from playhead.errors import RequestError, did_you_mean, shown
+from playhead.errors import RequestError, did_you_mean, renamed, shown
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -72,8 +72,7 @@ def fields_named(names: Mapping[str, str]) -> Iterator[None]:
     except RequestError as error:
         for old, new in names.items():
             if error.where == f"sampling field {old!r}":
-                fix = error.fix.replace(old, new)
-                raise RequestError(f"sampling field {new!r}", error.found, error.wanted, fix) from None
+                raise renamed(error, {old: new}) from None
         raise
 
 
