@@ -194,7 +194,7 @@ def cut_decode_us(case: DecodeCase, splits: int, tiles: DecodeTiles | None = Non
 
     def call(i: int) -> None:
         arguments = decode_arguments(case.plan, case.layers[i])
-        launch_decode(case.q, case.out, *arguments, parts, tops_sums, arrivals, splits, cut=Cut(tiles=tiles))
+        launch_decode(case.q, case.out, *arguments, parts, tops_sums, arrivals, splits, None, cut=Cut(tiles=tiles))
 
     return time_us(call, len(case.layers))
 

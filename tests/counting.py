@@ -36,14 +36,18 @@ def executed_lines(work: Callable[[], object]) -> int:
 
 
 class CalledOps(TorchDispatchMode):
-    """The ops that reach torch's dispatcher inside it, in order."""
+    """The ops that reach torch's dispatcher inside it, in order; `calls` has their arguments beside them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.called: list[Any] = []
+        self.calls: list[tuple[Any, tuple[Any, ...]]] = []
+
+    @property
+    def called(self) -> list[Any]:
+        return [func for func, _ in self.calls]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.called.append(func)
+        self.calls.append((func, args))
         return func(*args, **(kwargs or {}))
 
 

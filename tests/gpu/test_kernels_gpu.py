@@ -259,7 +259,7 @@ def test_one_request_merges_many_splits_to_the_same_bits_every_time(num_splits, 
     call = decode_arguments(scene.plan, scene.layer)
     scratch = (torch.full((4 * num_splits * width,), float("nan"), device="cuda") for width in (256, 2))
     arrivals = torch.zeros(4 * (num_splits + 1), dtype=torch.int32, device="cuda")
-    kernel_call = (*call, *scratch, arrivals, num_splits)
+    kernel_call = (*call, *scratch, arrivals, num_splits, None)
     outs = [scene.new_out() for _ in range(50)]
     for out in outs:
         launch_decode(scene.q, out, *kernel_call, cut=Cut(group_size=group_size))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from playhead.attention.base import (
+    LENGTHS_SLOT,
     AttentionBackend,
     AttentionPlan,
     LayerAttention,
@@ -22,9 +23,18 @@ from playhead.attention.base import (
     extend_arguments,
 )
 from playhead.graph.breaks import Tensors
+from playhead.graph.capture import Inputs
 from playhead.graph.spec import OwnedMemory
-from playhead.kernels.attention import decode, extend, write_and_decode
-from playhead.kernels.splits import DecodeShape, num_arrivals, num_parts, num_splits, num_splits_beside_prompts
+from playhead.kernels.attention import decode, extend, longest_first, write_and_decode
+from playhead.kernels.splits import (
+    MANY_PROGRAMS,
+    DecodeShape,
+    num_arrivals,
+    num_parts,
+    num_splits,
+    num_splits_beside_prompts,
+)
+from playhead.kv.pool import ForwardLocs
 
 CUTS = (num_splits, num_splits_beside_prompts)
 """How requests that decode are cut: in a step of their own, and in one with prompts."""
@@ -59,6 +69,15 @@ class TritonBackend(AttentionBackend):
     def owned(self) -> tuple[OwnedMemory, ...]:
         return (*super().owned(), OwnedMemory(name="decode scratch", tensors=self._scratch, writable=True))
 
+    def prepare(self, layers: tuple[LayerAttention, ...], locs: ForwardLocs, inputs: Inputs) -> tuple[Tensors, ...]:
+        """In steps of many programs, in which order their requests start."""
+        seq_lens_B = inputs[LENGTHS_SLOT]
+        has_order = [seq_lens_B.shape[0] * layer.num_kv_heads >= MANY_PROGRAMS for layer in layers]
+        if not any(has_order):
+            return super().prepare(layers, locs, inputs)
+        order_B = longest_first(seq_lens_B)
+        return tuple((order_B,) if one else () for one in has_order)
+
     def write_and_attend(
         self, plan: AttentionPlan, layer: LayerAttention, new: NewTokens, out_TY: Tensor, prepared: Tensors
     ) -> None:
@@ -67,14 +86,20 @@ class TritonBackend(AttentionBackend):
             super().write_and_attend(plan, layer, new, out_TY, prepared)
             return
         transform, splits = new.transform, num_splits(decode_shape(layer, plan.page_table_RP), out_TY.shape[0])
-        rest: tuple[Any, ...] = (*transform.numbers, *decode_arguments(plan, layer), *self._scratch, splits)
+        rest: tuple[Any, ...] = (
+            *transform.numbers,
+            *decode_arguments(plan, layer),
+            *self._scratch,
+            splits,
+            *(prepared or (None,)),
+        )
         write_and_decode(new.qkv_TX, out_TY, *transform.tensors, new.positions_T, new.locs_T, *rest)
 
     def decode(
         self, plan: AttentionPlan, layer: LayerAttention, q_BHD: Tensor, out_BHE: Tensor, prepared: Tensors = ()
     ) -> None:
         splits = num_splits(decode_shape(layer, plan.page_table_RP), q_BHD.shape[0])
-        decode(q_BHD, out_BHE, *decode_arguments(plan, layer), *self._scratch, splits)
+        decode(q_BHD, out_BHE, *decode_arguments(plan, layer), *self._scratch, splits, *(prepared or (None,)))
 
     def extend(self, plan: AttentionPlan, layer: LayerAttention, q_THD: Tensor, out_THE: Tensor) -> None:
         shape, num_places = decode_shape(layer, plan.page_table_RP), plan.rows_B.shape[0]

@@ -12,8 +12,14 @@ import torch
 from torch import Tensor
 
 from playhead.kernels.elementwise import softmax_with_sinks
-from playhead.kernels.op import op
+from playhead.kernels.op import like_first, op
 from playhead.kernels.rope import qk_rope_write, split_heads
+
+
+@op(out=like_first, cuda="triton.longest_first:launch_longest_first")
+def longest_first(seq_lens_B: Tensor) -> Tensor:
+    """The requests of a step, the longest first and equal ones as they stand: lengths 3, 9, 3 give 1, 0, 2."""
+    return torch.argsort(seq_lens_B, descending=True, stable=True).to(seq_lens_B.dtype)
 
 
 @op(mutates=("out_BHE", "parts", "part_tops_sums", "arrivals"), cuda="triton.decode:launch_decode")
@@ -22,16 +28,17 @@ def decode(
     page_table_RP: Tensor, rows_B: Tensor, seq_lens_B: Tensor,
     sinks_H: Tensor | None, scale: float, window: int | None, softcap: float | None,
     parts: Tensor | None = None, part_tops_sums: Tensor | None = None, arrivals: Tensor | None = None,
-    num_splits: int = 1,
+    num_splits: int = 1, order_B: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Writes `out_BHE`: each request's query against its last `window` keys (all of them where None), itself included.
 
     `seq_lens_B` counts the keys with this step's. The page table is the layer's group's. Shapes depend on the table and
     the window alone, never on a length, so a tape can record the reference.
 
-    The last four say how the kernel shares one request among programs, not what comes out: `parts` holds
+    The last five say how the kernel shares requests among programs, not what comes out: `parts` holds
     B * H * num_splits results of E float32, `part_tops_sums` two more numbers for each, `arrivals` as many zeroed int32
-    as `splits.num_arrivals` says. The kernel leaves `arrivals` zeroed.
+    as `splits.num_arrivals` says. The kernel leaves `arrivals` zeroed. `order_B` has every request once, in the order
+    in which their programs start (`longest_first`); None is the step's own.
     """
     num_requests, num_heads, head_dim = q_BHD.shape
     page_size, num_kv_heads = k_cache_NSKD.shape[1:3]
@@ -67,7 +74,7 @@ def write_and_decode(
     eps: float, unit_offset: bool, interleaved: bool,
     k_cache_NSKD: Tensor, v_cache_NSKE: Tensor, page_table_RP: Tensor, rows_B: Tensor, seq_lens_B: Tensor,
     sinks_H: Tensor | None, scale: float, window: int | None, softcap: float | None,
-    parts: Tensor, part_tops_sums: Tensor, arrivals: Tensor, num_splits: int,
+    parts: Tensor, part_tops_sums: Tensor, arrivals: Tensor, num_splits: int, order_B: Tensor | None,
 ) -> None:  # fmt: skip
     """`qk_rope_write`, then `decode`, over a packed projection: writes every row of `out_BY`, all heads of the output.
 

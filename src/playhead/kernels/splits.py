@@ -15,6 +15,7 @@ SLOTS = NUM_SMS * PROGRAMS_PER_SM
 
 # Enough waves that requests of unequal length even out, and little left over in the last one.
 LEAST_WAVES = 1.5
+LEAST_WAVES_OF_SMALL = 2  # where programs are so small that twice as many run at once: more than all of these
 LEAST_FILL = 0.85
 
 # With this many splits each, unequal requests even out inside one wave, and a second one would cost its latency. Two
@@ -31,6 +32,10 @@ MAX_SPLITS = 128
 # in long blocks: it is as soon done as several that merge.
 MANY_KV_HEADS = 64
 FEW_KEYS = 512
+
+# Two programs for every multiprocessor, with a split each. More of them do not all run at once, or leave some
+# multiprocessors with more work than others: the longest requests start first.
+MANY_PROGRAMS = 256
 WIDE_HEAD = 256  # dims of a head whose blocks of keys are so short that longer ones pay
 
 # Parts are merged in steps of this many numbers, one step after the other. They take 64 registers of each of 128
@@ -76,7 +81,7 @@ def keys_per_split(
     Parts of 256 numbers, as Llama's, merge at little cost: as many splits as there are.
     """
     whole = (2 if programs_per_split <= 32 else 4) * block_keys
-    if programs_per_split >= 256:  # two for every multiprocessor, with a split each; beside prompts, most have no work
+    if programs_per_split >= MANY_PROGRAMS:  # beside prompts, most have no work
         least = 256 if beside_prompts else 512
         return KeysPerSplit(whole=max(whole, least), least=least, few=MAX_SPLITS, most=1)
     least = 1 if programs_per_split <= 32 else 96
@@ -84,6 +89,8 @@ def keys_per_split(
         return KeysPerSplit(whole=whole, least=least, few=MAX_SPLITS, most=1)
     if programs_per_split < 8:
         return KeysPerSplit(whole=whole, least=least, few=16, most=64 if programs_per_split < 4 else 128)
+    if MANY_KV_HEADS < programs_per_split <= NUM_SMS:  # as many splits as make one wave
+        return KeysPerSplit(whole=whole, least=least, few=SLOTS // programs_per_split, most=384)
     return KeysPerSplit(whole=whole, least=least, few=8, most=128)
 
 
@@ -101,9 +108,11 @@ def num_splits(shape: DecodeShape, num_requests: int) -> int:
     in_one_wave = SMALL_WAVE // programs_per_split
     if in_one_wave >= ENOUGH_SPLITS:
         return min(most, in_one_wave)
+    is_crowded = shape.v_head_dim < WIDE_HEAD and programs_per_split > SLOTS
+    least_waves = LEAST_WAVES_OF_SMALL if is_crowded else LEAST_WAVES
     for count in range(1, most + 1):
         num_programs = programs_per_split * count
-        if num_programs >= LEAST_WAVES * SLOTS and wave_fill(num_programs) >= LEAST_FILL:
+        if num_programs > least_waves * SLOTS and wave_fill(num_programs) >= LEAST_FILL:
             return count
     return max(range(1, most + 1), key=lambda count: wave_fill(programs_per_split * count))
 

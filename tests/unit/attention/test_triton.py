@@ -7,11 +7,13 @@ from itertools import product
 import pytest
 import torch
 
-from playhead.attention.base import Phase
+import playhead.attention.triton
+from playhead.attention.base import LENGTHS_SLOT, Phase
 from playhead.attention.triton import CUTS, TritonBackend, decode_shape
 from playhead.graph.backends.base import record
 from playhead.graph.backends.tape import TapeBackend
 from playhead.kernels.splits import num_arrivals, num_parts
+from playhead.testing.mutant import swapped
 from tests.unit.attention.scenes import Scene, SceneSpec, dense_attention, make_scene
 
 DECODE = SceneSpec(seq_lens=(21, 6), num_null=1, group_size=2, window=5, has_own_pool=True, softcap=5.0)
@@ -43,6 +45,18 @@ def test_decode_is_one_op_of_a_recording_that_declares_what_it_writes():
     out.fill_(float("nan"))
     recording.replay()
     torch.testing.assert_close(out, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+def test_steps_of_many_programs_find_the_order_of_their_requests_once():
+    few, many = (make_scene(SceneSpec(seq_lens=(3, 7), num_kv_heads=heads), seed=0) for heads in (1, 2))
+    backend, inputs = backend_for(few), {LENGTHS_SLOT: few.plan.seq_lens_B}
+    layers = (few.layer, many.layer, many.layer)
+    with swapped(playhead.attention.triton, "MANY_PROGRAMS", 4):
+        first, *others = backend.prepare(layers, None, inputs)
+    assert first == ()
+    assert [order_B.tolist() for (order_B,) in others] == [[1, 0], [1, 0]]
+    assert others[0][0] is others[1][0]
+    assert backend.prepare(layers, None, inputs) == ((), (), ())
 
 
 def test_scratch_holds_every_batch_size_up_to_the_largest():

@@ -41,6 +41,9 @@ from playhead.kernels.triton import (
     head as head_triton,
 )
 from playhead.kernels.triton import (
+    longest_first as longest_first_triton,
+)
+from playhead.kernels.triton import (
     masks as masks_triton,
 )
 from playhead.kernels.triton import (
@@ -139,14 +142,14 @@ def matrix_depths(binary) -> list[int]:
     return sorted({int(depth) for depth in re.findall(r"mma\S*\.m\d+n\d+k(\d+)\.", binary.asm["ptx"])})
 
 
-def decode(num_heads, num_kv_heads, head_dim, page_size, window, num_requests=32, num_splits=8):
+def decode(num_heads, num_kv_heads, head_dim, page_size, window, num_requests=32, num_splits=8, order=None):
     scratch = (meta(64, dtype=torch.float32), meta(64, dtype=torch.float32), indices(64))
     caches = [meta(64, page_size, num_kv_heads, head_dim) for _ in "kv"]
     tables = (indices(num_requests + 1, 512), indices(num_requests), indices(num_requests), None)
     q, out = meta(num_requests, num_heads, head_dim), meta(num_requests, num_heads, head_dim)
     return compiled(
         decode_triton.decode_kernel,
-        lambda: decode_triton.launch_decode(q, out, *caches, *tables, 0.1, window, None, *scratch, num_splits),
+        lambda: decode_triton.launch_decode(q, out, *caches, *tables, 0.1, window, None, *scratch, num_splits, order),
     )
 
 
@@ -157,7 +160,7 @@ def write_and_decode(num_heads, num_kv_heads, head_dim, window):
     tables, scoring = (indices(33, 512), indices(32), indices(32)), (None, 0.1, window, None)
     turning = (meta(head_dim), meta(head_dim), meta(4096, head_dim, dtype=torch.float32), indices(32), indices(32))
     qkv, out = meta(32, (num_heads + 2 * num_kv_heads) * head_dim), meta(32, num_heads * head_dim)
-    call = (qkv, out, *turning, 1e-6, True, False, *caches, *tables, *scoring, *scratch, 8)
+    call = (qkv, out, *turning, 1e-6, True, False, *caches, *tables, *scoring, *scratch, 8, None)
     kernel = write_and_decode_triton.write_and_decode_kernel
     return compiled(kernel, lambda: write_and_decode_triton.launch_write_and_decode(*call))
 
@@ -356,6 +359,12 @@ KERNELS = {
     "decode 256 window page 1": lambda: decode(8, 4, 256, 1, 1024),
     "whole requests 256, one wave": lambda: decode(4, 1, 256, 16, 512, num_requests=128, num_splits=1),
     "whole requests 256": lambda: decode(4, 1, 256, 16, 512, num_requests=256, num_splits=1),
+    "many requests 64": lambda: decode(32, 8, 64, 16, None, num_requests=64, order=indices(64)),
+    "many requests 128": lambda: decode(16, 8, 128, 16, None, num_requests=64, order=indices(64)),
+    "many requests 256": lambda: decode(8, 4, 256, 16, 1024, num_requests=128, order=indices(128)),
+    "longest first": lambda: compiled(
+        longest_first_triton.longest_first_kernel, lambda: longest_first_triton.launch_longest_first(indices(256))
+    ),
     "decode 128 full": lambda: decode(16, 8, 128, 16, None),
     "decode 64 full": lambda: decode(32, 8, 64, 16, None),
     "decode 256 with the newest key": lambda: write_and_decode(4, 1, 256, 512),

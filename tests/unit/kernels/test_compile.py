@@ -47,8 +47,17 @@ def test_as_many_decode_programs_fit_an_sm_as_the_splits_count_on(kernels):
         assert row["stack_bytes"] <= 16, row
 
 
-@pytest.mark.parametrize(("name", "num_programs"), [("whole requests 256, one wave", 1), ("whole requests 256", 2)])
-def test_as_many_programs_that_read_whole_requests_fit_an_sm_as_their_tiles_say(kernels, name, num_programs):
+@pytest.mark.parametrize(
+    ("name", "num_programs"),
+    [
+        ("whole requests 256, one wave", 1),
+        ("whole requests 256", 2),
+        ("many requests 64", 6),
+        ("many requests 128", 6),
+        ("many requests 256", 4),
+    ],
+)
+def test_as_many_programs_of_many_requests_fit_an_sm_as_their_tiles_say(kernels, name, num_programs):
     row = kernels[name]
     assert num_programs * (row["shared_bytes"] + BLOCK_RESERVED_BYTES) <= SM_SHARED_BYTES, row
     assert num_programs * row["registers"] * 32 * row["num_warps"] <= SM_REGISTERS, row

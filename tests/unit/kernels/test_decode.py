@@ -31,10 +31,11 @@ def kernel(
     scratch: tuple[torch.Tensor, ...] | None = None,
     group_size: int | None = None,
     keys: KeysPerSplit = FINEST,
+    order: torch.Tensor | None = None,
 ) -> torch.Tensor:
     out, layer, plan = scene.new_out(), scene.layer, scene.plan
     scratch = scratch or new_scratch(scene, num_splits)
-    more = (*decode_arguments(plan, layer), *scratch, num_splits)
+    more = (*decode_arguments(plan, layer), *scratch, num_splits, order)
     launch_decode(scene.q, out, *more, cut=Cut(tiles=SMALL, group_size=group_size, keys=keys))
     assert not scratch[2].any(), "arrivals are left zeroed for the next launch"
     return out[: scene.num_live]
@@ -100,6 +101,13 @@ def test_how_keys_are_shared_among_splits_changes_nothing(keys):
     torch.testing.assert_close(kernel(scene, 4, keys=keys), reference(scene), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
+def test_the_order_in_which_requests_start_changes_no_bit(order):
+    scene = make_scene(SceneSpec(seq_lens=(1, 33, 110), num_null=1, group_size=2, window=40), seed=9)
+    found = kernel(scene, 3, order=torch.tensor(order, dtype=torch.int32))
+    assert torch.equal(found, kernel(scene, 3))
+
+
 def test_a_request_that_is_one_split_leaves_no_part():
     scene = make_scene(SceneSpec(seq_lens=(40,)), seed=7)
     scratch = new_scratch(scene, 3)
@@ -136,4 +144,13 @@ def test_a_program_that_reads_all_keys_of_a_wide_head_takes_long_blocks():
     assert decode_tiles(256, 256, num_programs=64, num_splits=1) == short
     assert decode_tiles(256, 256, num_programs=256, num_splits=2) == short
     assert decode_tiles(128, 128, num_programs=256, num_splits=1) == decode_tiles(128, 128)
+    assert decode_tiles(256, 256, num_programs=448, num_splits=2) == short
     assert [tiles.max_registers for tiles in (short, one_wave, more)] == [168, 255, 128]
+
+
+@pytest.mark.parametrize(("head_dim", "num_programs", "per_sm"), [(64, 257, 6), (128, 2048, 6), (256, 450, 4)])
+def test_many_programs_are_small_so_that_more_of_them_run_at_once(head_dim, num_programs, per_sm):
+    for num_splits in (1, 2):
+        small = decode_tiles(head_dim, head_dim, num_programs=num_programs, num_splits=num_splits)
+        assert (small.num_warps, small.programs_per_sm) == (2, per_sm)
+    assert decode_tiles(512, 512, num_programs=num_programs, num_splits=2).num_warps == 4

@@ -12,7 +12,7 @@ import playhead.kernels.triton as kernels
 WEIGHTS = {"weight", "x_weight", "norm", "x_norm", "q_weight", "k_weight", "angles"}
 """Parameters that no kernel of a step writes: what may be loaded before the wait."""
 
-SETTLED = {"page_table", "rows", "seq_lens", "query_starts", "query_lens", "positions", "locs"}
+SETTLED = {"page_table", "rows", "seq_lens", "order", "query_starts", "query_lens", "positions", "locs"}
 """Written before the embedding, which all layers follow, and by no kernel of a layer."""
 
 OF_ATTENTION = {"decode_kernel", "write_and_decode_kernel", "extend_kernel"}
@@ -89,7 +89,15 @@ def test_a_kernel_touches_nothing_but_weights_before_it_waits(path):
 
 
 OF_A_STEP = {
-    *("newest_ids_kernel", "translate_kernel", "embed_kernel", "row_kernel", "held_kernel", "streamed_kernel"),
+    *(
+        "newest_ids_kernel",
+        "translate_kernel",
+        "longest_first_kernel",
+        "embed_kernel",
+        "row_kernel",
+        "held_kernel",
+        "streamed_kernel",
+    ),
     *("qk_rope_write_kernel", "decode_kernel", "write_and_decode_kernel", "extend_kernel"),
     *("add_norm_kernel", "rms_norm_kernel", "gated_activation_kernel", "choose_kernel", "advance_kernel"),
     *("ordered_matmul_kernel", "sum_chunks_kernel", "ordered_decode_kernel", "ordered_tiles_kernel"),

@@ -97,7 +97,7 @@ def test_a_request_beside_a_prompt_has_the_bits_that_it_has_in_a_decode_step():
     call = (plan.page_table_RP, plan.rows_B[:1], plan.seq_lens_B[:1], None, layer.scale, None, None)
     alone = torch.full_like(found, float("nan"))
     scratch = decode_scratch(mixed, 3)
-    launch_decode(mixed.q[:1], alone, layer.k_cache_NSKD, layer.v_cache_NSKE, *call, *scratch, 3, cut=FINE_CUT)
+    launch_decode(mixed.q[:1], alone, layer.k_cache_NSKD, layer.v_cache_NSKE, *call, *scratch, 3, None, cut=FINE_CUT)
     assert torch.equal(found, alone)
 
 

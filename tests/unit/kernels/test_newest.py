@@ -15,7 +15,9 @@ from playhead.testing.mutant import swapped
 OUT, K_CACHE, V_CACHE, ARRIVALS = 1, 10, 11, 21
 
 
-def random_call(seq_lens, heads, dims, *, norm=None, interleaved=False, page_size=4, seed=0, num_splits=2, **scoring):
+def random_call(
+    seq_lens, heads, dims, *, norm=None, interleaved=False, page_size=4, seed=0, num_splits=2, order=(), **scoring
+):
     """Arguments of one call: requests of these lengths, and one at the sink. `norm` is None, "head" or "all heads".
 
     Memory that nobody may read is NaN, the newest keys' places included.
@@ -64,6 +66,7 @@ def random_call(seq_lens, heads, dims, *, norm=None, interleaved=False, page_siz
         torch.zeros(2 * num_parts),
         torch.zeros(num_requests * num_heads * (num_splits + 1), dtype=torch.int32),
         num_splits,
+        indices(order) if order else None,
     ]
 
 
@@ -106,6 +109,10 @@ def test_kernel_agrees_with_the_ops_it_stands_for(seq_lens, heads, dims, **optio
 def test_the_newest_key_counts_once_however_many_splits_there_are():
     """200 keys of a wide head are seven blocks, a split each; two requests have none but the newest."""
     check([200, 1, 2], (4, 1), (256, 256, 128), norm="head", page_size=16, num_splits=7)
+
+
+def test_requests_may_start_in_any_order():
+    check([20, 1, 9], (4, 2), (16, 16, 8), norm="head", order=(2, 0, 3, 1))
 
 
 @pytest.mark.parametrize(

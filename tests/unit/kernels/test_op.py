@@ -13,7 +13,7 @@ from playhead import kernels
 from playhead.attention.base import decode_arguments, extend_arguments
 from playhead.graph.backends.base import record
 from playhead.graph.backends.tape import TapeBackend
-from playhead.kernels.attention import decode, extend, write_and_decode
+from playhead.kernels.attention import decode, extend, longest_first, write_and_decode
 from playhead.kernels.binders import MODULES, cpu_binders, ops_of
 from playhead.kernels.blocks import block_matmul
 from playhead.kernels.collectives import first_rank_tells_, gather_columns, largest_over_ranks_, sum_over_ranks_
@@ -42,7 +42,7 @@ from tests.unit.kernels.test_translate import random_call as translate_call
 def decode_call():
     scene = make_scene(SceneSpec(seq_lens=(3,)), seed=0)
     scratch = (torch.zeros(8), torch.zeros(2), torch.zeros(1, dtype=torch.int32))
-    return scene.q, torch.zeros(1, 1, 8), *decode_arguments(scene.plan, scene.layer), *scratch, 1
+    return scene.q, torch.zeros(1, 1, 8), *decode_arguments(scene.plan, scene.layer), *scratch, 1, None
 
 
 def extend_call():
@@ -132,6 +132,7 @@ CALLS = {
     least_keys: filter_call,
     forbid_: lambda: (torch.randn(2, 40), torch.tensor([[-1, -1], [5, 1]], dtype=torch.int32)),
     advance: lambda: (*step_inputs(3, 2, seed=0), PAGE_SIZE),
+    longest_first: lambda: (torch.tensor([3, 9, 3], dtype=torch.int32),),
     decode: decode_call,
     write_and_decode: lambda: tuple(newest_call([3], (2, 1), (8, 8, 4), norm="head")),
     extend: extend_call,

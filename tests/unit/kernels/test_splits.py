@@ -80,6 +80,18 @@ def test_requests_that_fill_a_device_are_cut_later_than_few_that_decode_beside_p
     assert [len(shares(700, 3, keys)) for keys in (alone, beside)] == [2, 3]
 
 
+def test_windows_of_requests_that_nearly_fill_a_device_are_cut_into_one_wave():
+    """32 requests of Gemma-3-4B: three splits of a window of 1,024 keys and of 200 keys too, fewer if there are more."""
+    assert [len(shares(num_keys, 6, keys_per_split(128, 32, 512))) for num_keys in (200, 1024)] == [3, 3]
+    assert len(shares(1024, 6, keys_per_split(96, 32, 512))) == 4
+
+
+def test_small_programs_that_all_run_at_once_are_cut_once_more():
+    """88 requests with 8 kv heads: the longest would be waited for. 128 are more than run at once, the longest first."""
+    narrow = DecodeShape(num_heads=16, num_kv_heads=8, v_head_dim=128, max_keys=4096)
+    assert [num_splits(narrow, num_requests) for num_requests in (88, 96, 128, 256)] == [2, 2, 1, 1]
+
+
 @pytest.mark.parametrize("num_requests", [1, 7, 32, 128, 256, 1000])
 @pytest.mark.parametrize("num_kv_heads", [1, 4, 8])
 def test_a_large_step_fills_its_waves(num_requests, num_kv_heads):

@@ -12,10 +12,12 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import playhead.attention.triton
 from playhead.attention.triton import TritonBackend
 from playhead.graph.breaks import InlineScope
 from playhead.graph.piecewise import TraceScope
 from playhead.graph.slots import FillContext
+from playhead.kernels.attention import write_and_decode
 from playhead.kernels.experts import grouped_matmul_cuda
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.plan import KVLimits, plan_kv
@@ -33,6 +35,7 @@ from playhead.step.masks import masks_slot
 from playhead.step.sampling import MASKS_SLOT, SamplerRows
 from playhead.step.worker import WorkerConfig
 from playhead.testing.gpu_tensors import GPU, gpu_with_open_rows, gpu_without_numbers
+from playhead.testing.mutant import swapped
 from playhead.types import TPMode
 from tests.counting import CalledOps
 from tests.unit.models.test_decoder_capture import CONFIGS, SIZES
@@ -144,6 +147,22 @@ def ops_of_decode(shapes, shard, model="gemma3", kind=SamplingKind.GREEDY):
         with CalledOps() as ops:
             decode(forward, inputs, kind)
     return Counter(op.overloadpacket.__name__ for op in ops.called if op.namespace == "playhead")
+
+
+def test_layers_of_a_step_of_many_programs_are_given_the_order_of_its_requests(shapes):
+    few = ops_of_decode(shapes, WHOLE)
+    with swapped(playhead.attention.triton, "MANY_PROGRAMS", 3):
+        many = ops_of_decode(shapes, WHOLE)
+    assert (few["longest_first"], many["longest_first"]) == (0, 1)
+    assert many["write_and_decode"] == few["write_and_decode"] > 0
+    with gpu_without_numbers():
+        forward, inputs = forward_of("gemma3"), inputs_of(shapes[0])
+        for least, is_given in ((3, True), (256, False)):
+            with swapped(playhead.attention.triton, "MANY_PROGRAMS", least), CalledOps() as ops:
+                decode(forward, inputs, SamplingKind.GREEDY)
+            orders = [args[-1] for op, args in ops.calls if op is write_and_decode.overload]
+            assert orders
+            assert all((order_B is not None) is is_given for order_B in orders)
 
 
 @pytest.mark.parametrize("kind", SamplingKind)

@@ -45,7 +45,18 @@ def _request_of(tile, query_starts, num_requests, TOKENS: tl.constexpr):
         mine_B = live_B & (first_B <= tile)
         request += tl.sum(mine_B.to(tl.int32))
         first_tile = tl.maximum(first_tile, tl.max(tl.where(mine_B, first_B, 0)))
-    return request, first_tile
+    return tl.maximum(request, 0), first_tile
+
+
+@triton.jit
+def _found(tile, rows, seq_lens, query_starts, query_lens, num_requests, TOKENS: tl.constexpr):
+    """Whose queries a tile has: the first of them, how many its request has, where these start in the step, how long
+    the request is with them, and its row of the page table.
+    """
+    request, first_tile = _request_of(tile, query_starts, num_requests, TOKENS)
+    num_queries, start = tl.load(query_lens + request), tl.load(query_starts + request)
+    row = tl.load(rows + request).to(tl.int64)
+    return (tile - first_tile) * TOKENS, num_queries, start, tl.load(seq_lens + request), row
 
 
 @triton.jit
@@ -146,18 +157,18 @@ def extend_kernel(
     kv_head = tl.program_id(1)
     # Late tiles see the most keys: started first, they are not what everybody waits for at the end.
     tile = _num_tiles(query_starts, query_lens, num_requests, TOKENS) - 1 - tl.program_id(0)
+    first_token, num_queries, start, seq_len, row = _found(
+        tile, rows, seq_lens, query_starts, query_lens, num_requests, TOKENS
+    )
     after_upstream(DEPENDENT)
     while tile >= 0:
-        request, first_tile = _request_of(tile, query_starts, num_requests, TOKENS)
-        num_queries = tl.load(query_lens + request)
-        first_token = (tile - first_tile) * TOKENS
         if (first_token < num_queries) & (num_queries >= LEAST_QUERIES):
             num_tokens = tl.minimum(num_queries - first_token, TOKENS)
-            first_position = tl.load(seq_lens + request) - num_queries + first_token
+            first_position = seq_len - num_queries + first_token
             token_M = tl.arange(0, BLOCK_M) // G
             head_M = kv_head * G + tl.arange(0, BLOCK_M) % G
             live_M = token_M < num_tokens
-            row_M = (tl.load(query_starts + request) + first_token + token_M).to(tl.int64)
+            row_M = (start + first_token + token_M).to(tl.int64)
             dim_D, dim_E = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
             q_place = q + (row_M * q_token + head_M * q_head)[:, None] + dim_D[None, :]
             q_MD = tl.load(q_place, mask=live_M[:, None] & (dim_D < D)[None, :], other=0.0)
@@ -166,7 +177,7 @@ def extend_kernel(
             if HAS_SINKS:
                 top_M = tl.load(sinks + head_M).to(tl.float32) * LOG2_E
                 sum_M += 1.0
-            table_row = page_table + tl.load(rows + request).to(tl.int64) * table_stride
+            table_row = page_table + row * table_stride
             top_M, sum_M, acc_ME = _attend_tile(
                 q_MD, first_position + token_M, first_position, first_position + num_tokens - 1,
                 k_cache + kv_head.to(tl.int64) * k_head, v_cache + kv_head.to(tl.int64) * v_head, table_row,
@@ -177,6 +188,10 @@ def extend_kernel(
             out_place = out + (row_M * out_token + head_M * out_head)[:, None] + dim_E[None, :]
             tl.store(out_place, out_ME.to(out.dtype.element_ty), mask=live_M[:, None] & (dim_E < E)[None, :])
         tile -= tl.num_programs(0)
+        if tile >= 0:
+            first_token, num_queries, start, seq_len, row = _found(
+                tile, rows, seq_lens, query_starts, query_lens, num_requests, TOKENS
+            )
 
 
 class ExtendTiles(NamedTuple):
@@ -248,7 +263,8 @@ def launch_tiles(*call: Any, tiles: ExtendTiles | None = None, least_queries: in
     q_THD, out_THE, k_cache_NSKD, v_cache_NSKE, page_table_RP, rows_B, _ = tensors
     num_tokens, num_heads, head_dim = q_THD.shape
     num_kv_heads, v_head_dim = v_cache_NSKE.shape[2:]
-    num_requests, group = rows_B.shape[0], num_heads // num_kv_heads
+    # Every request of a step has a token at least: in a small step, places behind its tokens have none.
+    num_requests, group = min(rows_B.shape[0], num_tokens), num_heads // num_kv_heads
     k_strides, v_strides = k_cache_NSKD.stride()[:3], v_cache_NSKE.stride()[:3]
     block_d = max(triton.next_power_of_2(head_dim), MIN_DOT_DEPTH)
     block_e = max(triton.next_power_of_2(v_head_dim), MIN_DOT_DEPTH)
