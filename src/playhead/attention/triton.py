@@ -27,8 +27,8 @@ from playhead.graph.capture import Inputs
 from playhead.graph.spec import OwnedMemory
 from playhead.kernels.attention import decode, extend, longest_first, write_and_decode
 from playhead.kernels.splits import (
-    MANY_PROGRAMS,
     DecodeShape,
+    is_worth_an_order,
     num_arrivals,
     num_parts,
     num_splits,
@@ -72,7 +72,8 @@ class TritonBackend(AttentionBackend):
     def prepare(self, layers: tuple[LayerAttention, ...], locs: ForwardLocs, inputs: Inputs) -> tuple[Tensors, ...]:
         """In steps of many programs, in which order their requests start."""
         seq_lens_B = inputs[LENGTHS_SLOT]
-        has_order = [seq_lens_B.shape[0] * layer.num_kv_heads >= MANY_PROGRAMS for layer in layers]
+        shapes = (decode_shape(layer, self.page_table_RP) for layer in layers)
+        has_order = [is_worth_an_order(shape, seq_lens_B.shape[0]) for shape in shapes]
         if not any(has_order):
             return super().prepare(layers, locs, inputs)
         order_B = longest_first(seq_lens_B)

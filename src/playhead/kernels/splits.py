@@ -33,9 +33,7 @@ MAX_SPLITS = 128
 MANY_KV_HEADS = 64
 FEW_KEYS = 512
 
-# Two programs for every multiprocessor, with a split each. More of them do not all run at once, or leave some
-# multiprocessors with more work than others: the longest requests start first.
-MANY_PROGRAMS = 256
+MANY_PROGRAMS = 256  # two for every multiprocessor, with a split each
 WIDE_HEAD = 256  # dims of a head whose blocks of keys are so short that longer ones pay
 
 # Parts are merged in steps of this many numbers, one step after the other. They take 64 registers of each of 128
@@ -92,6 +90,14 @@ def keys_per_split(
     if MANY_KV_HEADS < programs_per_split <= NUM_SMS:  # as many splits as make one wave
         return KeysPerSplit(whole=whole, least=least, few=SLOTS // programs_per_split, most=384)
     return KeysPerSplit(whole=whole, least=least, few=8, most=128)
+
+
+def is_worth_an_order(shape: DecodeShape, num_requests: int) -> bool:
+    """Whether the longest requests of a step are to start first: in steps of so many programs that some begin when
+    others have ended, a long one that begins last is what all wait for. Those of wide heads are larger, so fewer run.
+    """
+    num_programs = num_requests * shape.num_kv_heads
+    return num_programs > MANY_PROGRAMS or (shape.v_head_dim >= WIDE_HEAD and num_programs == MANY_PROGRAMS)
 
 
 def num_splits(shape: DecodeShape, num_requests: int) -> int:

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 import torch
 
-import playhead.attention.triton
+import playhead.kernels.splits
 from playhead.attention.base import LENGTHS_SLOT, Phase
 from playhead.attention.triton import CUTS, TritonBackend, decode_shape
 from playhead.graph.backends.base import record
@@ -51,7 +51,7 @@ def test_steps_of_many_programs_find_the_order_of_their_requests_once():
     few, many = (make_scene(SceneSpec(seq_lens=(3, 7), num_kv_heads=heads), seed=0) for heads in (1, 2))
     backend, inputs = backend_for(few), {LENGTHS_SLOT: few.plan.seq_lens_B}
     layers = (few.layer, many.layer, many.layer)
-    with swapped(playhead.attention.triton, "MANY_PROGRAMS", 4):
+    with swapped(playhead.kernels.splits, "MANY_PROGRAMS", 3):
         first, *others = backend.prepare(layers, None, inputs)
     assert first == ()
     assert [order_B.tolist() for (order_B,) in others] == [[1, 0], [1, 0]]

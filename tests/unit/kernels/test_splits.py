@@ -14,6 +14,7 @@ from playhead.kernels.splits import (
     SLOTS,
     SMALL_WAVE,
     DecodeShape,
+    is_worth_an_order,
     keys_per_split,
     merge_width,
     num_arrivals,
@@ -81,15 +82,21 @@ def test_requests_that_fill_a_device_are_cut_later_than_few_that_decode_beside_p
 
 
 def test_windows_of_requests_that_nearly_fill_a_device_are_cut_into_one_wave():
-    """32 requests of Gemma-3-4B: three splits of a window of 1,024 keys and of 200 keys too, fewer if there are more."""
+    """32 requests of Gemma-3-4B have three splits each, 24 of them four."""
     assert [len(shares(num_keys, 6, keys_per_split(128, 32, 512))) for num_keys in (200, 1024)] == [3, 3]
     assert len(shares(1024, 6, keys_per_split(96, 32, 512))) == 4
 
 
 def test_small_programs_that_all_run_at_once_are_cut_once_more():
-    """88 requests with 8 kv heads: the longest would be waited for. 128 are more than run at once, the longest first."""
+    """88 requests with 8 kv heads. Those of 128 do not all run at once: the longest start first."""
     narrow = DecodeShape(num_heads=16, num_kv_heads=8, v_head_dim=128, max_keys=4096)
     assert [num_splits(narrow, num_requests) for num_requests in (88, 96, 128, 256)] == [2, 2, 1, 1]
+
+
+def test_steps_whose_programs_do_not_all_run_at_once_have_an_order():
+    narrow, wide = (DecodeShape(num_heads=8, num_kv_heads=4, v_head_dim=dim, max_keys=4096) for dim in (128, 256))
+    assert [is_worth_an_order(narrow, num_requests) for num_requests in (63, 64, 65)] == [False, False, True]
+    assert [is_worth_an_order(wide, num_requests) for num_requests in (63, 64, 65)] == [False, True, True]
 
 
 @pytest.mark.parametrize("num_requests", [1, 7, 32, 128, 256, 1000])

@@ -12,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx.experimental.proxy_tensor import make_fx
 
-import playhead.attention.triton
+import playhead.kernels.splits
 from playhead.attention.triton import TritonBackend
 from playhead.graph.breaks import InlineScope
 from playhead.graph.piecewise import TraceScope
@@ -151,14 +151,14 @@ def ops_of_decode(shapes, shard, model="gemma3", kind=SamplingKind.GREEDY):
 
 def test_layers_of_a_step_of_many_programs_are_given_the_order_of_its_requests(shapes):
     few = ops_of_decode(shapes, WHOLE)
-    with swapped(playhead.attention.triton, "MANY_PROGRAMS", 3):
+    with swapped(playhead.kernels.splits, "MANY_PROGRAMS", 2):
         many = ops_of_decode(shapes, WHOLE)
     assert (few["longest_first"], many["longest_first"]) == (0, 1)
     assert many["write_and_decode"] == few["write_and_decode"] > 0
     with gpu_without_numbers():
         forward, inputs = forward_of("gemma3"), inputs_of(shapes[0])
-        for least, is_given in ((3, True), (256, False)):
-            with swapped(playhead.attention.triton, "MANY_PROGRAMS", least), CalledOps() as ops:
+        for many, is_given in ((2, True), (256, False)):
+            with swapped(playhead.kernels.splits, "MANY_PROGRAMS", many), CalledOps() as ops:
                 decode(forward, inputs, SamplingKind.GREEDY)
             orders = [args[-1] for op, args in ops.calls if op is write_and_decode.overload]
             assert orders

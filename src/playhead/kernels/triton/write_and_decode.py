@@ -25,7 +25,6 @@ from playhead.kernels.triton.decode import (
     attend_share,
     launch_decode,
     load_block,
-    request_of,
     rows_of_dot,
     share_of,
     start_of_softmax,
@@ -45,20 +44,20 @@ FEW_REQUESTS = 8  # whose projection is so short that the kernel behind attentio
 
 @triton.jit(do_not_specialize=SAME_BINARY)
 def write_and_decode_kernel(
-    qkv, out, k_cache, v_cache, page_table, rows, seq_lens, order, sinks, parts, tops_sums, arrivals,
+    qkv, out, k_cache, v_cache, page_table, rows, seq_lens, sinks, parts, tops_sums, arrivals,
     q_weight, k_weight, angles, positions, locs, eps,
     scale, softcap, num_splits, group_size, whole_keys, least_keys, few_splits, most_keys,
     qkv_token, out_token, k_page, k_slot, k_head, v_page, v_slot, v_head, table_stride,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr,
     SAME_STRIDES: tl.constexpr, WINDOW: tl.constexpr, NUM_M_BLOCKS: tl.constexpr, F: tl.constexpr, STEP: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr,
-    HAS_ORDER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr,
-    BLOCK_X: tl.constexpr, BLOCK_H: tl.constexpr, STARTS_EARLY: tl.constexpr, DEPENDENT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_X: tl.constexpr,
+    BLOCK_H: tl.constexpr, STARTS_EARLY: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """With STARTS_EARLY the next kernel may load its weights while the projection runs."""
     if STARTS_EARLY:
         let_downstream_start(DEPENDENT)
-    head, request, split = tl.program_id(0), request_of(order, HAS_ORDER), tl.program_id(2)
+    head, request, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     num_old = tl.load(seq_lens + request, volatile=True) - 1  # these four at once
     row = tl.load(rows + request, volatile=True).to(tl.int64)
     position, loc = tl.load(positions + request, volatile=True), tl.load(locs + request, volatile=True)
@@ -119,7 +118,7 @@ def is_faster_apart(num_requests: int, num_kv_heads: int, head_dim: int, max_key
 def launch_write_and_decode(*call: Any, cut: Cut = AS_MEASURED) -> None:
     qkv_BX, out_BY, *turning, eps, unit_offset, interleaved = call[:10]
     *memory, seq_lens_B, sinks_H, scale, window, softcap = call[10:-5]
-    *scratch, num_splits, order_B = call[-5:]
+    *scratch, num_splits, _ = call[-5:]  # steps that are worth an order are those that rope is faster for
     q_weight_W, _, table_PR, *_ = turning
     (num_kv_heads, head_dim), v_head_dim = memory[0].shape[2:], memory[1].shape[3]
     num_requests, num_heads = qkv_BX.shape[0], out_BY.shape[1] // v_head_dim
@@ -137,12 +136,12 @@ def launch_write_and_decode(*call: Any, cut: Cut = AS_MEASURED) -> None:
         *memory, num_tokens=num_requests, num_heads=num_heads, num_splits=num_splits, window=window, cut=cut
     )
     write_and_decode_kernel[launch.grid](
-        qkv_BX, out_BY, *memory, seq_lens_B, order_B, sinks_H, *scratch, *turning, eps,
+        qkv_BX, out_BY, *memory, seq_lens_B, sinks_H, *scratch, *turning, eps,
         scale, 0.0 if softcap is None else softcap, *launch.numbers,
         qkv_BX.stride(0), out_BY.stride(0), *launch.strides,
         F=0 if table_PR is None else table_PR.shape[1] // 2, STEP=2 if interleaved else 1,
         HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks_H is not None,
-        HAS_NORM=q_weight_W is not None, UNIT_OFFSET=unit_offset, HAS_ORDER=order_B is not None,
+        HAS_NORM=q_weight_W is not None, UNIT_OFFSET=unit_offset,
         STARTS_EARLY=num_requests <= FEW_REQUESTS and not (num_kv_heads > 1 and head_dim >= WIDE_HEAD),
         **launch.options | ({"maxnreg": MAX_REGISTERS} if num_programs <= FEW_KV_HEADS else {}), **dependent(qkv_BX),
     )  # fmt: skip
