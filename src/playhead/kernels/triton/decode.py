@@ -364,11 +364,10 @@ class Launch:
     @classmethod
     def of(
         cls, k_cache_NSKD: Tensor, v_cache_NSKE: Tensor, page_table_RP: Tensor, rows_B: Tensor, *,
-        num_tokens: int, num_heads: int, num_splits: int, window: int | None, cut: Cut, beside_prompts: bool = False,
+        num_heads: int, num_splits: int, window: int | None, cut: Cut, beside_prompts: bool = False,
     ) -> Launch:  # fmt: skip
         (num_kv_heads, head_dim), v_head_dim = k_cache_NSKD.shape[2:], v_cache_NSKE.shape[3]
-        # Every request of a step has a token at least: in a small step, places behind its tokens have none.
-        num_requests, group = min(rows_B.shape[0], num_tokens), num_heads // num_kv_heads
+        num_requests, group = rows_B.shape[0], num_heads // num_kv_heads
         num_programs = num_requests * num_kv_heads
         tiles = cut.tiles or decode_tiles(head_dim, v_head_dim, num_programs=num_programs, num_splits=num_splits)
         block_m = rows_of_dot(group)
@@ -408,10 +407,13 @@ def launch_decode_rows(*call: Any, order_B: Tensor | None = None, cut: Cut = AS_
     q_THD, out_THE, *memory, seq_lens_B, sinks_H, scale, window, softcap = call[:-6]
     *scratch, num_splits, starts_B, lens_B = call[-6:]
     launch = Launch.of(
-        *memory, num_tokens=q_THD.shape[0], num_heads=q_THD.shape[1], num_splits=num_splits, window=window, cut=cut,
+        *memory, num_heads=q_THD.shape[1], num_splits=num_splits, window=window, cut=cut,
         beside_prompts=lens_B is not None,
     )  # fmt: skip
-    decode_kernel[launch.grid](
+    num_blocks, num_places, _ = launch.grid
+    # Every request of a step has a token at least: in a small step over tokens, places behind these have no request.
+    num_requests = num_places if lens_B is None else min(num_places, q_THD.shape[0])
+    decode_kernel[num_blocks, num_requests, num_splits](
         q_THD, out_THE, *memory, seq_lens_B, order_B, starts_B, lens_B, sinks_H, *scratch,
         scale, 0.0 if softcap is None else softcap, *launch.numbers,
         *q_THD.stride()[:2], *out_THE.stride()[:2], *launch.strides,

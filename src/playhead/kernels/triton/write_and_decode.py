@@ -132,9 +132,7 @@ def launch_write_and_decode(*call: Any, cut: Cut = AS_MEASURED) -> None:
         launch_qk_rope_write(*heads, *turning, *memory[:2], locs_B, eps, unit_offset, interleaved)
         launch_decode(heads[0], out_BY.view(-1, num_heads, v_head_dim), *call[10:], cut=cut)
         return
-    launch = Launch.of(
-        *memory, num_tokens=num_requests, num_heads=num_heads, num_splits=num_splits, window=window, cut=cut
-    )
+    launch = Launch.of(*memory, num_heads=num_heads, num_splits=num_splits, window=window, cut=cut)
     write_and_decode_kernel[launch.grid](
         qkv_BX, out_BY, *memory, seq_lens_B, sinks_H, *scratch, *turning, eps,
         scale, 0.0 if softcap is None else softcap, *launch.numbers,
