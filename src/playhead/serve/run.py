@@ -95,7 +95,7 @@ class Server(uvicorn.Server):
         """Wait for the requests under way, as long as they may take; then end everything."""
         num_open = self._app.num_open
         event(LOG, logging.INFO, "draining", requests=num_open, timeout_s=self._limits.drain_timeout)
-        await self._wait(lambda: self._app.num_open == 0, self._limits.drain_timeout)
+        await self._wait(self._is_drained, self._limits.drain_timeout)
         num_cut_off = self._app.num_open
         await self._backend.close()
         await self._wait(lambda: self._app.num_open == 0, LAST_WORDS_S)
@@ -116,6 +116,10 @@ class Server(uvicorn.Server):
             await asyncio.wait(tasks, timeout=LAST_WORDS_S)
         await asyncio.sleep(0)
         event(LOG, logging.INFO, "stopped", cut_off=num_cut_off)
+
+    def _is_drained(self) -> bool:
+        """Whether all requests are answered, and all clients have read their answers."""
+        return self._app.num_open == 0 and not any(one.is_sending for one in self._connections())
 
     def _connections(self) -> list[Connection]:
         found = list(self.server_state.connections)
