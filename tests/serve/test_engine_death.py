@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -20,23 +21,28 @@ from playhead.engine.tokenizer_files import resolve_model_name
 from playhead.env import for_engine_process
 from playhead.errors import CheckpointError, ConfigError, EngineStopped
 from playhead.llm import LLM
-from playhead.serve import remote
+from playhead.serve import remote, wire
 from playhead.serve.backend import BackendState
 from playhead.serve.engine_child import MODULE, start_child
 from playhead.serve.local import LocalBackend
 from playhead.serve.remote import HEALTHY_S, RemoteBackend
 from tests.serve.backends import CONFIG, ENDLESS, GREEDY, HandClock, first_of, outputs_of, submitted
 
+SCORED = replace(GREEDY, logprobs=1, prompt_logprobs=1)
+
 
 async def lose(backend):
     """Kill the engine's process in the middle of its work; gives what became of two requests.
 
-    The process is stopped first: the second request cannot have begun.
+    The process is stopped first: the second request cannot have begun. Logprobs come before the tokens that they are
+    of, and the process may die in between.
     """
     begun = submitted(backend, "begun", [5, 6, 7], ENDLESS)
     await first_of(begun)
     os.kill(backend.pid, signal.SIGSTOP)
-    waiting = submitted(backend, "waiting", "The whale", GREEDY)
+    waiting = submitted(backend, "waiting", "The whale", SCORED)
+    report = ((5, -1.0, 1),)
+    waiting.samples[0].reported(wire.Reports(waiting.samples[0].number, (report,), (report,)))
     os.kill(backend.pid, signal.SIGKILL)
     with pytest.raises(EngineStopped, match="'begun'"):
         await outputs_of(begun)
@@ -69,9 +75,9 @@ def test_a_killed_engine_is_replaced_once_and_what_had_not_begun_runs_again():
             await backend.close()
 
     with LLM("embedded", CONFIG) as llm:
-        wanted = llm.generate("The whale", GREEDY)[0]
+        wanted = llm.generate("The whale", SCORED)[0]
     found = asyncio.run(kill_twice())
-    assert (found.outputs, found.finished) == (wanted.outputs, True)
+    assert (found.outputs, found.prompt_logprobs, found.finished) == (wanted.outputs, wanted.prompt_logprobs, True)
 
 
 def test_an_engine_in_whose_place_no_process_can_be_started_is_dead(monkeypatch):

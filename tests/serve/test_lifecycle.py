@@ -36,10 +36,21 @@ SECRET = "The whale said in secret"
 LISTENING = "0A"
 
 
+PROGRAM = ("-m", "playhead")
+STUCK = """
+import threading
+from playhead.cli.entry import main
+from playhead.engine.engine import Engine
+from playhead.serve import run
+Engine.step, run.CLOSE_S = lambda engine: threading.Event().wait(), 0.2
+main()
+"""
+
+
 @contextmanager
-def child(*flags: str, **environment: str):
+def child(*flags: str, program: tuple[str, ...] = PROGRAM, **environment: str):
     """`playhead serve` in a process of its own. It is killed at the end, if it has not ended by itself."""
-    command = [sys.executable, "-m", "playhead", "serve", "--port", "0", *SMALL, *flags]
+    command = [sys.executable, *program, "serve", "--port", "0", *SMALL, *flags]
     env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
     try:
@@ -142,6 +153,18 @@ def test_a_second_signal_ends_a_server_that_waits_for_a_request():
         # Leaving sends the second signal, and waits for the end.
     with wire:
         assert wire.to_the_end() == b""
+
+
+def test_a_server_whose_engine_is_stuck_ends_all_the_same():
+    """Its thread cannot be ended, and must not keep the process."""
+    body = json.dumps({"prompt": "a", "stream": True}).encode()
+    with child("--drain-timeout", "0", "--process", "one", program=("-c", STUCK)) as process:
+        port, _ = port_of(process)
+        with Wire(port, POST % (b"/v1/completions", len(body), body)) as wire:
+            assert wire.sock.recv(1 << 10).startswith(b"HTTP/1.1 200")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait() == 1
+            assert "engine stuck" in process.stderr.read()
 
 
 @pytest.mark.parametrize("settings", [{"processes": "two"}, {"replicas": 2}], ids=["two processes", "replicas"])

@@ -138,6 +138,8 @@ class ScriptedBackend:
         return
 
     def submit(self, request_id: str, checked: CheckedPrompt, options: RequestOptions) -> Script:
+        if self.state is BackendState.RESTARTING:
+            raise EngineStopped("request")
         if not self.scripts:
             raise QueueFull("queue", "0 places", "1", "Send it again later.")
         return self.scripts.pop(0)
@@ -328,6 +330,13 @@ def test_a_full_queue_is_counted_and_raised():
     with pytest.raises(QueueFull):
         backend.submit("r", checked(RequestOutputKind.DELTA), RequestOptions())
     assert backend.recorder.refused_by == {Refusal.QUEUE_FULL: 1}
+
+
+def test_a_request_that_finds_no_engine_is_counted_and_raised():
+    backend = MeasuredBackend(ScriptedBackend(state=BackendState.RESTARTING), Recorder())
+    with pytest.raises(EngineStopped):
+        backend.submit("r", checked(RequestOutputKind.DELTA), RequestOptions())
+    assert backend.recorder.refused_by == {Refusal.NO_ENGINE: 1}
 
 
 def test_a_path_that_a_client_invents_is_no_label():

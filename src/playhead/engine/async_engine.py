@@ -244,8 +244,8 @@ class AsyncEngine:
         so_far = tuple(resume_from) if isinstance(resume_from, list | tuple) else (resume_from,)
         options = RequestOptions(priority=priority, salt=cache_salt or "", resume_from=so_far)
         self._serve_here()
-        name = self._request_name(request_id)
-        stream = self.submit(name, await self.engine.reader.read(prompt, wanted), options)
+        checked = await self.engine.reader.read(prompt, wanted)
+        stream = self.submit(self._request_name(request_id), checked, options)
         try:
             async for output in stream:
                 yield output
@@ -259,7 +259,8 @@ class AsyncEngine:
         """
         view = OutputView(checked.params.output_kind, options.resume_from)
         options = replace(options, streams=options.streams and view.shows_all)
-        serving, ticket = self._serve_here(), Ticket.of(request_id, checked, options)
+        serving = self._serve_here()
+        ticket = Ticket.of(request_id, next(serving.numbers), checked, options)
         serving.take(ticket)
         return TicketStream(serving, ticket, view)
 
@@ -367,10 +368,11 @@ class AsyncEngine:
         return serving
 
     def _request_name(self, request_id: object) -> str:
-        name = f"a{next(self._numbers)}" if request_id is None else request_id
-        if not isinstance(name, str):
-            raise RequestError("request_id", f"a {type(name).__name__}", "a str", "Change it or leave it out.")
-        return name
+        if request_id is None:  # a caller may have chosen a name that looks like one of ours
+            return next(name for n in self._numbers if self._serving.ticket_of(name := f"a{n}") is None)
+        if not isinstance(request_id, str):
+            raise RequestError("request_id", f"a {type(request_id).__name__}", "a str", "Change it or leave it out.")
+        return request_id
 
 
 def checked_queue(max_queued: object, when_full: object) -> tuple[int | None, WhenFull]:

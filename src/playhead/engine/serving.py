@@ -14,10 +14,11 @@ The thread knows nothing of `AsyncEngine`, which can be dropped while the thread
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import sys
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -51,10 +52,12 @@ class Ticket:
     """One request between its consumer and the thread. `samples` are the engine's requests, with `options` for each.
 
     `responses`, `latest` and `error` are written by the thread, the latter two under the lock; `changed` belongs to the
-    event loop, and so does `given_up`, an error for the consumer that does not wait for the thread.
+    event loop, and so do `given_up`, an error for the consumer that does not wait for the thread, and `is_left`: the
+    consumer has gone, and another request may have the id.
     """
 
     request_id: str
+    name: str
     options: list[RequestOptions]
     samples: dict[str, CheckedPrompt]
     loop: asyncio.AbstractEventLoop
@@ -62,14 +65,17 @@ class Ticket:
     latest: dict[str, RequestOutput] = field(default_factory=dict)
     error: PlayheadError | None = None
     given_up: PlayheadError | None = None
+    is_left: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @classmethod
-    def of(cls, request_id: str, checked: CheckedPrompt, options: RequestOptions) -> Ticket:
-        """A request of this event loop. The engine's names end in the sample's number: none can be another's sample."""
-        samples = {f"{request_id}.{i}": replace(checked, params=one) for i, one in enumerate(split_n(checked.params))}
+    def of(cls, request_id: str, number: int, checked: CheckedPrompt, options: RequestOptions) -> Ticket:
+        """A request of this event loop. No other ticket has its `number`, and so none has its name: "job.7", with the
+        samples "job.7.0", "job.7.1". A request that was left may still be there under the same id."""
+        name, params = f"{request_id}.{number}", enumerate(split_n(checked.params))
+        samples = {f"{name}.{i}": replace(checked, params=one) for i, one in params}
         each = options.of_samples(len(samples))
-        return cls(request_id=request_id, options=each, samples=samples, loop=asyncio.get_running_loop())
+        return cls(request_id=request_id, name=name, options=each, samples=samples, loop=asyncio.get_running_loop())
 
     @property
     def has_begun(self) -> bool:
@@ -105,13 +111,17 @@ class Serving:
 
     At most `max_requests` sequences are with the engine, running or queued. A request that finds no room stands in
     `line`, which belongs to the event loop. A request of more sequences than that has the engine to itself.
+
+    `tickets` are with the engine, by their names. Nothing that a request does costs more in a long line.
     """
 
     def __init__(self, engine: Engine, *, max_requests: int, when_full: WhenFull) -> None:
         self.engine, self.max_requests, self.when_full = engine, max_requests, when_full
         self.thread: threading.Thread | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.line: deque[Ticket] = deque()
+        self.numbers = itertools.count(1)
+        self.line: OrderedDict[Ticket, None] = OrderedDict()
+        self._by_id: dict[str, Ticket] = {}  # with the engine and in line, the newest of each id
         self._max_waiting = engine.max_waiting  # while the thread runs, `max_requests` takes its place
         # All below is shared with the thread, under this condition's lock.
         self._work = threading.Condition()
@@ -169,10 +179,12 @@ class Serving:
             if (self.tickets or self.line) and not self.loop.is_closed():
                 return False
             for ticket in self.tickets.values():
+                ticket.is_left = True
                 self._order(Order(ticket=ticket, is_abort=True))
             self.loop = loop
             self._fresh.clear()
-            self.line.clear()
+            for ticket in self._all_in_line():
+                self._forget(ticket)
             return True
 
     def take(self, ticket: Ticket) -> None:
@@ -181,14 +193,16 @@ class Serving:
         with self._work:
             if not self.is_open:
                 raise EngineStopped(where) from self.cause
-            if self.ticket_of(ticket.request_id) is not None:
+            known = self._by_id.get(ticket.request_id)
+            if known is not None and not known.is_left:
                 raise RequestError(where, "an id in use", "a new id", "Wait for the other to end.")
             if not self.line and self._has_room(len(ticket.samples)):
                 self._hand_over(ticket)
             elif self.when_full is WhenFull.WAIT:
-                self.line.append(ticket)
+                self.line[ticket] = None
             else:
                 raise QueueFull.of(where, self._num_there, len(ticket.samples), self.max_requests)
+            self._by_id[ticket.request_id] = ticket
 
     def check_room(self) -> None:
         """`QueueFull` if not even a request of one sequence would be taken now."""
@@ -197,9 +211,8 @@ class Serving:
                 raise QueueFull.of("request", self._num_there, 1, self.max_requests)
 
     def ticket_of(self, request_id: str) -> Ticket | None:
-        """Under the lock, or on the loop. The request with this id, with the engine or in line."""
-        in_line = (ticket for ticket in self.line if ticket.request_id == request_id)
-        return self.tickets.get(request_id) or next(in_line, None)
+        """The newest request with this id, with the engine or in line."""
+        return self._by_id.get(request_id)
 
     def newest(self, ticket: Ticket) -> RequestOutput:
         """The samples as they are now, or the error that ended them."""
@@ -216,7 +229,8 @@ class Serving:
         """End a request, wherever it is; its consumer gets what there is."""
         with self._work:
             if ticket in self.line:
-                self.line.remove(ticket)
+                del self.line[ticket]
+                self._forget(ticket)
                 ticket.latest = {name: ended_in_line(name, checked) for name, checked in ticket.samples.items()}
                 ticket.changed.set()
                 self._admit()
@@ -243,6 +257,7 @@ class Serving:
     def leave(self, ticket: Ticket) -> None:
         """The consumer reads no more: abort its request, unless it has ended. The loop may have ended too."""
         if not self.engine.use.is_in_child:
+            ticket.is_left = True
             self.abort(ticket)
 
     def wake(self) -> None:
@@ -251,10 +266,10 @@ class Serving:
             fresh, self._fresh = self._fresh, set()
             self._admit()
             if not self.is_open:
-                for ticket in self.line:
+                for ticket in self._all_in_line():
                     ticket.error = caused(EngineStopped(f"request {ticket.request_id!r}"), self.cause)
-                fresh |= set(self.line)
-                self.line.clear()
+                    self._forget(ticket)
+                    fresh.add(ticket)
             loop = self.loop
         for ticket in fresh:
             if ticket.loop is loop:  # the consumers of a loop that has ended are gone
@@ -271,11 +286,22 @@ class Serving:
 
     def _admit(self) -> None:
         # Once the thread is to end, nobody would serve who is let in. `wake` tells those in line.
-        while self.is_open and self.line and self._has_room(len(self.line[0].samples)):
-            self._hand_over(self.line.popleft())
+        while self.is_open and self.line and self._has_room(len(next(iter(self.line)).samples)):
+            self._hand_over(self.line.popitem(last=False)[0])
+
+    def _all_in_line(self) -> list[Ticket]:
+        """Everybody in line, who is not in it any more."""
+        found = list(self.line)
+        self.line.clear()
+        return found
+
+    def _forget(self, ticket: Ticket) -> None:
+        """Its id is free, unless a newer request has it."""
+        if self._by_id.get(ticket.request_id) is ticket:
+            del self._by_id[ticket.request_id]
 
     def _hand_over(self, ticket: Ticket) -> None:
-        self.tickets[ticket.request_id] = ticket
+        self.tickets[ticket.name] = ticket
         self._order(Order(ticket=ticket))
 
     def _order(self, order: Order) -> None:
@@ -285,7 +311,8 @@ class Serving:
     def _changed(self, ticket: Ticket) -> None:
         self._fresh.add(ticket)
         if ticket.is_done:
-            self.tickets.pop(ticket.request_id, None)
+            self.tickets.pop(ticket.name, None)
+            self._forget(ticket)
 
     # What follows runs in the thread.
 
@@ -320,7 +347,7 @@ class Serving:
         for order in orders:
             if not order.is_abort:
                 self._submit(order.ticket)
-            elif self.tickets.get(order.ticket.request_id) is order.ticket:  # its id may have a new owner
+            elif order.ticket.name in self.tickets:
                 aborted = [self.engine.abort(name) for name in order.ticket.samples]
                 self._deliver([output for output in aborted if output is not None])
             self._settle([order])

@@ -22,7 +22,6 @@ from playhead.serve.app import Application, Scope
 from playhead.serve.asgi import Receive, Send
 from playhead.serve.assemble import make_application
 from playhead.serve.auth import load_keys
-from playhead.serve.backend import BackendState
 from playhead.serve.choose import limits_of
 from playhead.serve.config import ServeConfig
 
@@ -63,7 +62,7 @@ class Front:
 
     async def check_health(self) -> None:
         """Serve asks this now and then, and replaces an ingress that raises."""
-        if self._backend is not None and self._backend.state in (BackendState.DEAD, BackendState.WEDGED):
+        if self._backend is not None and not self._backend.state.is_alive:
             raise EngineStopped(f"replicas: {self._backend.state}")
 
 

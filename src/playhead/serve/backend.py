@@ -38,7 +38,7 @@ class ModelFacts:
 
 
 class BackendState(StrEnum):
-    """How the engine is. `/health` is 200 in the first two states, `/ready` in READY alone."""
+    """How the engine is. `/ready` is 200 in READY alone."""
 
     STARTING = "starting"
     READY = "ready"
@@ -47,6 +47,11 @@ class BackendState(StrEnum):
     RESTARTING = "restarting"
     """It died, and another is being started in its place."""
     DEAD = "dead"
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether `/health` is 200. To end a server that is replacing its engine would lose the requests that wait."""
+        return self not in (BackendState.WEDGED, BackendState.DEAD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from playhead.serve.config import ServeConfig
 from playhead.serve.refusals import Refusal
 
 MAX_PIPELINED = 8
-LINGER_S = 2.0  # a connection that is closed has this long to take what was sent
+LINGER_S = 2.0  # from the last byte on, a client whose connection is closed has this long to close it too
 LINGER_BYTES = 32 << 20
 SWEEP_S = 0.5
 
@@ -56,7 +56,7 @@ class GuardedConfig(uvicorn.Config):
 
 
 class Tap(asyncio.Transport):
-    """The transport as uvicorn sees it. Closing it leaves the client time to read the response, but not for ever.
+    """The transport as uvicorn sees it. Closing it leaves the client time to read the response.
 
     A socket that is closed while its client still sends is reset, and the client may lose a response that tells it
     why. So `close` first ends the sending side and discards what comes.
@@ -72,13 +72,14 @@ class Tap(asyncio.Transport):
         self.pause_reading = transport.pause_reading  # type: ignore[method-assign]
         self.resume_reading = transport.resume_reading  # type: ignore[method-assign]
         self.get_extra_info = transport.get_extra_info  # type: ignore[method-assign]
+        self.get_write_buffer_size = transport.get_write_buffer_size  # type: ignore[method-assign]
         self.abort = transport.abort  # type: ignore[method-assign]
 
     def is_closing(self) -> bool:
         return self.closed_at is not None or self._transport.is_closing()
 
     def close(self) -> None:
-        """End the connection when the client has read everything, or has had `LINGER_S` to do so."""
+        """Send what there is, and no more. The connection ends when the client ends it, or with a sweep."""
         if self.is_closing():
             return
         self.closed_at = asyncio.get_running_loop().time()
@@ -91,7 +92,8 @@ class Tap(asyncio.Transport):
 class Connection(HttpToolsProtocol):
     """One connection of a client. `headers_since` is when the first byte of a request came whose headers are not whole.
 
-    `writes_since` is when the client stopped reading; `cycles` are the requests that are not answered yet.
+    `num_unsent` are bytes that the client has not read, as the last sweep saw them, and `unsent_since` is when a sweep
+    saw that number change; `cycles` are the requests that are not answered yet.
     """
 
     def __init__(
@@ -107,7 +109,7 @@ class Connection(HttpToolsProtocol):
         self.limits = config.limits
         self.tap: Tap | None = None
         self.headers_since: float | None = None
-        self.writes_since: float | None = None
+        self.num_unsent, self.unsent_since = 0, 0.0
         self.num_header_bytes = 0
         self.num_headers = 0
         self.is_in_headers = True
@@ -155,14 +157,6 @@ class Connection(HttpToolsProtocol):
         # end of those has not come. The parser keeps the bytes, and copies all of them again for each piece.
         if self.num_header_bytes > self.limits.max_header_bytes:
             self._refuse(self._headers_too_large())
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self.writes_since = self.loop.time()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self.writes_since = None
 
     # What the parser calls. An exception in here ends the parsing, and `data_received` refuses.
 
@@ -224,11 +218,15 @@ class Connection(HttpToolsProtocol):
         tap, limits = self.tap, self.limits
         if tap is None:
             return
-        if tap.closed_at is not None:
-            if now - tap.closed_at > LINGER_S:
+        if (num_unsent := tap.get_write_buffer_size()) != self.num_unsent:
+            # A client on a slow line reads: a long answer may take as long as it takes, to its last byte.
+            self.num_unsent, self.unsent_since = num_unsent, now
+        if num_unsent:
+            if now - self.unsent_since > limits.send_timeout:
                 tap.abort()
-        elif self.writes_since is not None and now - self.writes_since > limits.send_timeout:
-            tap.abort()
+        elif tap.closed_at is not None:
+            if now - max(tap.closed_at, self.unsent_since) > LINGER_S:
+                tap.abort()
         elif self.headers_since is not None and now - self.headers_since > limits.header_timeout and not self._pending:
             message = f"The headers took more than {limits.header_timeout:g} s."
             self._refuse(Refusal(408, message) if self.num_header_bytes else None)
@@ -237,6 +235,11 @@ class Connection(HttpToolsProtocol):
         """End this connection now, whatever is on its way."""
         if self.tap is not None:
             self.tap.abort()
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether the client has not read all that it was sent."""
+        return self.tap is not None and self.tap.get_write_buffer_size() > 0
 
     @property
     def _pending(self) -> bool:

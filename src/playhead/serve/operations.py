@@ -10,15 +10,13 @@ from playhead.serve.backend import Backend, BackendState
 from playhead.serve.call import Answer, Call
 from playhead.serve.endpoint import Endpoint
 
-ALIVE = (BackendState.STARTING, BackendState.READY)
-
 
 def operations(backend: Backend, is_draining: Callable[[], bool]) -> tuple[Endpoint, ...]:
     """The endpoints. `/health` asks whether to restart the server, `/ready` whether to send it requests."""
 
     async def health(call: Call) -> Answer:
         state = backend.state
-        return status_of(state, is_good=state in ALIVE)
+        return status_of(state, is_good=state.is_alive)
 
     async def ready(call: Call) -> Answer:
         if is_draining():

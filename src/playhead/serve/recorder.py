@@ -21,7 +21,7 @@ from typing import Self
 
 from playhead.engine.front import CheckedPrompt, PromptReader, RequestOptions
 from playhead.engine.snapshot import EngineSnapshot
-from playhead.errors import PlayheadError, QueueFull
+from playhead.errors import EngineStopped, PlayheadError, QueueFull
 from playhead.outputs import FinishReason, RequestOutput
 from playhead.sampling_params import RequestOutputKind
 from playhead.serve.backend import Backend, BackendScrape, BackendState, ModelFacts, Stream
@@ -296,6 +296,9 @@ class MeasuredBackend:
             yield
         except QueueFull:
             self.recorder.refused(Refusal.QUEUE_FULL)
+            raise
+        except EngineStopped:
+            self.recorder.refused(Refusal.NO_ENGINE)
             raise
 
 

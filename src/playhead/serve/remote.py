@@ -159,6 +159,7 @@ class RemoteBackend(RemoteFront):
         assert self._engine is not None, "it was loaded"
         for stream in self._streams.values():
             for sample in stream.samples:
+                sample.interrupted()
                 self._engine.run(sample)
 
     # Requests.

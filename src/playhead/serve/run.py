@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import threading
@@ -30,6 +31,7 @@ from playhead.serve.guard import SWEEP_S, Connection, GuardedConfig
 LOG = logging.getLogger(__name__)
 TICK_S = 0.1
 LAST_WORDS_S = 2.0  # for errors on their way to clients whose requests were cut off
+CLOSE_S = 15.0  # for an engine to end; one in a process of its own is killed before
 BACKLOG = 1024
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -64,6 +66,7 @@ class Server(uvicorn.Server):
         super().__init__(GuardedConfig(app, app.config))
         self._app, self._backend, self._limits = app, app.backend, app.config
         self._swept_at = 0.0
+        self.is_stuck = False  # the engine did not end, and never will
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -95,9 +98,13 @@ class Server(uvicorn.Server):
         """Wait for the requests under way, as long as they may take; then end everything."""
         num_open = self._app.num_open
         event(LOG, logging.INFO, "draining", requests=num_open, timeout_s=self._limits.drain_timeout)
-        await self._wait(lambda: self._app.num_open == 0, self._limits.drain_timeout)
+        await self._wait(self._is_drained, self._limits.drain_timeout)
         num_cut_off = self._app.num_open
-        await self._backend.close()
+        closing = asyncio.create_task(self._backend.close())
+        closed, stuck = await asyncio.wait({closing}, timeout=CLOSE_S)
+        self.is_stuck = bool(stuck)
+        for one in closed:
+            one.result()
         await self._wait(lambda: self._app.num_open == 0, LAST_WORDS_S)
         for server in self.servers:
             server.close()
@@ -116,6 +123,10 @@ class Server(uvicorn.Server):
             await asyncio.wait(tasks, timeout=LAST_WORDS_S)
         await asyncio.sleep(0)
         event(LOG, logging.INFO, "stopped", cut_off=num_cut_off)
+
+    def _is_drained(self) -> bool:
+        """Whether all requests are answered, and all clients have read their answers."""
+        return self._app.num_open == 0 and not any(one.is_sending for one in self._connections())
 
     def _connections(self) -> list[Connection]:
         found = list(self.server_state.connections)
@@ -177,6 +188,9 @@ async def serve(app: Application, sock: socket.socket, on_ready: OnReady) -> int
     else:
         server.handle_exit(signal.SIGTERM, None)
     await serving
+    if server.is_stuck:  # Python would wait for its thread, and a supervisor for this process
+        event(LOG, logging.ERROR, "engine stuck")
+        os._exit(STOPPED_AT_ONCE)
     failed = (await asyncio.gather(starting, return_exceptions=True))[0]
     if isinstance(failed, Exception) and not was_stopped:
         raise failed

@@ -113,7 +113,7 @@ def leaving() -> list[str]:
             await stream.aclose()
             async for _ in engine.generate([7], FEW):
                 pass
-            return [f"{name} runs on for nobody" for name in engine._serving.tickets]
+            return [f"{ticket.request_id} runs on for nobody" for ticket in engine._serving.tickets.values()]
 
     found = on_loop(leave())
     return found + [str(violation) for violation in Ledger(llm.engine.worker.kv).audit()]

@@ -10,7 +10,7 @@ from typing import TypeVar
 from playhead.engine.async_engine import AsyncEngine
 from playhead.engine.calls import Calls
 from playhead.engine.engine import Engine
-from playhead.engine.serving import Serving
+from playhead.engine.serving import Serving, Ticket
 from playhead.engine.turns import Turns
 from playhead.errors import PlayheadError
 from playhead.outputs import RequestOutput
@@ -69,8 +69,8 @@ def the_line_stands_still() -> Patch:
 )
 def a_stopped_engine_lets_in() -> Patch:
     def let_in(self: Serving) -> None:
-        while self.line and self._has_room(len(self.line[0].samples)):
-            self._hand_over(self.line.popleft())
+        while self.line and self._has_room(len(next(iter(self.line)).samples)):
+            self._hand_over(self.line.popitem(last=False)[0])
 
     return swapped(Serving, "_admit", let_in)
 
@@ -117,6 +117,18 @@ def orders_dropped_at_the_end() -> Patch:
         stop(self, cause)
 
     return swapped(Serving, "_stop", drop)
+
+
+@mutant(
+    "who left keeps the id",
+    source="found here: a caller that tried again after a time-out was told that its own id was in use",
+    killed_by=("an id that was left",),
+)
+def who_left_keeps_the_id() -> Patch:
+    def abort(self: Serving, ticket: Ticket) -> None:
+        self.abort(ticket)
+
+    return swapped(Serving, "leave", abort)
 
 
 def call_in_the_middle_of_a_step() -> list[str]:
@@ -224,6 +236,27 @@ def abort_of_a_loop_that_ended() -> list[str]:
     return asyncio.run(abort())
 
 
+def id_that_was_left() -> list[str]:
+    """A consumer that has left may ask again under the same id, before the thread has heard of it."""
+    engine = AsyncEngine.of(small_llm().engine)
+
+    async def come_back() -> list[str]:
+        await engine.start()
+        try:
+            with swapped(engine._serving, "_order", lambda order: None):
+                for _ in range(2):
+                    stream = engine.generate([5, 6], ENDLESS, "one")
+                    reading = asyncio.ensure_future(anext(stream))
+                    await settled()
+                    reading.cancel()
+                    (found,) = await asyncio.gather(reading, return_exceptions=True)
+        finally:
+            await engine.close()
+        return [f"it was refused: {found}"] if isinstance(found, PlayheadError) else []
+
+    return asyncio.run(come_back())
+
+
 def abort_before_a_close() -> list[str]:
     """An abort is answered, also if the engine is closed before the thread has heard of it."""
     llm, permits = small_llm(), threading.Semaphore(0)
@@ -258,6 +291,7 @@ THREAD_MUTANTS: tuple[Mutant, ...] = (
     a_cancelled_close_keeps_the_engine,
     an_abort_is_answered_elsewhere,
     orders_dropped_at_the_end,
+    who_left_keeps_the_id,
 )
 
 THREAD_CHECKERS: tuple[Checker, ...] = (
@@ -268,4 +302,5 @@ THREAD_CHECKERS: tuple[Checker, ...] = (
     Checker(name="a close that is cancelled", run=close_that_is_cancelled),
     Checker(name="an abort of a loop that ended", run=abort_of_a_loop_that_ended),
     Checker(name="an abort before a close", run=abort_before_a_close),
+    Checker(name="an id that was left", run=id_that_was_left),
 )

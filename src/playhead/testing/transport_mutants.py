@@ -27,7 +27,7 @@ from playhead.testing.scripted_backend import ScriptedBackend
 
 LEAVING, HALF_WAY, READINGS, TRAILERS = "a client that leaves", "a stream left half-way", "two readings", "trailers"
 PIPELINES, KEYS, SIZES, ENDS = "a pipeline that is left", "keys", "a body in chunks", "a body that is not read"
-FOLLOWS, NAMES = "what follows a body", "names of keys"
+FOLLOWS, NAMES, SLOW = "what follows a body", "names of keys", "a client that reads slowly"
 KEY = "a-key-0123456789abcdef"
 MAX_BODY = 64
 HEAD = b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -122,6 +122,16 @@ def end_unannounced() -> Patch:
     return swapped(playhead.serve.app, "has_body", lambda headers: False)
 
 
+@mutant("slow is dead", source="found here: a long answer was cut off while its client read it", killed_by=(SLOW,))
+def slow_is_dead() -> Patch:
+    def impatient(self: Connection, now: float) -> None:
+        tap = self.tap
+        if tap is not None and tap.closed_at is not None and now - tap.closed_at > playhead.serve.guard.LINGER_S:
+            tap.abort()
+
+    return swapped(Connection, "sweep", impatient)
+
+
 class Memory(asyncio.Transport):
     """A client in memory: what it was sent, and whether it was cut off."""
 
@@ -149,6 +159,18 @@ class Memory(asyncio.Transport):
 
     def resume_reading(self) -> None:
         return
+
+
+class SlowClient(Memory):
+    """A client that has `num_unsent` bytes before it, and reads as many at each look as it is told to."""
+
+    def __init__(self, num_unsent: int, reads: int = 0) -> None:
+        super().__init__()
+        self.num_unsent, self.reads = num_unsent, reads
+
+    def get_write_buffer_size(self) -> int:
+        self.num_unsent = max(0, self.num_unsent - self.reads)
+        return self.num_unsent
 
 
 class Endless:
@@ -339,6 +361,24 @@ def check_ends() -> list[str]:
     return [] if b"\r\nconnection: close\r\n" in sent else ["a connection ended, and its client was not told"]
 
 
+def check_slow() -> list[str]:
+    """A client that goes on reading is not cut off, though its answer was written long ago."""
+
+    async def read() -> bool:
+        client, config = SlowClient(1000, reads=10), ServeConfig()
+        app = Application(ScriptedBackend(), KeyRing([]), config, Recorder())
+        connection = Connection(GuardedConfig(app, config), ServerState(), {}, asyncio.get_running_loop())
+        connection.connection_made(client)
+        assert connection.tap is not None, "it is connected"
+        connection.tap.close()
+        now = asyncio.get_running_loop().time()
+        for i in range(9):
+            connection.sweep(now + i * config.send_timeout)
+        return client.is_cut_off
+
+    return ["a client was cut off while it read"] if asyncio.run(read()) else []
+
+
 TRANSPORT_MUTANTS: tuple[Mutant, ...] = (
     departure_unseen,
     generator_left,
@@ -350,6 +390,7 @@ TRANSPORT_MUTANTS: tuple[Mutant, ...] = (
     numbered_anew,
     chunks_uncounted,
     end_unannounced,
+    slow_is_dead,
 )
 TRANSPORT_CHECKERS: tuple[Checker, ...] = (
     Checker(name=LEAVING, run=check_leaving),
@@ -362,4 +403,5 @@ TRANSPORT_CHECKERS: tuple[Checker, ...] = (
     Checker(name=NAMES, run=check_names, raises=(ConfigError,)),
     Checker(name=SIZES, run=check_sizes),
     Checker(name=ENDS, run=check_ends),
+    Checker(name=SLOW, run=check_slow),
 )

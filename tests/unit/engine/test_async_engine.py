@@ -119,7 +119,7 @@ def test_a_consumer_that_leaves_frees_its_memory_and_disturbs_nobody(llm, leave)
                 await left
             stays = await last(engine, "My lord")
             await last(engine, "My lord")  # orders are followed in turn, so the leaver's was
-            assert "leaves" not in engine._serving.tickets
+            assert engine._serving.ticket_of("leaves") is None
         return stays
 
     assert asyncio.run(both()).outputs[0].token_ids == wanted

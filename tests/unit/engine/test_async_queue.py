@@ -405,3 +405,63 @@ def test_an_engine_shows_its_model_and_what_it_does(llm, gate):
 
     assert asyncio.run(crowd()) == f"AsyncEngine({facts}, 4 requests, 1 in line)"
     assert repr(engine) == f"AsyncEngine({facts}, closed)"
+
+
+def test_who_left_may_come_back_under_the_same_id_at_once(llm, gate, wanted):
+    """A caller that gave up after a time-out cannot know when the engine has heard of it."""
+
+    async def come_back():
+        async with AsyncEngine.of(llm.engine, max_queued_requests=0) as engine:
+            (left,) = await queued(last(engine, "The whale", ENDLESS, "job"))
+            left.cancel()
+            await asyncio.gather(left, return_exceptions=True)
+            (again,) = await queued(last(engine, PROMPTS[0], FEW, "job"))
+            with pytest.raises(RequestError, match="an id in use"):
+                await last(engine, PROMPTS[1], FEW, "job")
+            gate.release(1000)
+            return await again
+
+    assert tokens(asyncio.run(come_back())) == wanted[0]
+
+
+def test_an_engine_gives_no_request_the_name_that_a_caller_chose(llm, gate, wanted):
+    async def mixed():
+        async with AsyncEngine.of(llm.engine) as engine:
+            (named,) = await queued(last(engine, PROMPTS[1], FEW, "a1"))
+            (unnamed,) = await queued(last(engine, PROMPTS[0]))
+            gate.release(1000)
+            return await asyncio.gather(named, unnamed)
+
+    named, unnamed = asyncio.run(mixed())
+    assert (named.request_id, tokens(named)) == ("a1", wanted[1])
+    assert (unnamed.request_id, tokens(unnamed)) == ("a2", wanted[0])
+
+
+class Name(str):
+    """An id that counts how often it is compared."""
+
+    num_compared = 0
+
+    def __eq__(self, other):
+        Name.num_compared += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_a_request_is_not_compared_with_all_those_in_line(llm, gate):
+    """With thousands in line, each new one would hold the event loop and the engine up."""
+
+    async def crowd():
+        async with AsyncEngine.of(llm.engine, max_queued_requests=0) as engine:
+            tasks = await queued(*(last(engine, "The whale", FEW, Name(f"r{i}")) for i in range(60)))
+            num_in_line = len(engine._serving.line)
+            for task in reversed(tasks):
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            gate.release(1000)
+            return num_in_line
+
+    Name.num_compared = 0
+    assert asyncio.run(crowd()) == 56
+    assert Name.num_compared < 60

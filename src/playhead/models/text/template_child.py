@@ -27,7 +27,8 @@ MAX_ERROR_CHARS = 300
 
 def main(cpu_s: float, memory_bytes: int) -> None:
     """Answer jobs from stdin on stdout until there are no more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    for number in (signal.SIGINT, signal.SIGTERM):  # they reach every process, and the parent may have jobs to finish
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # kills, inside a long C call too
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     limit = address_space_bytes() + memory_bytes

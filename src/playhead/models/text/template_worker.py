@@ -54,6 +54,8 @@ class TemplateWorker:
             # A fork: process, pipes and perhaps a held lock belong to the parent.
             self._owner, self._lock, self._process = os.getpid(), threading.Lock(), None
         with self._lock:
+            if self._process is not None and self._process.poll() is not None:
+                self._stop(is_killed=False)  # something else ended it, between two jobs: that is no job's fault
             process = self._process or self._start()
             try:
                 answer = self._exchange(process, job)

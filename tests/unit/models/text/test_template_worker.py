@@ -55,12 +55,21 @@ def test_after_a_job_that_took_too_much_another_process_serves_the_next(worker):
     assert not is_alive(first), "ended and waited for"
 
 
-def test_a_process_that_somebody_kills_is_an_error_of_one_job(worker):
+def test_a_process_that_somebody_kills_between_two_jobs_is_no_jobs_error(worker):
     worker.ask(job("a"))
-    os.kill(worker.pid, signal.SIGKILL)
-    with pytest.raises(ChatTemplateError, match="its process ended with -9"):
-        worker.ask(job("a"))
+    first = worker.pid
+    os.kill(first, signal.SIGKILL)
+    os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
     assert worker.ask(job("b")) == "b"
+    assert worker.pid != first
+
+
+def test_signals_that_reach_every_process_of_a_program_end_no_job(worker):
+    worker.ask(job("a"))
+    first = worker.pid
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(first, number)
+    assert (worker.ask(job("b")), worker.pid) == ("b", first)
 
 
 def test_memory_is_bounded_and_the_process_goes_on():
