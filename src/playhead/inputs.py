@@ -65,6 +65,7 @@ class GenerateKeywords(TypedDict, total=False):
     prompt_adapter_request: object
     guided_options_request: object
     priority: Sequence[int] | None
+    tokenization_kwargs: Mapping[str, object] | None
 
 
 REFUSED_KEYWORDS = {
@@ -73,6 +74,7 @@ REFUSED_KEYWORDS = {
     "prompt_adapter_request": "Playhead has no adapters: merge the adapter into the weights first.",
     "guided_options_request": "Give structured_outputs to SamplingParams.",
     "priority": "AsyncEngine.generate takes a priority for each request.",
+    "tokenization_kwargs": "Give truncate_prompt_tokens to SamplingParams, or encode the prompt first.",
 }
 
 UNREAD_KEYS = {
