@@ -253,6 +253,17 @@ class Engine:
         **options: Unpack[GenerateOptions],
     ) -> AsyncIterator[Answer]: ...
 
+    @overload
+    async def async_generate(
+        self,
+        prompt: None = None,
+        sampling_params: Sampling | Sequence[Sampling] | None = None,
+        input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        *,
+        stream: bool = False,
+        **options: Unpack[GenerateOptions],
+    ) -> Any: ...
+
     async def async_generate(
         self,
         prompt: str | TextBatch | None = None,
