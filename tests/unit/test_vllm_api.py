@@ -215,6 +215,13 @@ def test_a_template_gets_tools_and_variables(llm):
     assert tokenizer.apply_chat_template(HELLO, tokenize=False, chat_template=TEMPLATE) == "<user>The whale</user>"
     ids = tokenizer.apply_chat_template(HELLO, chat_template=TEMPLATE)
     assert tokenizer.decode(ids) == "<user>The whale</user>"
+    by_keyword = tokenizer.apply_chat_template(HELLO, tokenize=False, chat_template=TEMPLATE, loud=True)
+    assert by_keyword == "<user>The whale</user>!"
+    with pytest.raises(RequestError, match=r"the keyword 'return_tensors'\. Leave it out"):
+        tokenizer.apply_chat_template(HELLO, return_tensors="pt")
+    with pytest.raises(RequestError, match="the key 'messages'"):
+        tokenizer.apply_chat_template(HELLO, messages=[])
+    assert tokenizer.apply_chat_template(HELLO, chat_template=TEMPLATE, padding=False, return_dict=None) == ids
     with pytest.raises(ChatTemplateError):
         llm.chat(HELLO, GREEDY, chat_template="{{ raise_exception('no') }}")
 
