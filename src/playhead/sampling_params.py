@@ -30,9 +30,9 @@ MAX_LOGPROBS = 20
 MAX_SAMPLES = 1 << 14  # vLLM's bound
 PENALTY_BOUND = 2.0
 
-NO_BEAMS = "There is no beam search. Ask for n samples and compare their cumulative_logprob."
+NO_BEAMS = "There is no beam search. Ask for n samples with logprobs=0 and compare their cumulative_logprob."
 UNSUPPORTED = {
-    "best_of": "Ask for n samples and keep the one with the best cumulative_logprob.",
+    "best_of": "Ask for n samples with logprobs=0 and keep the one with the best cumulative_logprob.",
     **dict.fromkeys(("use_beam_search", "length_penalty", "early_stopping"), NO_BEAMS),
     "logits_processors": "A captured graph cannot call Python. Use logit_bias, allowed_token_ids or bad_words.",
     "guided_decoding": "It is called structured_outputs now: structured_outputs=StructuredOutputs(json=...).",

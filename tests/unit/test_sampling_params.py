@@ -146,7 +146,7 @@ def test_many_and_long_stops_are_accepted():
 @pytest.mark.parametrize(
     ("field", "says"),
     [
-        ("best_of", "not supported. Ask for n samples"),
+        ("best_of", "not supported. Ask for n samples with logprobs=0"),
         ("use_beam_search", "There is no beam search"),
         ("logits_processors", "A captured graph cannot call Python. Use logit_bias"),
         ("guided_decoding", "It is called structured_outputs now"),
