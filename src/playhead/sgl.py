@@ -67,7 +67,7 @@ REFUSED_OPTIONS = {
     "rid": "Playhead names requests itself: meta_info has the id.",
     "session_params": "Send the whole prompt: what it shares with an earlier one is not computed again.",
     "priority": REFUSED_KEYWORDS["priority"],
-    "data_parallel_rank": "An engine is one replica.",
+    "data_parallel_rank": REFUSED_KEYWORDS["data_parallel_rank"],
 }
 LOGPROB_OPTIONS = {
     **dict.fromkeys(("return_logprob", "return_text_in_logprobs"), (bool, "True or False")),

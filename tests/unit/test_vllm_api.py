@@ -140,7 +140,7 @@ def test_a_reset_cache_has_no_prefix(llm):
         ({"prompt_adapter_request": object()}, "'prompt_adapter_request'. Playhead has no adapters"),
         ({"tokenization_kwargs": {"truncation": True}}, "Give truncate_prompt_tokens to SamplingParams"),
         ({"sampling_param": GREEDY}, "Did you mean sampling_params"),
-        ({"colour": 1}, "the keyword 'colour'; wanted prompts, sampling_params or use_tqdm. Leave it out"),
+        ({"colour": 1}, "the keyword 'colour'; wanted one of prompts, sampling_params, use_tqdm. Leave it out"),
     ],
 )
 def test_keywords_that_cannot_be_had_are_refused_by_name(llm, keywords, says):

@@ -158,6 +158,8 @@ FOREIGN_SETTINGS: Mapping[str, ForeignSetting] = {
     "language_model_only": NO_EFFECT,  # it always is
     # What is written down.
     "disable_log_stats": NO_EFFECT,  # `LLM.stats` counts, and nothing is logged
+    "disable_log_requests": NO_EFFECT,  # no request is logged
+    "enable_log_requests": NO_EFFECT,
     "log_level": NO_EFFECT,  # PLAYHEAD_LOG and the logging module
     "enable_metrics": NO_EFFECT,
 }

@@ -141,5 +141,7 @@ class EngineKeywords(TypedDict, total=False):
     allowed_media_domains: Sequence[str] | None
     language_model_only: bool
     disable_log_stats: bool
+    disable_log_requests: bool
+    enable_log_requests: bool
     log_level: str
     enable_metrics: bool
