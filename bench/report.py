@@ -27,7 +27,7 @@ TITLES = {
     "start": "process start to first token, s",
     "capture": "all graphs, s",
 }
-LEGEND = "Each number with its share of the floor and how many times the best peer's it is (above 1: ahead of it)."
+LEGEND = "In brackets: the floor's share of the number, and how far it is ahead of the best peer's (below 1: behind)."
 DRAWN = ("decode", "context", "prefill")
 
 

@@ -24,6 +24,7 @@ from playhead.serve.families import FAMILIES
 from playhead.serve.local import LocalBackend
 from playhead.serve.protocol.chat import ChatRequest, Message
 from playhead.serve.protocol.completions import CompletionRequest
+from playhead.serve.protocol.fields import StreamOptions
 from playhead.serve.protocol.notes import notes_of
 from playhead.serve.protocol.responses import ResponsesRequest
 from playhead.serve.tools import constraint
@@ -40,6 +41,7 @@ REQUESTS: Mapping[str, type[msgspec.Struct]] = {
     "/v1/completions": CompletionRequest,
     "/v1/responses": ResponsesRequest,
     "a message": Message,
+    "`stream_options`": StreamOptions,
 }
 FIXED_LIMITS = (
     ("depth of a body's JSON", decode.MAX_DEPTH),

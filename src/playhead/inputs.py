@@ -65,6 +65,9 @@ class GenerateKeywords(TypedDict, total=False):
     prompt_adapter_request: object
     guided_options_request: object
     priority: Sequence[int] | None
+    tokenization_kwargs: Mapping[str, object] | None
+    trace_headers: Mapping[str, str] | None
+    data_parallel_rank: int | None
 
 
 REFUSED_KEYWORDS = {
@@ -73,7 +76,11 @@ REFUSED_KEYWORDS = {
     "prompt_adapter_request": "Playhead has no adapters: merge the adapter into the weights first.",
     "guided_options_request": "Give structured_outputs to SamplingParams.",
     "priority": "AsyncEngine.generate takes a priority for each request.",
+    "tokenization_kwargs": "Give truncate_prompt_tokens to SamplingParams, or encode the prompt first.",
+    "trace_headers": "Spans are the server's: playhead serve --otel.",
+    "data_parallel_rank": "An engine is one replica.",
 }
+CALL_NAMES = ("prompts", "sampling_params", "use_tqdm")
 
 UNREAD_KEYS = {
     "multi_modal_data": "images, audio and video are not read: Playhead runs the text part of a model",
@@ -99,14 +106,12 @@ class PlainPrompt:
     salt: str = ""
 
 
-def refuse_keywords(keywords: Mapping[str, Any]) -> None:
-    """Refuse every keyword of a call that asks for something; None asks for nothing."""
+def refuse_keywords(keywords: Mapping[str, Any], names: Sequence[str] = CALL_NAMES) -> None:
+    """Refuse every keyword of a call that asks for something; None asks for nothing. `names` are those it has."""
     for name, value in keywords.items():
         if name not in REFUSED_KEYWORDS:
-            wanted = "prompts, sampling_params or use_tqdm"
-            known = ("prompts", "sampling_params", "use_tqdm", *REFUSED_KEYWORDS)
-            fix = did_you_mean(name, known, "Leave it out.")
-            raise RequestError("generate", f"the keyword {name!r}", wanted, fix)
+            fix = did_you_mean(name, (*names, *REFUSED_KEYWORDS), "Leave it out.")
+            raise RequestError("generate", f"the keyword {name!r}", f"one of {', '.join(names)}", fix)
         if value is not None:
             raise RequestError("generate", f"the keyword {name!r}", "", REFUSED_KEYWORDS[name])
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import Enum, IntEnum
 from operator import attrgetter
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
-from playhead.errors import RequestError, did_you_mean, shown
+from playhead.errors import AbsentFeature, RequestError, did_you_mean, shown
 from playhead.sampling_values import allowed_ids, biases, refused, texts, token_ids
 from playhead.settings import METADATA_KEY, Setting, check_settings, declare, settings_of
 from playhead.structured_outputs import StructuredOutputs, structured_outputs
@@ -30,14 +30,24 @@ MAX_LOGPROBS = 20
 MAX_SAMPLES = 1 << 14  # vLLM's bound
 PENALTY_BOUND = 2.0
 
+NO_BEAMS = "There is no beam search. Ask for n samples with logprobs=0 and compare their cumulative_logprob."
 UNSUPPORTED = {
-    "best_of": "Ask for n samples and keep the one with the best cumulative_logprob.",
-    "use_beam_search": "There is no beam search. Ask for n samples and compare their cumulative_logprob.",
+    "best_of": "Ask for n samples with logprobs=0 and keep the one with the best cumulative_logprob.",
+    **dict.fromkeys(("use_beam_search", "length_penalty", "early_stopping"), NO_BEAMS),
     "logits_processors": "A captured graph cannot call Python. Use logit_bias, allowed_token_ids or bad_words.",
     "guided_decoding": "It is called structured_outputs now: structured_outputs=StructuredOutputs(json=...).",
     "extra_args": "Nothing here would read them. Leave them out.",
+    "flat_logprobs": "Logprobs are tables by token id. Leave it out.",
+    "logprob_token_ids": "Logprobs are those of the chosen and of the best tokens. Use logprobs.",
+    "skip_reading_prefix_cache": "Give the prompt a cache_salt of its own, which shares no cached prefix.",
+    "thinking_token_budget": "Reasoning has no bound of its own. Use max_tokens, which bounds the whole answer.",
 }
 """Fields of vLLM's that are refused, each with what to do instead."""
+ABSENT = {
+    "BeamSearchParams": NO_BEAMS,
+    "GuidedDecodingParams": "It is called StructuredOutputs here: from playhead import StructuredOutputs.",
+}
+"""Names that scripts for vLLM import from its module of the same name, and why they are not here."""
 
 
 class SamplingKind(IntEnum):
@@ -347,6 +357,13 @@ KIND_PARAMETERS = tuple(
 )
 """Each parameter that some kind of sampling is for, after the default that needs no look, if it is off."""
 OPTIONAL = {one.name for one in SAMPLING_SETTINGS if one.is_optional}
+
+
+def __getattr__(name: str) -> NoReturn:
+    """A name that is not there. One of vLLM's says why."""
+    if name in ABSENT:
+        raise AbsentFeature(f"playhead.sampling_params.{name}", ABSENT[name])
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def unknown(name: str) -> RequestError:

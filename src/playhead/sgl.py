@@ -21,7 +21,7 @@ from typing import Any, Literal, NoReturn, TypedDict, Unpack, overload
 from playhead.engine.config import ModelName
 from playhead.engine.keywords import EngineKeywords
 from playhead.errors import NO_POOLING, AbsentFeature, RequestError, did_you_mean, renamed, shown
-from playhead.inputs import Prompt, is_number
+from playhead.inputs import REFUSED_KEYWORDS, Prompt, is_number
 from playhead.llm import LLM
 from playhead.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput
 from playhead.sampling_params import DefaultInt, SamplingParams
@@ -64,6 +64,10 @@ REFUSED_OPTIONS = {
     "custom_logit_processor": "Sampling is part of a captured graph: use logit_bias.",
     "return_hidden_states": "Playhead gives tokens and logprobs, no hidden states.",
     "input_embeds": "A prompt is text or token ids: Playhead takes no embeddings.",
+    "rid": "Playhead names requests itself: meta_info has the id.",
+    "session_params": "Send the whole prompt: what it shares with an earlier one is not computed again.",
+    "priority": REFUSED_KEYWORDS["priority"],
+    "data_parallel_rank": REFUSED_KEYWORDS["data_parallel_rank"],
 }
 LOGPROB_OPTIONS = {
     **dict.fromkeys(("return_logprob", "return_text_in_logprobs"), (bool, "True or False")),
@@ -90,6 +94,10 @@ class GenerateOptions(TypedDict, total=False):
     custom_logit_processor: object
     return_hidden_states: object
     input_embeds: object
+    rid: object
+    session_params: object
+    priority: object
+    data_parallel_rank: object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,6 +253,17 @@ class Engine:
         **options: Unpack[GenerateOptions],
     ) -> AsyncIterator[Answer]: ...
 
+    @overload
+    async def async_generate(
+        self,
+        prompt: None = None,
+        sampling_params: Sampling | Sequence[Sampling] | None = None,
+        input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        *,
+        stream: bool = False,
+        **options: Unpack[GenerateOptions],
+    ) -> Any: ...
+
     async def async_generate(
         self,
         prompt: str | TextBatch | None = None,
@@ -345,7 +364,7 @@ def logprob_options(options: Mapping[str, Any]) -> LogprobOptions:
     for name, value in options.items():
         if name not in known:
             fix = did_you_mean(name, known, "Leave it out.")
-            raise RequestError("generate", f"the keyword {name!r}", "one of SGLang's", fix)
+            raise RequestError("generate", f"the keyword {name!r}", f"one of {', '.join(known)}", fix)
         if name in REFUSED_OPTIONS and value:
             raise RequestError("generate", f"the keyword {name!r}", "", REFUSED_OPTIONS[name])
         kind, meant = LOGPROB_OPTIONS.get(name, (None, ""))

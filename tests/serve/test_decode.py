@@ -145,6 +145,25 @@ def test_an_unknown_field_is_refused_with_the_nearest_name():
     assert "Did you mean 'temperature'?" in str(error)
 
 
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        (
+            {"messages": [{"role": "function"}]},
+            "messages[0].role",
+            "'assistant', 'developer', 'system', 'tool', 'user'",
+        ),
+        ({"response_format": {"type": "regex"}}, "response_format.type", "'json_object', 'json_schema', 'text'"),
+        ({"tools": [{"type": "web_search", "function": {"name": "f"}}]}, "tools[0].type", "'function'"),
+        ({"tool_choice": "any"}, "tool_choice", "'auto', 'none', 'required'"),
+        ({"verbosity": "loud"}, "verbosity", "'high', 'low', 'medium'"),
+    ],
+)
+def test_a_word_that_is_not_known_is_refused_with_those_that_are(fields, param, words):
+    error = refusal(json.dumps(HELLO | fields).encode())
+    assert (error.param, error.code, error.wanted) == (param, "invalid_value", f"one of {words}")
+
+
 def test_a_missing_field_is_named():
     error = refusal(b"{}", CompletionRequest)
     assert (error.param, error.code) == ("prompt", "missing_required_parameter")

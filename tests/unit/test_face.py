@@ -56,3 +56,9 @@ def test_a_name_of_another_engine_says_why_it_is_not_here():
     assert isinstance(refusal.value, AbsentFeature | PlayheadError)
     with pytest.raises(ImportError, match="cannot import name 'Nonsense'"):
         from playhead import Nonsense  # noqa: F401
+    with pytest.raises(AbsentFeature, match=r"sampling_params\.BeamSearchParams: There is no beam search"):
+        from playhead.sampling_params import BeamSearchParams as _
+    with pytest.raises(AbsentFeature, match="It is called StructuredOutputs here"):
+        from playhead.sampling_params import GuidedDecodingParams  # noqa: F401
+    with pytest.raises(ImportError, match="cannot import name 'Nonsense'"):
+        from playhead.sampling_params import Nonsense as _  # noqa: F401

@@ -146,11 +146,16 @@ def test_many_and_long_stops_are_accepted():
 @pytest.mark.parametrize(
     ("field", "says"),
     [
-        ("best_of", "not supported. Ask for n samples"),
+        ("best_of", "not supported. Ask for n samples with logprobs=0"),
         ("use_beam_search", "There is no beam search"),
         ("logits_processors", "A captured graph cannot call Python. Use logit_bias"),
         ("guided_decoding", "It is called structured_outputs now"),
         ("extra_args", "Nothing here would read them"),
+        ("length_penalty", "There is no beam search"),
+        ("flat_logprobs", "Logprobs are tables by token id"),
+        ("logprob_token_ids", "Use logprobs"),
+        ("skip_reading_prefix_cache", "Give the prompt a cache_salt of its own"),
+        ("thinking_token_budget", "Use max_tokens"),
         ("temprature", "no such field; wanted one of n, temperature, .*Did you mean temperature?"),
         ("xyz", "no such field; .*Remove it"),
     ],

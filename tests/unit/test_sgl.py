@@ -99,6 +99,7 @@ def test_keywords_that_cannot_be_had_are_refused_by_name(llm, name):
         ({"prompt": "a", "sampling_params": {"temperature": "hot"}}, "sampling field 'temperature': 'hot'"),
         ({"prompt": ["a", "b"], "stream": True}, "2 prompts, n=1; wanted one prompt and n=1"),
         ({"prompt": "a", "return_logprobs": True}, "Did you mean return_logprob"),
+        ({"prompt": "a", "colour": 1}, "the keyword 'colour'; wanted one of return_logprob, .*. Leave it out"),
         ({"input_ids": [1, "x"]}, "prompt"),
         ({"input_ids": 5}, "a int; wanted a prompt or a list of prompts"),
         ({"prompt": "a", "sampling_params": {5: 5}}, "the key 5; wanted one of max_new_tokens"),

@@ -10,6 +10,7 @@ import torch
 
 from playhead import LLM, SamplingParams, TextPrompt, TokensPrompt
 from playhead.engine.conversations import (
+    UNSERVED_KEYWORDS,
     ChatKeywords,
     ChatOptions,
     as_conversations,
@@ -17,7 +18,7 @@ from playhead.engine.conversations import (
     plain_messages,
 )
 from playhead.errors import AbsentFeature, ChatTemplateError, RequestError
-from playhead.inputs import GenerateKeywords, as_prompts, checked_ids, plain_prompt
+from playhead.inputs import REFUSED_KEYWORDS, GenerateKeywords, as_prompts, checked_ids, plain_prompt
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 TEMPLATE = (
@@ -137,8 +138,9 @@ def test_a_reset_cache_has_no_prefix(llm):
         ({"prompt_token_ids": [[1]]}, r"'prompt_token_ids'. Give the ids as prompts: generate\(\[1, 2, 3\]\)"),
         ({"lora_request": object()}, "'lora_request'. Playhead has no adapters"),
         ({"prompt_adapter_request": object()}, "'prompt_adapter_request'. Playhead has no adapters"),
+        ({"tokenization_kwargs": {"truncation": True}}, "Give truncate_prompt_tokens to SamplingParams"),
         ({"sampling_param": GREEDY}, "Did you mean sampling_params"),
-        ({"colour": 1}, "the keyword 'colour'; wanted prompts, sampling_params or use_tqdm. Leave it out"),
+        ({"colour": 1}, "the keyword 'colour'; wanted one of prompts, sampling_params, use_tqdm. Leave it out"),
     ],
 )
 def test_keywords_that_cannot_be_had_are_refused_by_name(llm, keywords, says):
@@ -147,7 +149,7 @@ def test_keywords_that_cannot_be_had_are_refused_by_name(llm, keywords, says):
 
 
 def test_keywords_that_ask_for_nothing_are_taken(llm):
-    assert llm.generate(prompts="x", sampling_params=GREEDY, use_tqdm=False, lora_request=None, priority=None)
+    assert llm.generate(prompts="x", sampling_params=GREEDY, use_tqdm=False, **dict.fromkeys(REFUSED_KEYWORDS))
 
 
 @pytest.mark.parametrize("name", ["beam_search", "encode", "embed", "classify", "score"])
@@ -213,6 +215,13 @@ def test_a_template_gets_tools_and_variables(llm):
     assert tokenizer.apply_chat_template(HELLO, tokenize=False, chat_template=TEMPLATE) == "<user>The whale</user>"
     ids = tokenizer.apply_chat_template(HELLO, chat_template=TEMPLATE)
     assert tokenizer.decode(ids) == "<user>The whale</user>"
+    by_keyword = tokenizer.apply_chat_template(HELLO, tokenize=False, chat_template=TEMPLATE, loud=True)
+    assert by_keyword == "<user>The whale</user>!"
+    with pytest.raises(RequestError, match=r"the keyword 'return_tensors'\. Leave it out"):
+        tokenizer.apply_chat_template(HELLO, return_tensors="pt")
+    with pytest.raises(RequestError, match="the key 'messages'"):
+        tokenizer.apply_chat_template(HELLO, messages=[])
+    assert tokenizer.apply_chat_template(HELLO, chat_template=TEMPLATE, padding=False, return_dict=None) == ids
     with pytest.raises(ChatTemplateError):
         llm.chat(HELLO, GREEDY, chat_template="{{ raise_exception('no') }}")
 
@@ -249,6 +258,7 @@ def test_the_last_message_is_found_whatever_the_template_writes_after_it(llm, la
         ({"tools": {"name": "x"}}, "tools: a dict; wanted a list of tables"),
         ({"chat_template": 7}, "chat_template: a int; wanted Jinja source"),
         ({"lora_request": object()}, "'lora_request'. Playhead has no adapters"),
+        ({"tokenization_kwargs": {}}, "'tokenization_kwargs'. Give truncate_prompt_tokens"),
         ({"mm_processor_kwargs": {"a": 1}}, "mm_processor_kwargs"),
         ({"chat_template_content_format": "openai"}, "wanted 'auto' or 'string'"),
         ({"chat_templat": "x"}, "Did you mean chat_template"),
@@ -263,11 +273,11 @@ def test_chat_keywords_that_cannot_be_had_are_refused_by_name(keywords, says):
 
 
 def test_type_checkers_see_the_keywords_of_calls():
-    foreign = {"chat_template_content_format", "lora_request", "prompt_adapter_request", "mm_processor_kwargs"}
+    foreign = {"chat_template_content_format", "mm_processor_kwargs", *UNSERVED_KEYWORDS}
     assert set(ChatKeywords.__annotations__) == {*ChatOptions.__dataclass_fields__, *foreign}
     asks_nothing = {name: None for name in ChatKeywords.__annotations__ if name in foreign | {"tools", "chat_template"}}
     assert chat_options({**asks_nothing, "chat_template_content_format": "auto", "chat_template_kwargs": None})
-    assert "prompt_token_ids" in GenerateKeywords.__annotations__
+    assert set(GenerateKeywords.__annotations__) == set(REFUSED_KEYWORDS)
 
 
 # The tokenizer, and settings by name.

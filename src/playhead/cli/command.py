@@ -6,7 +6,7 @@ def generate(options: GenerateOptions, config: EngineConfig) -> None:
 
 Each argument of `@command` is one source of flags, and the function is called with one value per source. A source names
 groups or single fields of a dataclass (`settings.py`); keywords replace defaults. Where vLLM and SGLang call a setting
-differently, both names work: a command line copied from either runs here.
+differently, both names work. Other flags of theirs are refused with what to do instead (`other_flags.py`).
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from playhead.cli.commands import BENCHMARKS, COMMANDS
 from playhead.cli.entry import INTERRUPTED
 from playhead.cli.layout import HelpfulCommand, HelpfulGroup
 from playhead.cli.load_commands import LOAD_BENCHMARKS
+from playhead.cli.other_flags import instead_of
 from playhead.errors import PlayheadError
 from playhead.logs import set_up_logging
 
@@ -63,7 +64,10 @@ class CommandLine(HelpfulGroup):
             code = super().main(*args, **(kwargs | {"standalone_mode": False})) or 0
         except UsageError as error:
             where = error.ctx.command_path if error.ctx is not None else "playhead"
-            say(f"{error.format_message().rstrip('.')}. See {where} --help.")
+            flag = vars(error).get("option_name")  # of an option that there is not
+            instead = instead_of(flag) if flag is not None else None
+            found = error.format_message().rstrip(".") if instead is None else f"{flag}: no such option. {instead}"
+            say(f"{found.rstrip('.')}. See {where} --help.")
             code = REFUSED
         try:
             sys.stdout.flush()

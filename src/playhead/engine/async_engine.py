@@ -45,11 +45,14 @@ from playhead.sampling_params import SamplingParams
 T = TypeVar("T")
 
 
-class AdapterKeywords(TypedDict, total=False):
+class ForeignKeywords(TypedDict, total=False):
     """Keywords of vLLM's `generate` that ask for something Playhead does not have."""
 
     lora_request: object
     prompt_adapter_request: object
+    tokenization_kwargs: object
+    trace_headers: object
+    data_parallel_rank: object
 
 
 class AsyncEngineArgs:
@@ -227,7 +230,7 @@ class AsyncEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         resume_from: Sequence[CompletionOutput] = (),
-        **others: Unpack[AdapterKeywords],
+        **others: Unpack[ForeignKeywords],
     ) -> AsyncGenerator[RequestOutput, None]:
         """The output after every token, or after several if the consumer was slow; the last one is `finished`.
 
@@ -238,7 +241,7 @@ class AsyncEngine:
         `resume_from` are the `outputs` of an earlier run that was cut off: the request goes on with exactly the tokens
         that would have followed. Outputs then hold what there was and what came, except for `DELTA`, what came.
         """
-        refuse_keywords(others)
+        refuse_keywords(others, ("prompt", "sampling_params", "request_id", "priority", "cache_salt", "resume_from"))
         wanted = self.engine.reader.default_params if sampling_params is None else checked_params(sampling_params)
         # One thing that is no list is refused as an entry of one.
         so_far = tuple(resume_from) if isinstance(resume_from, list | tuple) else (resume_from,)

@@ -292,7 +292,8 @@ def config_from(config: EngineConfig | None, keywords: Mapping[str, Any]) -> Eng
 def by_field(keywords: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by the field's name. A keyword is that name or a long flag's: `context_length`, `enforce_eager`.
 
-    A setting of another engine that Playhead has no use for is checked and dropped (`foreign.py`).
+    A setting of another engine that Playhead has no use for is checked and dropped (`foreign.py`). None leaves any
+    setting at its default: vLLM's own default of `enforce_eager` and of others is None.
     """
     values: dict[str, Any] = {}
     for keyword, value in keywords.items():
@@ -304,6 +305,8 @@ def by_field(keywords: Mapping[str, Any]) -> dict[str, Any]:
             fix = did_you_mean(keyword, (*SPELLINGS, *FOREIGN_SETTINGS), "Remove it.")
             raise ConfigError(f"setting {keyword!r}: found no such setting; wanted one of {names}. {fix}")
         name, switch = SPELLINGS[keyword]
+        if value is None:
+            continue
         if name in values:
             raise ConfigError(f"{name}: found it twice, once as {keyword}; wanted one spelling of it.")
         if switch is None:

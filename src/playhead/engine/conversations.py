@@ -25,6 +25,9 @@ UNREAD_PARTS = frozenset(
 RESERVED = frozenset({"self", "messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
 """Variables of a template that the engine sets."""
 
+UNSERVED_KEYWORDS = ("lora_request", "prompt_adapter_request", "tokenization_kwargs")
+"""Keywords of vLLM's `chat` that are refused for the reasons of its `generate`."""
+
 END_MARK = "END_OF_THE_LAST_MESSAGE "
 TEXT_ONLY = "Leave it out: images, audio and video are not read, for Playhead runs the text part of a model."
 
@@ -41,6 +44,7 @@ class ChatKeywords(TypedDict, total=False):
     lora_request: object
     prompt_adapter_request: object
     mm_processor_kwargs: Mapping[str, object] | None
+    tokenization_kwargs: Mapping[str, object] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +91,9 @@ OPTION_NAMES = tuple(one.name for one in fields(ChatOptions))
 def chat_options(keywords: Mapping[str, Any]) -> ChatOptions:
     """Options of the keywords of a call, or `RequestError` that names the keyword."""
     given = dict(keywords)
-    refuse_adapters("chat", given)
+    for name in UNSERVED_KEYWORDS:
+        if given.pop(name, None) is not None:
+            raise RequestError("chat", f"the keyword {name!r}", "", REFUSED_KEYWORDS[name])
     if given.pop("mm_processor_kwargs", None):
         raise RequestError("chat", "mm_processor_kwargs", "", TEXT_ONLY)
     content_format = given.pop("chat_template_content_format", "auto")
@@ -101,13 +107,6 @@ def chat_options(keywords: Mapping[str, Any]) -> ChatOptions:
     if given.get("chat_template_kwargs", {}) is None:
         del given["chat_template_kwargs"]
     return ChatOptions(**given)
-
-
-def refuse_adapters(where: str, keywords: dict[str, Any]) -> None:
-    """Take vLLM's adapter keywords out of a call's, and refuse those that ask for an adapter."""
-    for name in ("lora_request", "prompt_adapter_request"):
-        if keywords.pop(name, None) is not None:
-            raise RequestError(where, f"the keyword {name!r}", "", REFUSED_KEYWORDS[name])
 
 
 def as_conversations(messages: Conversations) -> list[Conversation]:

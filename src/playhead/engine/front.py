@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -102,7 +102,8 @@ class PromptReader:
 
     async def read(self, prompt: Prompt, params: SamplingParams) -> CheckedPrompt:
         """What `check` gives. What takes long, a long text or a grammar, is done beside the event loop."""
-        is_long = isinstance(prompt, str) and len(prompt) > LONG_PROMPT_CHARS
+        text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+        is_long = isinstance(text, str) and len(text) > LONG_PROMPT_CHARS
         if is_long or params.structured_outputs is not None:  # a grammar may have to be compiled
             return await asyncio.to_thread(self.check, prompt, params)
         return self.check(prompt, params)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class EngineKeywords(TypedDict, total=False):
     """Settings by keyword, each with its type. What each means stands at `EngineConfig`."""
 
-    device: str
+    device: str | None
     dtype: str | torch.dtype
     load_format: LoadFormat | str
     revision: str | None
@@ -40,12 +40,12 @@ class EngineKeywords(TypedDict, total=False):
     mem_fraction_static: float | None
     kv_memory_bytes: int | None
     kv_cache_memory_bytes: int | None
-    page_size: int
-    block_size: int
+    page_size: int | None
+    block_size: int | None
     graph_mode: Mode | str | None
-    enforce_eager: bool
+    enforce_eager: bool | None
     disable_cuda_graph: bool
-    enable_prefix_caching: bool
+    enable_prefix_caching: bool | None
     no_enable_prefix_caching: bool
     disable_radix_cache: bool
     overlap: bool | None
@@ -77,6 +77,8 @@ class EngineKeywords(TypedDict, total=False):
     config_format: str
     model_impl: str
     download_dir: str | None
+    hf_token: str | bool | None
+    model_loader_extra_config: Mapping[str, object] | None
     code_revision: str | None
     served_model_name: str | Sequence[str] | None
     use_tqdm_on_load: bool
@@ -87,6 +89,10 @@ class EngineKeywords(TypedDict, total=False):
     calculate_kv_scales: bool
     num_gpu_blocks_override: int | None
     max_total_tokens: int | None
+    kv_transfer_config: Mapping[str, object] | None
+    swa_full_tokens_ratio: float | None
+    disable_hybrid_kv_cache_manager: bool | None
+    disable_hybrid_swa_memory: bool
     disable_sliding_window: bool
     preemption_mode: str | None
     enable_chunked_prefill: bool | None
@@ -95,10 +101,14 @@ class EngineKeywords(TypedDict, total=False):
     num_scheduler_steps: int
     max_seq_len_to_capture: int
     cuda_graph_max_bs: int | None
+    cuda_graph_bs: Sequence[int] | None
+    cudagraph_capture_sizes: Sequence[int] | None
     compilation_config: Mapping[str, object] | int | None
     enable_torch_compile: bool
     attention_backend: str | None
     sampling_backend: str | None
+    attention_config: Mapping[str, object] | None
+    enable_deterministic_inference: bool
     disable_cascade_attn: bool
     disable_async_output_proc: bool
     enable_sleep_mode: bool
@@ -106,19 +116,32 @@ class EngineKeywords(TypedDict, total=False):
     logprobs_mode: str
     speculative_config: Mapping[str, object] | None
     speculative_algorithm: str | None
+    speculative_model: str | None
+    num_speculative_tokens: int | None
     guided_decoding_backend: str
     grammar_backend: str | None
+    structured_outputs_config: Mapping[str, object] | None
+    reasoning_parser: str | None
     logits_processors: Sequence[object] | None
     enable_lora: bool
+    lora_paths: Sequence[str] | None
+    max_loras: int
+    max_lora_rank: int
     enable_prompt_adapter: bool
     task: str
     runner: str
     convert: str
     is_embedding: bool
+    pooler_config: object
+    enable_prompt_embeds: bool
     limit_mm_per_prompt: Mapping[str, int] | None
     mm_processor_kwargs: Mapping[str, object] | None
     enable_multimodal: bool | None
     allowed_local_media_path: str
+    allowed_media_domains: Sequence[str] | None
+    language_model_only: bool
     disable_log_stats: bool
+    disable_log_requests: bool
+    enable_log_requests: bool
     log_level: str
     enable_metrics: bool

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, Unpack, overload
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, overload
 
-from playhead.engine.conversations import ChatKeywords, Conversation, chat_options
+from playhead.engine.conversations import OPTION_NAMES, Conversation, chat_options
 from playhead.engine.front import PromptReader
 from playhead.errors import RequestError
 from playhead.inputs import Ids, checked_ids
+
+SHAPES = frozenset({"padding", "truncation", "max_length", "return_tensors", "return_dict"})
+"""What transformers can be told about the shape of the ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,24 +150,29 @@ class UserTokenizer:
         return TokenizedTexts(input_ids=many, attention_mask=[[1] * len(ids) for ids in many])
 
     @overload
-    def apply_chat_template(
-        self, conversation: Conversation, *, tokenize: Literal[False], **options: Unpack[ChatKeywords]
-    ) -> str: ...
+    def apply_chat_template(self, conversation: Conversation, *, tokenize: Literal[False], **options: Any) -> str: ...
 
     @overload
     def apply_chat_template(
-        self, conversation: Conversation, *, tokenize: Literal[True] = True, **options: Unpack[ChatKeywords]
+        self, conversation: Conversation, *, tokenize: Literal[True] = True, **options: Any
     ) -> list[int]: ...
 
     def apply_chat_template(
-        self, conversation: Conversation, *, tokenize: bool = True, **options: Unpack[ChatKeywords]
+        self, conversation: Conversation, *, tokenize: bool = True, **options: Any
     ) -> str | list[int]:
         """A conversation as the chat template writes it, as text or as ids.
 
-        As in transformers the prompt does not begin an answer unless `add_generation_prompt=True` says so.
+        As in transformers the prompt does not begin an answer unless `add_generation_prompt=True` says so, and a
+        keyword that is no option is a variable of the template: `enable_thinking=False`.
         """
-        keywords: Mapping[str, object] = {"add_generation_prompt": False, **options}
-        text = self._reader.chat_text(conversation, chat_options(keywords))
+        for name in SHAPES & options.keys():
+            if options.pop(name):
+                fix = "Leave it out: there is one text, or one list of ids."
+                raise RequestError("apply_chat_template", f"the keyword {name!r}", "", fix)
+        given = {name: options.pop(name) for name in OPTION_NAMES if name in options}
+        wanted = chat_options({"add_generation_prompt": False, **given})
+        wanted = replace(wanted, chat_template_kwargs={**wanted.chat_template_kwargs, **options})
+        text = self._reader.chat_text(conversation, wanted)
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
     def _id_of(self, token: str | None) -> int | None:

@@ -113,10 +113,10 @@ class ConfigReader:
         self._defaults = dict(defaults or {})
         self._values, self._problems, self._path = {**self._defaults, **values}, problems, path
 
-    def refuse(self, key: str, found: object, wanted: Iterable[object], fix: str = "") -> None:
+    def refuse(self, key: str, found: object, wanted: Iterable[object]) -> None:
         """Report a value that this decoder has no use for, once: several layers may read the same key."""
         if self._path + key not in [error.key for error in self._problems]:
-            self._problems.append(UnsupportedModelError(self._path + key, found, wanted, fix))
+            self._problems.append(UnsupportedModelError(self._path + key, found, wanted))
 
     @property
     def is_sound(self) -> bool:

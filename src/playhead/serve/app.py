@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from litestar import Litestar
+from litestar import Litestar, Request
 from litestar.exceptions import HTTPException
 from litestar.handlers import asgi
 from litestar.types import Receive as AnyReceive
@@ -26,6 +26,7 @@ from litestar.types import Scope as AnyScope
 from litestar.types import Send as AnySend
 
 from playhead.logs import event
+from playhead.serve.absent import why_absent
 from playhead.serve.asgi import ClientGone, Exchange, Headers, Receive, Send, has_body, read_body, too_large
 from playhead.serve.auth import KeyRing, is_loopback
 from playhead.serve.backend import Backend, BackendState
@@ -179,7 +180,7 @@ class Application:
                 scope["path"] = plain_path  # what follows the prefix is a value, in whatever way it is written
                 return
         if raw != path.encode() or not PLAIN_PATH.fullmatch(path):
-            raise not_found()
+            raise not_found(path)
 
 
 class Door:
@@ -275,9 +276,9 @@ def handler_of(door: Door) -> asgi:
     return asgi(plain_path, copy_scope=False)(handle)
 
 
-def no_route(request: object, error: HTTPException) -> NoReturn:
+def no_route(request: Request[Any, Any, Any], error: HTTPException) -> NoReturn:
     """litestar found no door. It may not say so in its own words."""
-    raise not_found() from None
+    raise not_found(request.scope["path"]) from None
 
 
 def as_it_is(request: object, error: Exception) -> NoReturn:
@@ -285,8 +286,11 @@ def as_it_is(request: object, error: Exception) -> NoReturn:
     raise error
 
 
-def not_found() -> Refusal:
-    """No endpoint has this path."""
+def not_found(path: str) -> Refusal:
+    """No endpoint has this path. The refusal of a path that other servers have says why."""
+    why = why_absent(path)
+    if why is not None:
+        return Refusal(404, why, code="unknown_url")
     return Refusal(404, "There is nothing at this path. See /openapi.json for what there is.", code="unknown_url")
 
 

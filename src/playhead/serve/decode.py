@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NoReturn, TypeVar
 
 import msgspec
+from msgspec.inspect import ListType, LiteralType, Metadata, StructType, Type, UnionType, type_info
 
 from playhead.engine.conversations import TEXT_ONLY
 from playhead.errors import RequestError, did_you_mean, renamed, shown
@@ -40,6 +41,7 @@ UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>.*)`$", re.
 MISSING_FIELD = re.compile(r"Object missing required field `(?P<name>.*)`$", re.DOTALL)
 EXPECTED = re.compile(r"Expected (?:`(?P<wanted>[^`]*)`|(?P<range>.*?))(?:, got `(?P<found>[^`]*)`)?$", re.DOTALL)
 VALUE = re.compile(r"Invalid (?:enum )?value (?P<found>.*)$", re.DOTALL)
+NAMES = re.compile(r"(?:^|\.)(\w+)")
 PART_TYPE = re.compile(r"content\[\d+\]\.type$")
 MAX_SHOWN_PATH = 200
 MAX_SHOWN_VALUE = 60
@@ -183,13 +185,8 @@ def raise_named(message: str, kind: type[msgspec.Struct]) -> NoReturn:
     if found := VALUE.match(what):
         # The parts of a message's content; other parts than text are known to clients, and not read here.
         fix = TEXT_ONLY if PART_TYPE.search(path) else "Change it."
-        raise BodyError(
-            path,
-            f"found {found['found'][:MAX_SHOWN_VALUE]}",
-            "a word that the documents list",
-            fix,
-            code="invalid_value",
-        )
+        wanted = f"one of {', '.join(map(repr, words_at(path, kind)))}"
+        raise BodyError(path, f"found {found['found'][:MAX_SHOWN_VALUE]}", wanted, fix, code="invalid_value")
     if (expected := EXPECTED.match(what)) is None:
         raise BodyError(path, what, "another value", "Change it.", code="invalid_value")
     wanted = (expected["wanted"] or expected["range"]).replace(" | ", " or ").replace("array", "list")
@@ -197,6 +194,34 @@ def raise_named(message: str, kind: type[msgspec.Struct]) -> NoReturn:
     if found_kind is None:
         raise BodyError(path, "a value out of range", wanted, "Change it.", code="invalid_value")
     raise BodyError(path, f"found {found_kind}", wanted, "Change it.", code="invalid_type")
+
+
+def words_at(path: str, kind: type[msgspec.Struct]) -> list[str]:
+    """The words that the field at this path may hold: "messages[0].role" to the roles."""
+    kinds = [type_info(kind)]
+    for name in NAMES.findall(path):
+        kinds = [field for one in parts_of(kinds) if isinstance(one, StructType) for field in fields_at(one, name)]
+    return sorted({str(word) for one in parts_of(kinds) if isinstance(one, LiteralType) for word in one.values})
+
+
+def fields_at(kind: StructType, name: str) -> list[Type]:
+    """What a Struct has under this name. Its tag is the only word there."""
+    found = [one.type for one in kind.fields if one.encode_name == name]
+    return [*found, LiteralType(values=(str(kind.tag),))] if kind.tag_field == name else found
+
+
+def parts_of(kinds: Iterable[Type]) -> Iterator[Type]:
+    """The types themselves: members of unions, and items of lists."""
+    for one in kinds:
+        match one:
+            case UnionType(types=types):
+                yield from parts_of(types)
+            case ListType(item_type=item):
+                yield from parts_of([item])
+            case Metadata(type=noted):
+                yield from parts_of([noted])
+            case _:
+                yield one
 
 
 def inside(path: str, name: str) -> str:

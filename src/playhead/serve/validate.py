@@ -243,6 +243,8 @@ def joined_salt(tenant: str, own: str) -> str:
 def check_stream_options(stream: bool | None, options: StreamOptions | None) -> None:
     if options is not None and not stream:
         raise BodyError("stream_options", "no stream", "stream to be true", "Leave it out or say stream: true.")
+    if options is not None:
+        check_refused(options, "stream_options")
 
 
 def structured(

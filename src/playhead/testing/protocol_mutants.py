@@ -99,7 +99,7 @@ def half_a_call_queued() -> Patch:
 
 @mutant("refused fields ignored", source="servers that ignore what they cannot do", killed_by=("refused fields",))
 def refused_fields_ignored() -> Patch:
-    def lenient(request: object) -> None:
+    def lenient(request: object, path: str = "") -> None:
         return None
 
     return swapped(playhead.serve.validate, "check_refused", lenient)

@@ -1,5 +1,7 @@
 """Token ids in place of texts."""
 
+import asyncio
+
 import playhead.sgl as sgl
 
 
@@ -11,6 +13,8 @@ def main(model: str) -> None:
     print(one["output_ids"], [output["output_ids"] for output in many])
     assert one["output_ids"] == many[0]["output_ids"]
     assert [output["meta_info"]["prompt_tokens"] for output in many] == [4, 3]
+    awaited = asyncio.run(llm.async_generate(input_ids=[9, 10, 11], sampling_params=params))
+    assert awaited["output_ids"] == many[1]["output_ids"]
     llm.shutdown()
 
 

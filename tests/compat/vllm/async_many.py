@@ -18,7 +18,8 @@ async def answer(engine: AsyncLLMEngine, number: int, prompt: str) -> RequestOut
 
 
 async def serve(model: str) -> list[RequestOutput]:
-    engine = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(model=model, max_model_len=64, max_num_seqs=4))
+    args = AsyncEngineArgs(model=model, max_model_len=64, max_num_seqs=4, enforce_eager=None, enable_log_requests=False)
+    engine = AsyncLLMEngine.from_engine_args(args)
     outputs = await asyncio.gather(*(answer(engine, i, prompt) for i, prompt in enumerate(PROMPTS)))
     engine.shutdown()
     return outputs

@@ -7,7 +7,7 @@ def main(model: str) -> None:
     llm = LLM(model=model, max_model_len=256)
     tokenizer = llm.get_tokenizer()
     messages = [{"role": "user", "content": "Tell me of the sea."}]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=False)
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
     params = SamplingParams(temperature=0, max_tokens=8)
     by_hand = llm.generate({"prompt_token_ids": ids}, params)[0]

@@ -146,9 +146,38 @@ def test_a_model_that_is_not_served_is_not_found(ask):
         ask.run(ask.client.models.retrieve("org/other"))
 
 
-def test_a_route_that_there_is_not_is_not_found(ask):
-    with pytest.raises(openai.NotFoundError):
+def test_a_route_that_there_is_not_is_not_found_and_says_why(ask):
+    with pytest.raises(openai.NotFoundError, match="Playhead generates text: it has no pooling models") as refused:
         ask.run(ask.client.embeddings.create(model=ask.model, input="a", encoding_format="float"))
+    assert refused.value.code == "unknown_url"
+    with pytest.raises(openai.NotFoundError, match="Playhead stores nothing"):
+        ask.run(ask.client.responses.retrieve("resp_1"))
+    with pytest.raises(openai.NotFoundError, match="There is nothing at this path"):
+        ask.run(ask.client.get("/embeddingsome", cast_to=object))
+
+
+@pytest.mark.parametrize(
+    ("fields", "neutral", "says"),
+    [
+        ({"length_penalty": 2.0}, {"length_penalty": 1.0}, "Ask for n samples"),
+        ({"add_special_tokens": True}, {"add_special_tokens": False}, "the template writes them"),
+        ({"enable_thinking": False}, {"enable_thinking": None}, "Put it into chat_template_kwargs"),
+        ({"return_token_ids": True}, {"return_token_ids": False}, "/tokenize"),
+        ({"request_id": "a"}, {"request_id": None}, "X-Request-Id"),
+        ({"mm_processor_kwargs": {"a": 1}}, {"mm_processor_kwargs": {}}, "text part of a model"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_field_of_vllm_is_refused_with_what_to_do_unless_it_asks_for_nothing(ask, fields, neutral, says):
+    error = ask.refusal(ask.chat, extra_body=fields)
+    assert (error.code, error.param) == ("unsupported_parameter", next(iter(fields)))
+    assert says in error.message
+    assert ask.chat(max_tokens=1, extra_body=neutral).choices
+
+
+def test_usage_in_every_chunk_is_refused_by_its_path(ask):
+    error = ask.refusal(ask.chat, stream=True, stream_options={"continuous_usage_stats": True})
+    assert (error.code, error.param) == ("unsupported_parameter", "stream_options.continuous_usage_stats")
 
 
 @pytest.mark.parametrize("key", ["", "wrong", KEYS["alice"][:-1], KEYS["alice"] + "x", KEYS["alice"].upper()])

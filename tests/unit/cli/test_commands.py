@@ -22,8 +22,10 @@ from playhead.cli.generate import how_it_ran, run_generate, tokens_per_s
 from playhead.cli.loading import sampling_of
 from playhead.cli.main import app
 from playhead.cli.options import GenerateOptions
+from playhead.cli.other_flags import OTHER_FLAGS, instead_of
 from playhead.cli.screen import Screen
 from playhead.engine.config import ENGINE_SETTINGS
+from playhead.engine.foreign import FOREIGN_SETTINGS
 from playhead.engine.memory import num_weight_bytes
 from playhead.engine.tokenizer_files import resolve_model_name
 from playhead.env import state_directory
@@ -205,6 +207,31 @@ def test_every_setting_can_be_a_flag(declared):
         (switches if parameter.annotation is bool else values).append(parameter.default.param_decls)
     assert [flag for flag, *_ in values] == ([] if declared.kind is bool else [declared.flag])
     assert bool(switches) == (declared.kind is bool or bool(declared.setting.switches))
+
+
+@pytest.mark.parametrize(
+    ("flag", "says"),
+    [
+        (
+            "--kv-cache-dtype=fp8",
+            "--kv-cache-dtype: no such option. Playhead keeps KV in the model's dtype.",
+        ),
+        ("--num-gpu-blocks-override=8", "Set --kv-memory-bytes instead."),
+        ("--swap-space=4", "--swap-space: no such option. Leave it out: it has no effect here."),
+        ("--model-path=x", "--model-path: no such option. The model stands without a flag."),
+        ("--colour=red", "No such option: --colour."),
+    ],
+)
+def test_a_flag_of_another_engine_is_refused_with_what_to_do(flag, says):
+    result = run("plan", "embedded", flag)
+    assert result.exit_code == 2, result.output
+    assert says in result.output
+
+
+def test_every_flag_of_another_engine_is_one_that_no_command_has():
+    known = {word for command in ("serve", "generate") for word in run(command, "--help").output.split()}
+    assert {flag for flag in OTHER_FLAGS if flag in known} == {"--model"}  # of generate
+    assert all(instead_of("--" + name.replace("_", "-")) for name in FOREIGN_SETTINGS)
 
 
 def test_a_command_that_names_an_unknown_setting_does_not_start():

@@ -16,6 +16,7 @@ from playhead.engine.serving import Serving
 from playhead.errors import EngineStopped, MisuseError, RequestError, StepFailed
 from playhead.kv.ledger import Ledger
 from playhead.llm import LLM
+from playhead.models.text.tokenizer import Tokenizer
 from playhead.outputs import FinishReason, RequestOutput
 from playhead.sampling_params import SamplingParams
 
@@ -67,6 +68,22 @@ def test_concurrent_requests_get_the_tokens_of_generate(llm):
     assert [output.outputs[0].token_ids for output in found] == wanted
     assert all(output.finished for output in found)
     assert is_clean(llm)
+
+
+@pytest.mark.parametrize("form", [str, lambda text: {"prompt": text}], ids=["text", "table"])
+@pytest.mark.parametrize(("num_words", "is_beside"), [(10, False), (8_000, True)])
+def test_a_long_text_is_read_beside_the_event_loop(llm, monkeypatch, form, num_words, is_beside):
+    """In whichever form it comes: encoding on the loop would keep every other request's tokens waiting."""
+    threads, encode = [], Tokenizer.encode
+
+    def noted(*args, **keywords):
+        threads.append(threading.current_thread())
+        return encode(*args, **keywords)
+
+    monkeypatch.setattr(Tokenizer, "encode", noted)
+    params = SamplingParams(truncate_prompt_tokens=4)
+    assert len(asyncio.run(llm.engine.reader.read(form("sea " * num_words), params)).ids) == 4
+    assert (threads != [threading.main_thread()]) == is_beside
 
 
 def test_outputs_grow_and_the_last_one_is_finished(llm):

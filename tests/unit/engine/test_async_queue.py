@@ -381,13 +381,19 @@ def test_a_stream_may_be_asked_for_what_is_new(llm):
     assert len(news) == len(texts)
 
 
-def test_an_adapter_is_refused_by_name(llm):
-    async def ask():
+def test_a_keyword_that_cannot_be_had_is_refused_by_name(llm):
+    async def ask(**keywords):
         async with AsyncEngine.of(llm.engine) as engine:
-            return [output async for output in engine.generate("The whale", FEW, lora_request=object())]
+            return [output async for output in engine.generate("The whale", FEW, **keywords)]
 
-    with pytest.raises(RequestError, match=r"'lora_request'.*no adapters"):
-        asyncio.run(ask())
+    for keywords, says in (
+        ({"lora_request": object()}, "'lora_request'.*no adapters"),
+        ({"trace_headers": {"a": "b"}}, "'trace_headers'.*playhead serve --otel"),
+        ({"use_tqdm": False}, "'use_tqdm'; wanted one of prompt, sampling_params, request_id"),
+    ):
+        with pytest.raises(RequestError, match=says):
+            asyncio.run(ask(**keywords))
+    assert asyncio.run(ask(lora_request=None, trace_headers=None, data_parallel_rank=None))
 
 
 def test_an_engine_shows_its_model_and_what_it_does(llm, gate):

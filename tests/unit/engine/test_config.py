@@ -53,6 +53,9 @@ def test_a_size_that_cannot_be_is_refused_with_its_range(size, value):
         ({"tensor_parallel_size": 1, "swap_space": 4, "trust_remote_code": False}, EngineConfig()),
         ({"quantization": None, "cpu_offload_gb": 0, "enable_chunked_prefill": True}, EngineConfig()),
         ({"hf_overrides": None, "disable_log_stats": True, "task": "generate"}, EngineConfig()),
+        ({"enforce_eager": None, "enable_prefix_caching": None, "block_size": None}, EngineConfig()),
+        ({"max_model_len": 64, "context_length": None}, EngineConfig(max_model_len=64)),
+        ({"limit_mm_per_prompt": {"image": 0}, "hf_token": None, "pooler_config": None}, EngineConfig()),
     ],
 )
 def test_keywords_have_the_spellings_of_the_flags(keywords, wanted):
@@ -72,6 +75,9 @@ def test_keywords_have_the_spellings_of_the_flags(keywords, wanted):
         ({"trust_remote_code": True}, "trust_remote_code: found True; wanted False. Playhead never runs code"),
         ({"quantization": "awq"}, "quantization: found 'awq'; wanted 'mxfp4' or 'gguf'"),
         ({"enable_lora": True}, "enable_lora: found True; wanted False. Playhead has no LoRA adapters"),
+        ({"hf_token": "hf_abc"}, "hf_token: found a secret; wanted False. Set HF_TOKEN"),
+        ({"enable_deterministic_inference": True}, "found True; wanted False. Set batch_invariant=True instead"),
+        ({"limit_mm_per_prompt": {"image": 1}}, "Playhead runs the text part"),
         ({"rope_theta": 1e6}, "rope_theta: found 1000000.0. Playhead takes a model as its files say"),
     ],
 )
@@ -89,7 +95,9 @@ def test_every_setting_that_cannot_be_had_says_why():
     for name, setting in FOREIGN_SETTINGS.items():
         setting.check(name, None)
         if setting.idle is not None:
-            with pytest.raises(ConfigError, match=rf"^{name}: found Ellipsis.*\. \w.*\.$"):
+            with pytest.raises(
+                ConfigError, match=rf"^{name}: found {'a secret' if setting.is_secret else 'Ellipsis'}.*\. \w.*\.$"
+            ):
                 setting.check(name, ...)
 
 

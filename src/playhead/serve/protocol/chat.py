@@ -18,6 +18,7 @@ from playhead.serve.protocol.notes import ignored, refused
 from playhead.serve.protocol.usage import Usage
 
 TEXT_ALONE = "Leave it out: answers are text."
+OF_TEMPLATE = "Put it into chat_template_kwargs, for templates that know it."
 SENT_BACK = "clients send back the whole message that they got"
 
 
@@ -121,6 +122,10 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fiel
     chat_template: Annotated[str | None, refused("Leave it out: the model's own template is used.")] = None
     documents: Annotated[list[Any] | None, refused("Put documents into the messages.", [])] = None
     echo: Annotated[bool | None, refused("Use /v1/completions.", False)] = None
+    best_of: Annotated[int | None, refused("Ask for n samples with logprobs.", 1)] = None
+    add_special_tokens: Annotated[bool | None, refused("Leave it out: the template writes them.", False)] = None
+    enable_thinking: Annotated[bool | None, refused(OF_TEMPLATE)] = None
+    thinking: Annotated[Any, refused(OF_TEMPLATE)] = None
 
 
 class TopLogprob(Struct, frozen=True, kw_only=True):

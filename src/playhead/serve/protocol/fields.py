@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 from playhead.serve.protocol.notes import ignored, refused
 
 STORED = "nothing is stored"
+NO_BEAMS = "Ask for n samples with logprobs and compare them."
 CACHED = "prefixes are cached by their tokens and by cache_salt"
 Text = Annotated[str, Meta(max_length=512)]
 Scalar = str | int | float | bool | None
@@ -19,6 +20,7 @@ class StreamOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     include_usage: bool | None = None
     include_obfuscation: Annotated[bool | None, ignored("chunks are not padded")] = None
+    continuous_usage_stats: Annotated[bool | None, refused("The last chunk has the usage.", False)] = None
 
 
 class JsonSchema(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -86,7 +88,18 @@ class ServedFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     guided_regex: Annotated[Any, refused("Use structured_outputs.regex.")] = None
     guided_choice: Annotated[Any, refused("Use structured_outputs.choice.")] = None
     guided_grammar: Annotated[Any, refused("Use structured_outputs.grammar.")] = None
-    use_beam_search: Annotated[bool | None, refused("Ask for n samples with logprobs and compare them.", False)] = None
+    use_beam_search: Annotated[bool | None, refused(NO_BEAMS, False)] = None
+    length_penalty: Annotated[float | None, refused(NO_BEAMS, 1.0)] = None
+    logits_processors: Annotated[Any, refused("Use logit_bias, allowed_token_ids or bad_words.", [])] = None
+    mm_processor_kwargs: Annotated[Any, refused("Leave it out: Playhead runs the text part of a model.", {})] = None
+    thinking_token_budget: Annotated[int | None, refused("Bound the whole answer instead.")] = None
+    return_token_ids: Annotated[bool | None, refused("Send the text to /tokenize.", False)] = None
+    return_tokens_as_token_ids: Annotated[
+        bool | None, refused("Leave it out: logprobs name tokens by their texts.", False)
+    ] = None
+    kv_transfer_params: Annotated[Any, refused("Leave it out: KV stays with its engine.", {})] = None
+    vllm_xargs: Annotated[Any, refused("Leave it out: nothing here would read it.", {})] = None
+    request_id: Annotated[str | None, refused("Send it as the header X-Request-Id.")] = None
 
 
 class SamplingFields(ServedFields, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -17,7 +17,7 @@ from typing import Annotated, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from playhead.serve.decode import BodyError
+from playhead.serve.decode import BodyError, inside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +51,11 @@ def notes_of(kind: type[msgspec.Struct]) -> Mapping[str, Note]:
     return notes
 
 
-def check_refused(request: msgspec.Struct) -> None:
-    """`BodyError` for the first field that asks for what cannot be served."""
+def check_refused(request: msgspec.Struct, path: str = "") -> None:
+    """`BodyError` for the first field that asks for what cannot be served. `path` is where the Struct stands."""
     for name, note in notes_of(type(request)).items():
         if not note.is_refused:
             continue
         value = attrgetter(name)(request)
         if value is not None and value not in note.neutral:
-            raise BodyError(name, "not supported", "", note.why, code="unsupported_parameter")
+            raise BodyError(inside(path, name), "not supported", "", note.why, code="unsupported_parameter")
