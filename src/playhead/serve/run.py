@@ -101,10 +101,10 @@ class Server(uvicorn.Server):
         await self._wait(self._is_drained, self._limits.drain_timeout)
         num_cut_off = self._app.num_open
         closing = asyncio.create_task(self._backend.close())
-        closed, stuck = await asyncio.wait({closing}, timeout=CLOSE_S)
-        self.is_stuck = bool(stuck)
-        for one in closed:
-            one.result()
+        await asyncio.wait({closing}, timeout=CLOSE_S)
+        self.is_stuck = not closing.done()
+        if not self.is_stuck:
+            closing.result()
         await self._wait(lambda: self._app.num_open == 0, LAST_WORDS_S)
         for server in self.servers:
             server.close()
