@@ -176,7 +176,7 @@ class PromptReader:
         if template is None or template.source != source:
             special = self.tokenizer.special
             worker = self._templates = self._templates or TemplateWorker()
-            template = self._template = ChatTemplate(source, bos=special.bos, eos=special.eos, worker=worker)
+            template = self._template = ChatTemplate(source, tokens=special.named, worker=worker)
         return template
 
     def close(self) -> None:

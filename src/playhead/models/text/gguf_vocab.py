@@ -95,8 +95,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     return Tokenizer(
         backend,
         SpecialTokens(
-            bos=vocabulary.text("bos"),
-            eos=vocabulary.text("eos"),
+            named={f"{name}_token": text for name in ("bos", "eos") if (text := vocabulary.text(name)) is not None},
             eos_ids=vocabulary.end_ids,
             special_ids=frozenset(special) | vocabulary.end_ids,
         ),

@@ -24,7 +24,9 @@ WORKER = TemplateWorker(TemplateLimits(cpu_s=0.25))
 
 
 def render(source, messages=HELLO, **kwargs):
-    return ChatTemplate(source, bos="<s>", eos="</s>", worker=WORKER).render(messages, **kwargs)
+    return ChatTemplate(source, tokens={"bos_token": "<s>", "eos_token": "</s>"}, worker=WORKER).render(
+        messages, **kwargs
+    )
 
 
 def test_messages_become_a_prompt():
@@ -39,7 +41,7 @@ def test_tokens_switches_and_tools_reach_the_template():
 
 def test_the_clock_is_the_callers():
     template = ChatTemplate(
-        "{{ strftime_now('%d %b %Y') }}", bos=None, eos=None, now=lambda: datetime(2026, 11, 15), worker=WORKER
+        "{{ strftime_now('%d %b %Y') }}", tokens={}, now=lambda: datetime(2026, 11, 15), worker=WORKER
     )
     assert template.render(HELLO) == "15 Nov 2026"
 
@@ -95,7 +97,7 @@ def test_a_template_cannot_leave_its_sandbox(source):
 @pytest.mark.parametrize("source", ["{{", "{% for %}", "{{ 'x' | nofilter }}", "x" * (1 << 19)])
 def test_a_template_that_cannot_be_compiled_is_refused(source):
     with pytest.raises(ChatTemplateError):
-        ChatTemplate(source, bos=None, eos=None, worker=WORKER)
+        ChatTemplate(source, tokens={}, worker=WORKER)
 
 
 GROWING = [
