@@ -31,6 +31,9 @@ SAMPLE_TEXT = "Hello, world! 3.14 naïve 日本\n"
 MAX_TEMPLATE_BYTES = 4 * MAX_SOURCE_CHARS
 """UTF-8 has at most four bytes for a character."""
 
+DEFAULT, WITH_TOOLS = "default", "tool_use"
+"""Names of chat templates, where a model has several. Others are for formats that no request asks for."""
+
 CHAT_STOPS = "chat_stop_strings"
 MAX_CHAT_STOPS = 4
 MAX_STOP_CHARS = 256
@@ -66,6 +69,7 @@ class Tokenizer:
     The same text always gives the same ids, all of them: what a file says about cutting, padding or random merges is
     for training and is reset.
 
+    `tool_template` is the chat template for conversations with tools, of a model that has another one for those.
     `chat_stops` are texts that end a turn of the chat template's format, for a format that has no token for that.
     """
 
@@ -78,10 +82,11 @@ class Tokenizer:
         special: SpecialTokens,
         *,
         chat_template: str | None = None,
+        tool_template: str | None = None,
         chat_stops: tuple[str, ...] = (),
     ) -> None:
         self._backend, self.special = backend, special
-        self.chat_template, self.chat_stops = chat_template, chat_stops
+        self.chat_template, self.tool_template, self.chat_stops = chat_template, tool_template, chat_stops
         with library_failures(_unusable):
             make_steady(backend)
             check_pipeline(backend)
@@ -259,8 +264,14 @@ def tokenizer_from_directory(directory: Path) -> Tokenizer:
         eos_ids=frozenset(token_id for token_id in endings if token_id is not None),
         special_ids=frozenset(i for i, token in added.items() if token.special),
     )
-    template = _chat_template(directory, config)
-    tokenizer = Tokenizer(backend, special, chat_template=template, chat_stops=_chat_stops(config))
+    templates = _chat_templates(directory, config)
+    tokenizer = Tokenizer(
+        backend,
+        special,
+        chat_template=templates.get(DEFAULT),
+        tool_template=templates.get(WITH_TOOLS),
+        chat_stops=_chat_stops(config),
+    )
     tokenizer.try_out()
     return tokenizer
 
@@ -275,16 +286,16 @@ def _chat_stops(tokenizer_config: dict[str, object]) -> tuple[str, ...]:
     raise CheckpointError(f"tokenizer_config.json, key {CHAT_STOPS!r}", shown(stops), wanted, "Correct the file.")
 
 
-def _chat_template(directory: Path, tokenizer_config: dict[str, object]) -> str | None:
-    """The template in its own file, or the default one of those in the tokenizer's config."""
-    path = directory / "chat_template.jinja"
-    if path.is_file():
-        return template_file(path)
-    template = tokenizer_config.get("chat_template")
-    if isinstance(template, list):
-        tables = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
-        template = tables[-1].get("template") if tables else None
-    return template if isinstance(template, str) else None
+def _chat_templates(directory: Path, tokenizer_config: dict[str, object]) -> dict[str, str]:
+    """Templates by name: those in files of their own, or else those in the tokenizer's config."""
+    paths = {DEFAULT: "chat_template.jinja", WITH_TOOLS: f"additional_chat_templates/{WITH_TOOLS}.jinja"}
+    files = {name: template_file(directory / path) for name, path in paths.items() if (directory / path).is_file()}
+    if files:
+        return files
+    found = tokenizer_config.get("chat_template")
+    tables = found if isinstance(found, list) else [{"name": DEFAULT, "template": found}]
+    pairs = [(table.get("name"), table.get("template")) for table in tables if isinstance(table, dict)]
+    return {name: text for known in paths for name, text in pairs if name == known and isinstance(text, str)}
 
 
 def template_file(path: Path) -> str:

@@ -214,7 +214,8 @@ def test_messages_within_messages_are_refused_when_they_never_end():
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory):
-    config = {"bos_token": "<bos>", "eos_token": "<eos>", "chat_template": CHATML}
+    templates = [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": "{{ tools | tojson }}"}]
+    config = {"bos_token": "<bos>", "eos_token": "<eos>", "chat_template": templates}
     with LLM(checkpoint(tmp_path_factory.mktemp("chat"), tokenizer_config=config), **SMALL) as made:
         yield made
 
@@ -225,6 +226,14 @@ def test_a_model_answers_a_conversation_and_refuses_what_it_cannot_read(llm):
     with pytest.raises(RequestError, match="not Unicode"):
         llm.chat([{"role": "user", "content": "\udcff"}])
     assert llm.chat_prompt(HELLO) == prompt
+
+
+def test_a_conversation_with_tools_is_written_by_the_template_for_tools(llm):
+    """The default template has no place for them, and the model would never hear of them."""
+    write, tools = llm.get_tokenizer().apply_chat_template, [{"name": "f"}]
+    assert write(HELLO, tokenize=False, tools=tools) == '[{"name": "f"}]'
+    assert write(HELLO, tokenize=False) == render(CHATML, add_generation_prompt=False)
+    assert write(HELLO, tokenize=False, tools=tools, chat_template="asked for") == "asked for"
 
 
 def test_a_conversation_that_cannot_fit_is_refused_before_it_is_encoded(llm):
