@@ -54,6 +54,7 @@ class ChatTemplate:
         if not isinstance(messages, list | tuple) or not all(isinstance(message, Mapping) for message in messages):
             raise RequestError("chat", f"a {type(messages).__name__}", "a list of messages", 'Give [{"role": ...}].')
         values = {
+            "documents": None,  # transformers always sets it, and some templates ask whether it is defined
             **self._tokens,
             **variables,
             "messages": messages,

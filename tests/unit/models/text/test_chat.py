@@ -39,6 +39,18 @@ def test_tokens_switches_and_tools_reach_the_template():
     assert render(source, tools=[{"name": "f<"}], enable_thinking=False) == '<s>False[{"name": "f<"}]</s>'
 
 
+def test_every_variable_that_transformers_sets_is_there():
+    source = (
+        "{{ documents is defined }} {{ documents | length if documents }} {{ tools is none }} {{ other is defined }}"
+    )
+    assert render(source) == "True  True False"
+    assert render(source, documents=[{"text": "a"}]) == "True 1 True False"
+
+
+def test_a_variable_of_the_request_comes_before_a_token_of_that_name():
+    assert render("{{ eos_token }}", eos_token="mine") == "mine"
+
+
 def test_the_clock_is_the_callers():
     template = ChatTemplate(
         "{{ strftime_now('%d %b %Y') }}", tokens={}, now=lambda: datetime(2026, 11, 15), worker=WORKER
