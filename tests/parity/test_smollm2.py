@@ -53,7 +53,7 @@ def tokenizer(path):
 
 
 def prompt_ids(tokenizer, question):
-    template = ChatTemplate(tokenizer.chat_template, bos=tokenizer.special.bos, eos=tokenizer.special.eos)
+    template = ChatTemplate(tokenizer.chat_template, tokens=tokenizer.special.named)
     text = template.render([{"role": "user", "content": question}])
     return tokenizer.encode(text, add_special_tokens=False)
 

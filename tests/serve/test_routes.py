@@ -151,6 +151,12 @@ def test_a_response_reports_the_tokens_of_its_message_and_counts_those_of_its_re
         assert num_thought == len(tokenizer.encode("Hm, so", add_special_tokens=False))
 
 
+def test_calls_are_written_as_the_template_for_tools_writes_them(monkeypatch):
+    service = Service(backend=ScriptedBackend())
+    monkeypatch.setattr(service.backend.reader.tokenizer, "tool_template", "<tool_call>")
+    assert service.format.name == "hermes"
+
+
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_form_begins_where_the_reasoning_has_ended(streams):
     """Templates of reasoning models end prompts so."""

@@ -158,7 +158,7 @@ class PromptReader:
     def chat_text(self, messages: Conversation, options: ChatOptions) -> str:
         """A conversation as its chat template writes it."""
         plain = plain_messages(messages)
-        text = self._template_of(options.chat_template).render(
+        text = self._template_of(options).render(
             with_mark(plain) if options.continue_final_message else plain,
             add_generation_prompt=options.add_generation_prompt,
             tools=options.tools,
@@ -166,8 +166,11 @@ class PromptReader:
         )
         return up_to_mark(text) if options.continue_final_message else text
 
-    def _template_of(self, source: str | None) -> ChatTemplate:
-        """The template of this source, or the model's own. All share one process."""
+    def _template_of(self, options: ChatOptions) -> ChatTemplate:
+        """The template that is asked for, or the model's own: with tools, its own for tools. All share one process."""
+        source = options.chat_template
+        if source is None and options.tools is not None:
+            source = self.tokenizer.tool_template
         source = self.tokenizer.chat_template if source is None else source
         if source is None:
             raise RequestError(
@@ -177,7 +180,7 @@ class PromptReader:
         if template is None or template.source != source:
             special = self.tokenizer.special
             worker = self._templates = self._templates or TemplateWorker()
-            template = self._template = ChatTemplate(source, bos=special.bos, eos=special.eos, worker=worker)
+            template = self._template = ChatTemplate(source, tokens=special.named, worker=worker)
         return template
 
     def close(self) -> None:

@@ -22,7 +22,8 @@ def tokenizer_at(path: Path, config: EngineConfig, gguf: GgufFile | None = None)
     """From a directory or a GGUF file, which may be open already, with the chat template that is asked for."""
     tokenizer = _from_files(path, config, gguf)
     if config.chat_template is not None and tokenizer.has_text:
-        tokenizer.chat_template, tokenizer.chat_stops = template_source(config.chat_template), ()
+        tokenizer.chat_template, tokenizer.tool_template = template_source(config.chat_template), None
+        tokenizer.chat_stops = ()
     return tokenizer
 
 

@@ -131,7 +131,7 @@ class Checkup:
 
     def _render(self, source: str, tokenizer: Tokenizer) -> None:
         """A first message, which every conversation begins with."""
-        template = ChatTemplate(source, bos=tokenizer.special.bos, eos=tokenizer.special.eos)
+        template = ChatTemplate(source, tokens=tokenizer.special.named)
         try:
             template.render(TRIAL)
         finally:

@@ -65,7 +65,8 @@ class Family:
     options the decoder has one answer to. `aliases` are second names of keys; where a config has both, the alias wins.
     `text_key` names the part of the config that describes the decoder.
 
-    The decoder's tensors start with one of `weight_prefixes`, and its head has one of `head_names`. Tensors under
+    The decoder's tensors start with one of `weight_prefixes`, and its head has one of `head_names`. Checkpoints that
+    were saved without a head have no prefix, and their head is the embedding: Qwen3-Embedding is one. Tensors under
     `ignored_prefixes` belong to other parts. `names` are the parts of a layer that the family's checkpoints call
     otherwise than `NAMES` in checkpoint/pieces.py does.
     """
@@ -83,7 +84,7 @@ class Family:
     required: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     text_key: str | None = None
-    weight_prefixes: tuple[str, ...] = ("model.",)
+    weight_prefixes: tuple[str, ...] = ("model.", "")
     head_names: tuple[str, ...] = ("lm_head.weight",)
     ignored_prefixes: tuple[str, ...] = ()
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -53,7 +53,8 @@ class Service:
     @property
     def format(self) -> ToolFormat:
         """How the model writes tool calls and reasoning."""
-        return format_for(self.backend.reader.tokenizer.chat_template, name=self.tool_format)
+        tokenizer = self.backend.reader.tokenizer
+        return format_for(tokenizer.tool_template or tokenizer.chat_template, name=self.tool_format)
 
     @property
     def token_names(self) -> TokenNames:

@@ -29,6 +29,7 @@ from playhead.models.text.chat import ChatTemplate
 from playhead.models.text.decoder_rules import DecoderRules, decoder_rules
 from playhead.models.text.detokenize import IncrementalDetokenizer, TokenBytes
 from playhead.models.text.template_worker import TemplateLimits, TemplateWorker
+from playhead.models.text.token_files import TokenFiles
 from playhead.models.text.tokenizer import SpecialTokens, Tokenizer, tokenizer_from_directory
 from playhead.sampling_params import SamplingParams
 from playhead.testing import hostile_base as base
@@ -36,7 +37,7 @@ from playhead.testing.hostile_run import SETTINGS
 from playhead.testing.mutant import Checker, Mutant, Patch, swapped
 from playhead.testing.scripted_backend import embedded_reader
 
-NO_SPECIAL = SpecialTokens(bos=None, eos=None, eos_ids=frozenset(), special_ids=frozenset())
+NO_SPECIAL = SpecialTokens()
 
 
 def padding_obeyed() -> Patch:
@@ -133,6 +134,13 @@ def arrays_uncounted() -> Patch:
 
 def template_files_of_any_size() -> Patch:
     return swapped(tokenizer, "MAX_TEMPLATE_BYTES", 1 << 40)
+
+
+def token_files_ignored() -> Patch:
+    def as_it_is(backend: Backend, files: TokenFiles) -> None:
+        return None
+
+    return swapped(tokenizer, "complete", as_it_is)
 
 
 def template_limits_changed(**limits: Any) -> Patch:
@@ -293,12 +301,22 @@ def template_files_are_measured_first() -> list[str]:
         return refusals(CheckpointError, lambda: tokenizer_from_directory(directory), "a template file over its limit")
 
 
+def named_tokens_are_special() -> list[str]:
+    """A vocabulary may have the end of a turn among its ordinary tokens, and a file beside it may name that token."""
+    with checkpoint(special_tokens_map={"eos_token": "a"}) as directory:
+        backend = Backend(BPE(vocab={"a": 0, "b": 1}, merges=[]))
+        backend.decoder = decoders.ByteLevel()
+        backend.save(str(directory / "tokenizer.json"))
+        text = tokenizer_from_directory(directory).decode([1, 0])
+        return [] if text == "b" else [f"an answer that ends with its end token has the text {text!r}"]
+
+
 def a_template_is_limited() -> list[str]:
     """Memory, CPU time, and a process for the next conversation."""
     worker = TemplateWorker(TemplateLimits(cpu_s=0.3, memory_bytes=64 << 20))
 
     def render(source: str) -> str:
-        return ChatTemplate(source, bos=None, eos=None, worker=worker).render([])
+        return ChatTemplate(source, tokens={}, worker=worker).render([])
 
     slow = "{% for i in range(3000) %}{% for x in ('x' * 9000) %}{% endfor %}{% endfor %}"
     try:
@@ -314,7 +332,7 @@ def a_template_is_limited() -> list[str]:
 
 def messages_are_text() -> list[str]:
     worker = TemplateWorker()
-    template = ChatTemplate("{{ messages[0].content }}", bos=None, eos=None, worker=worker)
+    template = ChatTemplate("{{ messages[0].content }}", tokens={}, worker=worker)
     try:
         return refusals(RequestError, lambda: template.render([{"content": "\ud800"}]), "a lone surrogate")
     finally:
@@ -333,6 +351,7 @@ def known(name: str, source: str, apply: Callable[[], Patch], checker: str) -> M
 WHOLE, PANICS, ONE_TEXT = "ids are whole and alike", "panics are typed", "prompt and answer are one text"
 FILES, TEMPLATES = "files are counted before they are read", "a template has limits"
 TEMPLATE_FILE = "a template's file is measured before it is read"
+NAMED = "named tokens are special"
 
 TEXT_MUTANTS: tuple[Mutant, ...] = (
     known("truncation and padding obeyed", "fine-tunes saved with them", padding_obeyed, WHOLE),
@@ -350,6 +369,7 @@ TEXT_MUTANTS: tuple[Mutant, ...] = (
     known(
         "template files of any size", "found here: read whole, then counted", template_files_of_any_size, TEMPLATE_FILE
     ),
+    known("token files ignored", "found here: ends of turns among ordinary tokens", token_files_ignored, NAMED),
     known("a template's memory unlimited", "'%999999999d'", memory_unlimited, TEMPLATES),
     known("a template's time unlimited", "nested loops", time_unlimited, TEMPLATES),
     known("a dead template process kept", "one bad template ends all chats", dead_process_kept, TEMPLATES),
@@ -369,6 +389,7 @@ TEXT_CHECKERS: tuple[Checker, ...] = (
     Checker(name="long prompts", run=long_prompts_are_not_encoded),
     Checker(name=FILES, run=files_are_counted_first),
     Checker(name=TEMPLATE_FILE, run=template_files_are_measured_first),
+    Checker(name=NAMED, run=named_tokens_are_special),
     Checker(name=TEMPLATES, run=a_template_is_limited),
     Checker(name="messages are text", run=messages_are_text),
     Checker(name="the doctor sees the template", run=the_doctor_sees_the_template),

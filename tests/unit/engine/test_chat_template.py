@@ -16,6 +16,7 @@ EMBEDDED = user_path(resolve_model_name("embedded"))
 
 def template(given: str | None, **settings: object) -> tuple[str | None, tuple[str, ...]]:
     made = tokenizer_at(EMBEDDED, EngineConfig(chat_template=given, **settings))
+    assert made.tool_template is None
     return made.chat_template, made.chat_stops
 
 

@@ -33,7 +33,7 @@ GEMMA3 = replace(
     model_type="gemma3",
     architectures=("Gemma3ForConditionalGeneration",),
     text_key="text_config",
-    weight_prefixes=("model.language_model.", "language_model.model."),
+    weight_prefixes=("model.language_model.", "language_model.model.", "language_model."),
     head_names=("lm_head.weight", "language_model.lm_head.weight"),
     # The reference's model with images reads the cap of its text part and never applies it.
     final_softcap_key=None,

@@ -20,14 +20,16 @@ Message = Mapping[str, object]
 
 
 class ChatTemplate:
-    """A compiled template. `render` gives the prompt or a `ChatTemplateError`. Templates may share a worker."""
+    """A compiled template. `render` gives the prompt or a `ChatTemplateError`. Templates may share a worker.
+
+    `tokens` are the texts of the model's named tokens (`SpecialTokens.named`), which templates write as variables.
+    """
 
     def __init__(
         self,
         source: str,
         *,
-        bos: str | None,
-        eos: str | None,
+        tokens: Mapping[str, str],
         now: Callable[[], datetime] = datetime.now,
         worker: TemplateWorker | None = None,
     ) -> None:
@@ -36,7 +38,7 @@ class ChatTemplate:
                 f"chat template: found {len(source)} characters; wanted at most {MAX_SOURCE_CHARS}. Use another one."
             )
         self.source, self._now = source, now
-        self._tokens = {"bos_token": bos or "", "eos_token": eos or ""}
+        self._tokens = {"bos_token": "", "eos_token": "", **tokens}
         self._worker = worker or TemplateWorker()
         self._worker.ask(_payload({"source": source}))
 
@@ -52,8 +54,9 @@ class ChatTemplate:
         if not isinstance(messages, list | tuple) or not all(isinstance(message, Mapping) for message in messages):
             raise RequestError("chat", f"a {type(messages).__name__}", "a list of messages", 'Give [{"role": ...}].')
         values = {
-            **variables,
+            "documents": None,  # transformers always sets it, and some templates ask whether it is defined
             **self._tokens,
+            **variables,
             "messages": messages,
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,

@@ -33,10 +33,16 @@ def read_generation_config(directory: Path) -> GenerationConfig:
 
 
 def end_ids(directory: Path) -> tuple[frozenset[int], str]:
-    """The ids that end an answer, and the file that says so: the generation config, or else the model's config."""
+    """The ids that end an answer, and the file that says so: the generation config, or else the model's config.
+
+    A config with a text part may have them there alone.
+    """
     for name in (GENERATION_CONFIG, "config.json"):
-        if ids := _eos_ids(name, _table(directory / name).get("eos_token_id")):
-            return ids, name
+        table = _table(directory / name)
+        text = table.get("text_config")
+        for level in (table, text if isinstance(text, dict) else {}):
+            if ids := _eos_ids(name, level.get("eos_token_id")):
+                return ids, name
     return frozenset(), GENERATION_CONFIG
 
 

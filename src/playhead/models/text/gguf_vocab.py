@@ -13,7 +13,7 @@ from tokenizers.models import BPE
 from playhead.errors import CheckpointError, UnsupportedModelError
 from playhead.models.checkpoint.gguf_keys import require
 from playhead.models.text.gguf_sentencepiece import sentencepiece_backend
-from playhead.models.text.tokenizer import SpecialTokens, Tokenizer
+from playhead.models.text.tokenizer import WITH_TOOLS, SpecialTokens, Tokenizer
 
 CONTROL, USER_DEFINED = 3, 4
 BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"
@@ -91,16 +91,17 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     backend.add_tokens([AddedToken(token, normalized=False) for token in defined])
     adds_bos = kind == SENTENCEPIECE or metadata.get("tokenizer.ggml.pre") in LLAMA3
     backend.post_processor = processors.TemplateProcessing(**_around(metadata, vocabulary.ids, adds_bos=adds_bos))
-    template = metadata.get("tokenizer.chat_template")
+    keys = ("tokenizer.chat_template", f"tokenizer.chat_template.{WITH_TOOLS}")
+    template, tool_template = (found if isinstance(found := metadata.get(key), str) else None for key in keys)
     return Tokenizer(
         backend,
         SpecialTokens(
-            bos=vocabulary.text("bos"),
-            eos=vocabulary.text("eos"),
+            named={f"{name}_token": text for name in ("bos", "eos") if (text := vocabulary.text(name)) is not None},
             eos_ids=vocabulary.end_ids,
             special_ids=frozenset(special) | vocabulary.end_ids,
         ),
-        chat_template=template if isinstance(template, str) else None,
+        chat_template=template,
+        tool_template=tool_template,
     )
 
 

@@ -21,8 +21,7 @@ class IdsOnlyTokenizer(Tokenizer):
     def __init__(self, eos_ids: Iterable[int] = ()) -> None:
         backend = Backend(WordLevel({}, unk_token=""))
         backend.decoder = ByteLevel()  # of what is decoded there is nothing; the detokenizer wants to know how
-        special = SpecialTokens(bos=None, eos=None, eos_ids=frozenset(eos_ids), special_ids=frozenset())
-        super().__init__(backend, special)
+        super().__init__(backend, SpecialTokens(eos_ids=frozenset(eos_ids)))
 
     def encode(self, text: str, *, add_special_tokens: bool, max_context: int | None = None) -> NoReturn:
         raise RequestError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -11,12 +11,12 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE, Unigram
 
 from playhead.errors import CheckpointError, RequestError, shown
-from playhead.models.config import read_json
 from playhead.models.text.chat import MAX_SOURCE_CHARS
 from playhead.models.text.decoder_rules import part_state
 from playhead.models.text.detokenize import IncrementalDetokenizer, TokenBytes
 from playhead.models.text.generation_config import end_ids
 from playhead.models.text.library import library_failures
+from playhead.models.text.token_files import complete, json_or_empty, read_token_files
 
 MAX_TOKENIZER_BYTES = 64 << 20
 """Twice the largest there is; the library needs up to ten times that to read it."""
@@ -31,6 +31,9 @@ SAMPLE_TEXT = "Hello, world! 3.14 naïve 日本\n"
 MAX_TEMPLATE_BYTES = 4 * MAX_SOURCE_CHARS
 """UTF-8 has at most four bytes for a character."""
 
+DEFAULT, WITH_TOOLS = "default", "tool_use"
+"""Names of chat templates, where a model has several. Others are for formats that no request asks for."""
+
 CHAT_STOPS = "chat_stop_strings"
 MAX_CHAT_STOPS = 4
 MAX_STOP_CHARS = 256
@@ -42,12 +45,22 @@ PART_CHARS = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecialTokens:
-    """Tokens with a meaning. `eos_ids` end a generation; `special_ids` are left out of text shown to people."""
+    """Tokens with a meaning. `eos_ids` end a generation; `special_ids` are left out of text shown to people.
 
-    bos: str | None
-    eos: str | None
-    eos_ids: frozenset[int]
-    special_ids: frozenset[int]
+    `named` are the texts of tokens that the model's files have a name for. Chat templates know them by it: `bos_token`.
+    """
+
+    named: Mapping[str, str] = field(default_factory=dict)
+    eos_ids: frozenset[int] = frozenset()
+    special_ids: frozenset[int] = frozenset()
+
+    @property
+    def bos(self) -> str | None:
+        return self.named.get("bos_token")
+
+    @property
+    def eos(self) -> str | None:
+        return self.named.get("eos_token")
 
 
 class Tokenizer:
@@ -56,6 +69,7 @@ class Tokenizer:
     The same text always gives the same ids, all of them: what a file says about cutting, padding or random merges is
     for training and is reset.
 
+    `tool_template` is the chat template for conversations with tools, of a model that has another one for those.
     `chat_stops` are texts that end a turn of the chat template's format, for a format that has no token for that.
     """
 
@@ -68,10 +82,11 @@ class Tokenizer:
         special: SpecialTokens,
         *,
         chat_template: str | None = None,
+        tool_template: str | None = None,
         chat_stops: tuple[str, ...] = (),
     ) -> None:
         self._backend, self.special = backend, special
-        self.chat_template, self.chat_stops = chat_template, chat_stops
+        self.chat_template, self.tool_template, self.chat_stops = chat_template, tool_template, chat_stops
         with library_failures(_unusable):
             make_steady(backend)
             check_pipeline(backend)
@@ -235,42 +250,30 @@ def tokenizer_from_directory(directory: Path) -> Tokenizer:
     # Counted before it is parsed: "[],[],[]" takes twenty times its length in memory, and the library cannot say no.
     if (num_values := raw.count(b",") + raw.count(b"[") + raw.count(b"{")) > MAX_TOKENIZER_VALUES:
         raise _unusable(f"{num_values} values, and at most {MAX_TOKENIZER_VALUES} are read")
+    config = json_or_empty(directory / "tokenizer_config.json")
+    files = read_token_files(directory, config)
     with library_failures(_unusable):
         backend = Backend.from_buffer(raw)
+        complete(backend, files)
         added = backend.get_added_tokens_decoder()
-    config = _json_or_empty(directory / "tokenizer_config.json")
-    bos, eos = _token_text(config, "bos_token"), _token_text(config, "eos_token")
+    named = {name: token.content for name, token in files.named.items()}
+    eos = named.get("eos_token")
     endings = end_ids(directory)[0] | ({backend.token_to_id(eos)} if eos is not None else set())
     special = SpecialTokens(
-        bos=bos,
-        eos=eos,
+        named=named,
         eos_ids=frozenset(token_id for token_id in endings if token_id is not None),
         special_ids=frozenset(i for i, token in added.items() if token.special),
     )
-    template = _chat_template(directory, config)
-    tokenizer = Tokenizer(backend, special, chat_template=template, chat_stops=_chat_stops(config))
+    templates = _chat_templates(directory, config)
+    tokenizer = Tokenizer(
+        backend,
+        special,
+        chat_template=templates.get(DEFAULT),
+        tool_template=templates.get(WITH_TOOLS),
+        chat_stops=_chat_stops(config),
+    )
     tokenizer.try_out()
     return tokenizer
-
-
-def _json_or_empty(path: Path) -> dict[str, object]:
-    return read_json(path) if path.is_file() else {}
-
-
-def _token_text(tokenizer_config: dict[str, object], key: str) -> str | None:
-    """A special token is written as text, or as a table with its text under `content`."""
-    value = tokenizer_config.get(key)
-    if isinstance(value, dict):
-        value = value.get("content")
-    if not isinstance(value, str):
-        return None
-    try:
-        value.encode()
-    except UnicodeEncodeError:  # JSON can write half a character, and the library cannot take one
-        raise CheckpointError(
-            f"tokenizer_config.json, key {key!r}", shown(value), "characters that UTF-8 can write", "Correct the file."
-        ) from None
-    return value
 
 
 def _chat_stops(tokenizer_config: dict[str, object]) -> tuple[str, ...]:
@@ -283,16 +286,16 @@ def _chat_stops(tokenizer_config: dict[str, object]) -> tuple[str, ...]:
     raise CheckpointError(f"tokenizer_config.json, key {CHAT_STOPS!r}", shown(stops), wanted, "Correct the file.")
 
 
-def _chat_template(directory: Path, tokenizer_config: dict[str, object]) -> str | None:
-    """The template in its own file, or the default one of those in the tokenizer's config."""
-    path = directory / "chat_template.jinja"
-    if path.is_file():
-        return template_file(path)
-    template = tokenizer_config.get("chat_template")
-    if isinstance(template, list):
-        tables = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
-        template = tables[-1].get("template") if tables else None
-    return template if isinstance(template, str) else None
+def _chat_templates(directory: Path, tokenizer_config: dict[str, object]) -> dict[str, str]:
+    """Templates by name: those in files of their own, or else those in the tokenizer's config."""
+    paths = {DEFAULT: "chat_template.jinja", WITH_TOOLS: f"additional_chat_templates/{WITH_TOOLS}.jinja"}
+    files = {name: template_file(directory / path) for name, path in paths.items() if (directory / path).is_file()}
+    if files:
+        return files
+    found = tokenizer_config.get("chat_template")
+    tables = found if isinstance(found, list) else [{"name": DEFAULT, "template": found}]
+    pairs = [(table.get("name"), table.get("template")) for table in tables if isinstance(table, dict)]
+    return {name: text for known in paths for name, text in pairs if name == known and isinstance(text, str)}
 
 
 def template_file(path: Path) -> str:

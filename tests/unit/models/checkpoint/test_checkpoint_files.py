@@ -132,6 +132,15 @@ def test_a_tied_checkpoint_may_hold_its_one_matrix_as_the_head(tmp_path):
     assert torch.equal(decoder.embedding_VM, tensors["lm_head.weight"])
 
 
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_a_decoder_that_was_saved_without_its_head_loads(tmp_path, num_shards):
+    tensors = random_tensors(CONFIG)
+    bare = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    found = load(write_checkpoint(tmp_path, CONFIG, bare, num_shards=num_shards))
+    assert torch.equal(found.embedding_VM, tensors["model.embed_tokens.weight"])
+    assert torch.equal(found.blocks[1].mlp.down.weight, tensors["model.layers.1.mlp.down_proj.weight"])
+
+
 def test_the_head_of_an_untied_multimodal_checkpoint_loads_by_either_name(tmp_path):
     text = {key: value for key, value in CONFIG.items() if key not in ("model_type", "architectures")}
     config = {
@@ -157,11 +166,11 @@ def test_the_single_file_is_read_where_a_stale_index_lies_beside_it(tmp_path):
     assert torch.equal(decoder.embedding_VM, tensors["model.embed_tokens.weight"])
 
 
-def test_the_decoder_of_a_multimodal_checkpoint_loads_from_either_prefix(tmp_path):
+def test_the_decoder_of_a_multimodal_checkpoint_loads_from_every_prefix(tmp_path):
     text = {key: value for key, value in CONFIG.items() if key not in ("model_type", "architectures")}
     config = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
     plain = random_tensors(CONFIG)
-    for i, prefix in enumerate(("model.language_model.", "language_model.model.")):
+    for i, prefix in enumerate(("model.language_model.", "language_model.model.", "language_model.")):
         tensors = {prefix + name.removeprefix("model."): tensor for name, tensor in plain.items()}
         tensors["vision_tower.patch.weight"] = torch.zeros(3)
         directory = tmp_path / str(i)

@@ -24,7 +24,9 @@ WORKER = TemplateWorker(TemplateLimits(cpu_s=0.25))
 
 
 def render(source, messages=HELLO, **kwargs):
-    return ChatTemplate(source, bos="<s>", eos="</s>", worker=WORKER).render(messages, **kwargs)
+    return ChatTemplate(source, tokens={"bos_token": "<s>", "eos_token": "</s>"}, worker=WORKER).render(
+        messages, **kwargs
+    )
 
 
 def test_messages_become_a_prompt():
@@ -37,9 +39,21 @@ def test_tokens_switches_and_tools_reach_the_template():
     assert render(source, tools=[{"name": "f<"}], enable_thinking=False) == '<s>False[{"name": "f<"}]</s>'
 
 
+def test_every_variable_that_transformers_sets_is_there():
+    source = (
+        "{{ documents is defined }} {{ documents | length if documents }} {{ tools is none }} {{ other is defined }}"
+    )
+    assert render(source) == "True  True False"
+    assert render(source, documents=[{"text": "a"}]) == "True 1 True False"
+
+
+def test_a_variable_of_the_request_comes_before_a_token_of_that_name():
+    assert render("{{ eos_token }}", eos_token="mine") == "mine"
+
+
 def test_the_clock_is_the_callers():
     template = ChatTemplate(
-        "{{ strftime_now('%d %b %Y') }}", bos=None, eos=None, now=lambda: datetime(2026, 11, 15), worker=WORKER
+        "{{ strftime_now('%d %b %Y') }}", tokens={}, now=lambda: datetime(2026, 11, 15), worker=WORKER
     )
     assert template.render(HELLO) == "15 Nov 2026"
 
@@ -95,7 +109,7 @@ def test_a_template_cannot_leave_its_sandbox(source):
 @pytest.mark.parametrize("source", ["{{", "{% for %}", "{{ 'x' | nofilter }}", "x" * (1 << 19)])
 def test_a_template_that_cannot_be_compiled_is_refused(source):
     with pytest.raises(ChatTemplateError):
-        ChatTemplate(source, bos=None, eos=None, worker=WORKER)
+        ChatTemplate(source, tokens={}, worker=WORKER)
 
 
 GROWING = [
@@ -212,7 +226,8 @@ def test_messages_within_messages_are_refused_when_they_never_end():
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory):
-    config = {"bos_token": "<bos>", "eos_token": "<eos>", "chat_template": CHATML}
+    templates = [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": "{{ tools | tojson }}"}]
+    config = {"bos_token": "<bos>", "eos_token": "<eos>", "chat_template": templates}
     with LLM(checkpoint(tmp_path_factory.mktemp("chat"), tokenizer_config=config), **SMALL) as made:
         yield made
 
@@ -223,6 +238,14 @@ def test_a_model_answers_a_conversation_and_refuses_what_it_cannot_read(llm):
     with pytest.raises(RequestError, match="not Unicode"):
         llm.chat([{"role": "user", "content": "\udcff"}])
     assert llm.chat_prompt(HELLO) == prompt
+
+
+def test_a_conversation_with_tools_is_written_by_the_template_for_tools(llm):
+    """The default template has no place for them, and the model would never hear of them."""
+    write, tools = llm.get_tokenizer().apply_chat_template, [{"name": "f"}]
+    assert write(HELLO, tokenize=False, tools=tools) == '[{"name": "f"}]'
+    assert write(HELLO, tokenize=False) == render(CHATML, add_generation_prompt=False)
+    assert write(HELLO, tokenize=False, tools=tools, chat_template="asked for") == "asked for"
 
 
 def test_a_conversation_that_cannot_fit_is_refused_before_it_is_encoded(llm):

@@ -91,3 +91,17 @@ def test_every_end_id_of_the_file_ends_an_answer(tmp_path):
         assert llm.tokenizer.special.eos_ids == {2, 7, 9}
         bias = SamplingParams(temperature=0, logit_bias={9: 100.0}, max_tokens=5)
         assert llm.generate("The whale", bias)[0].outputs[0].token_ids == [9]
+
+
+@pytest.mark.parametrize(
+    ("config", "wanted"),
+    [
+        ({"text_config": {"eos_token_id": [1, 106]}}, {1, 106}),
+        ({"eos_token_id": None, "text_config": {"eos_token_id": 1}}, {1}),
+        ({"eos_token_id": 2, "text_config": {"eos_token_id": 1}}, {2}),
+        ({"text_config": None}, set()),
+    ],
+)
+def test_end_ids_may_be_in_a_configs_text_part(tmp_path, config, wanted):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_generation_config(tmp_path).eos_ids == wanted

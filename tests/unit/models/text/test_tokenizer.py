@@ -67,6 +67,19 @@ def test_a_template_whose_name_is_no_text_is_not_the_default_one(tmp_path, name)
     assert tokenizer_from_directory(tmp_path).chat_template == "b"
 
 
+def test_a_model_may_have_a_template_for_tools(tmp_path):
+    """Command R and Hermes: the default template would leave tools out."""
+    templates = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}, {"name": "rag"}]
+    write(tmp_path, tokenizer_config={"chat_template": templates})
+    tokenizer = tokenizer_from_directory(tmp_path)
+    assert (tokenizer.chat_template, tokenizer.tool_template) == ("a", "b")
+    (tmp_path / "chat_template.jinja").write_text("file")
+    assert tokenizer_from_directory(tmp_path).tool_template is None  # files of their own replace the config's
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("file for tools")
+    assert tokenizer_from_directory(tmp_path).tool_template == "file for tools"
+
+
 @pytest.mark.parametrize("key", ["bos_token", "eos_token"])
 @pytest.mark.parametrize("value", ["\ud800", {"content": "a\udfff"}])
 def test_a_special_token_with_half_a_character_is_refused(tmp_path, key, value):
@@ -232,6 +245,11 @@ def test_gguf_metadata_is_a_tokenizer():
     assert tokenizer.decode([256, 257]) == "hi"
     assert tokenizer.encode("<tool>", add_special_tokens=False) == [258]
     assert tokenizer.vocab_size == 259
+
+
+def test_gguf_metadata_may_have_a_template_for_tools():
+    tokenizer = tokenizer_from_gguf(metadata() | {"tokenizer.chat_template.tool_use": "tools"})
+    assert (tokenizer.chat_template, tokenizer.tool_template) == ("plain", "tools")
 
 
 @pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "qwen2", "smollm"])
