@@ -31,7 +31,7 @@ from playhead.serve.guard import SWEEP_S, Connection, GuardedConfig
 LOG = logging.getLogger(__name__)
 TICK_S = 0.1
 LAST_WORDS_S = 2.0  # for errors on their way to clients whose requests were cut off
-CLOSE_S = 15.0  # for an engine to end; one in a process of its own is killed before
+CLOSE_S = 30.0  # for an engine to end; one in a process of its own is killed before
 BACKLOG = 1024
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -101,10 +101,10 @@ class Server(uvicorn.Server):
         await self._wait(self._is_drained, self._limits.drain_timeout)
         num_cut_off = self._app.num_open
         closing = asyncio.create_task(self._backend.close())
-        closed, stuck = await asyncio.wait({closing}, timeout=CLOSE_S)
-        self.is_stuck = bool(stuck)
-        for one in closed:
-            one.result()
+        await asyncio.wait({closing}, timeout=CLOSE_S)
+        self.is_stuck = not closing.done()
+        if not self.is_stuck:
+            closing.result()
         await self._wait(lambda: self._app.num_open == 0, LAST_WORDS_S)
         for server in self.servers:
             server.close()
