@@ -15,11 +15,9 @@ from playhead.grammar.compiler import Grammar, GrammarCompiler, Vocabulary
 from playhead.inputs import Prompt, plain_prompt
 from playhead.models.text.chat import ChatTemplate
 from playhead.models.text.template_worker import TemplateWorker
-from playhead.models.text.tokenizer import Tokenizer
+from playhead.models.text.tokenizer import LONG_CHARS, Tokenizer
 from playhead.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
 from playhead.sampling_params import SamplingParams
-
-LONG_PROMPT_CHARS = 1 << 14  # encoding more takes milliseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +101,7 @@ class PromptReader:
     async def read(self, prompt: Prompt, params: SamplingParams) -> CheckedPrompt:
         """What `check` gives. What takes long, a long text or a grammar, is done beside the event loop."""
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-        is_long = isinstance(text, str) and len(text) > LONG_PROMPT_CHARS
+        is_long = isinstance(text, str) and len(text) > LONG_CHARS
         if is_long or params.structured_outputs is not None:  # a grammar may have to be compiled
             return await asyncio.to_thread(self.check, prompt, params)
         return self.check(prompt, params)
@@ -124,9 +122,11 @@ class PromptReader:
         ids = plain.ids
         if ids is None:
             assert plain.text is not None, "a prompt has ids or a text"
-            # A text that will be cut may be longer than the context.
-            most = self.max_context if params.truncate_prompt_tokens is None else None
-            ids = self.tokenizer.encode(plain.text, add_special_tokens=True, max_context=most)
+            text, most = plain.text, self.max_context
+            is_cut = params.truncate_prompt_tokens is not None
+            if is_cut:  # it may be far longer than the context
+                text = self.tokenizer.ending(text, params.num_prompt_tokens(most, most))
+            ids = self.tokenizer.encode(text, add_special_tokens=True, max_context=None if is_cut else most)
         ids = ids[len(ids) - params.num_prompt_tokens(len(ids), self.max_context) :]
         if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
             outside = next(token for token in ids if not 0 <= token < self.vocab_size)

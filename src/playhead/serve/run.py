@@ -31,7 +31,7 @@ from playhead.serve.guard import SWEEP_S, Connection, GuardedConfig
 LOG = logging.getLogger(__name__)
 TICK_S = 0.1
 LAST_WORDS_S = 2.0  # for errors on their way to clients whose requests were cut off
-CLOSE_S = 15.0  # for an engine to end; one in a process of its own is killed before
+CLOSE_S = 30.0  # for an engine to end; one in a process of its own is killed before
 BACKLOG = 1024
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

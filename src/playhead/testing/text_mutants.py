@@ -110,6 +110,13 @@ def prompts_unbounded() -> Patch:
     return swapped(Tokenizer, "_check_length", unbounded)
 
 
+def cut_texts_whole() -> Patch:
+    def whole(self: Tokenizer, text: str, num_tokens: int) -> str:
+        return text
+
+    return swapped(Tokenizer, "ending", whole)
+
+
 def numbers_unbounded() -> Patch:
     def any_length(digits: str) -> str:
         return digits
@@ -295,6 +302,19 @@ def files_are_counted_first() -> list[str]:
     return found
 
 
+def texts_to_be_cut_are_not_encoded() -> list[str]:
+    """Of a text of which the last tokens are kept, little more than those is encoded."""
+    reader, encoded, encode = embedded_reader(), list[int](), Tokenizer._ids
+
+    def counted(self: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
+        encoded.append(len(text))
+        return encode(self, text, add_special_tokens=add_special_tokens)
+
+    with swapped(Tokenizer, "_ids", counted):
+        reader.check("whale " * 100_000, SamplingParams(truncate_prompt_tokens=5, max_tokens=1))
+    return [] if sum(encoded) < 200_000 else [f"{sum(encoded)} characters were encoded for 5 tokens"]
+
+
 def template_files_are_measured_first() -> list[str]:
     with checkpoint() as directory:
         (directory / "chat_template.jinja").write_bytes(b"x" * (chat.MAX_SOURCE_CHARS * 4 + 1))
@@ -362,6 +382,7 @@ TEXT_MUTANTS: tuple[Mutant, ...] = (
     known("generation config ignored", "found here", generation_config_ignored, "requests start from the file"),
     known("end ids unchecked", "found here: min_tokens and an end nobody has", end_ids_unchecked, "end ids are known"),
     known("prompts of any length encoded", "found here: 2.2 GB for 10 MB", prompts_unbounded, "long prompts"),
+    known("a text encoded whole to be cut", "found here: 17 s for 7.8 MB", cut_texts_whole, "texts to be cut"),
     known("numbers of any length", "found here", numbers_unbounded, FILES),
     known("tensors uncounted", "found here: 140,000 take 2 s", tensors_uncounted, FILES),
     known("a name twice in a header", "two readers would see two files", names_repeated, FILES),
@@ -387,6 +408,7 @@ TEXT_CHECKERS: tuple[Checker, ...] = (
     Checker(name="requests start from the file", run=requests_start_from_the_file),
     Checker(name="end ids are known", run=end_ids_are_of_the_vocabulary),
     Checker(name="long prompts", run=long_prompts_are_not_encoded),
+    Checker(name="texts to be cut", run=texts_to_be_cut_are_not_encoded),
     Checker(name=FILES, run=files_are_counted_first),
     Checker(name=TEMPLATE_FILE, run=template_files_are_measured_first),
     Checker(name=NAMED, run=named_tokens_are_special),

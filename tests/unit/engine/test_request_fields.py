@@ -96,6 +96,13 @@ def test_a_text_longer_than_the_context_is_cut_to_what_fits(llm):
     assert (len(output.prompt_token_ids), len(output.outputs[0].token_ids)) == (96 - 12, 12)
 
 
+def test_a_text_far_longer_than_the_context_is_cut_to_its_last_tokens(llm):
+    text = " ".join(f"The whale and {i} seas" for i in range(20_000))
+    ids = llm.tokenizer.encode(text, add_special_tokens=True)
+    (cut,) = llm.generate(text, replace(GREEDY, truncate_prompt_tokens=50))
+    assert cut.prompt_token_ids == ids[-50:]
+
+
 # Forbidden tokens.
 
 

@@ -41,6 +41,8 @@ MAX_STOP_CHARS = 256
 USUAL_CHARS_PER_TOKEN = 8
 PART_CHARS = 1 << 16
 """A text that may be too long is counted in parts of this size: encoding takes 200 bytes for each character."""
+LONG_CHARS = 1 << 14
+"""Encoding more takes milliseconds, which other threads should not have to wait for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +136,25 @@ class Tokenizer:
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
         with library_failures(_not_encodable):
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            if len(text) > LONG_CHARS:  # `encode` would keep the interpreter's lock: no other thread could run
+                (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            else:
+                encoded = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        ids: list[int] = encoded.ids
         return ids
+
+    def ending(self, text: str, num_tokens: int) -> str:
+        """The end of a text, with more than its last `num_tokens` tokens: all that is encoded of one that is cut.
+
+        The first tokens of the end may be others than in the text, for a word may be cut: hence the margin.
+        """
+        num_found = 0
+        for start in range(len(text) - PART_CHARS, 0, -PART_CHARS):
+            part = text[start : start + PART_CHARS].encode(errors="replace").decode()
+            num_found += len(self._ids(part, add_special_tokens=False))
+            if num_found > with_margin(num_tokens):
+                return text[start:]
+        return text
 
     def _check_length(self, text: str, max_context: int) -> None:
         """Refuse a text that is too long, at a cost that grows with the context and not with the text."""
@@ -150,7 +169,7 @@ class Tokenizer:
             part = text[start : start + PART_CHARS].encode(errors="replace").decode()
             num_tokens += len(self._ids(part, add_special_tokens=False))
             # A cut inside a word can cost tokens that the whole text does not have: hence the margin.
-            if num_tokens > max_context + max_context // 8 + 64:
+            if num_tokens > with_margin(max_context):
                 wanted = f"at most {most_tokens}, which leaves one of the context of {max_context}"
                 found = f"over {num_tokens} tokens in the first {start + len(part)} of {len(text)} characters"
                 raise RequestError("prompt", found, wanted, "Shorten the prompt.")
@@ -190,6 +209,11 @@ class Tokenizer:
         for add_special_tokens in (False, True):
             with library_failures(_unusable, panics_only=True):
                 self._backend.encode(SAMPLE_TEXT, add_special_tokens=add_special_tokens)
+
+
+def with_margin(num_tokens: int) -> int:
+    """So many tokens and an eighth more, for those that a cut inside a word adds or changes: 8,192 are 9,280."""
+    return num_tokens + num_tokens // 8 + 64
 
 
 def make_steady(backend: Backend) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 
@@ -221,6 +222,39 @@ def test_a_long_prompt_that_fits_is_encoded_whole(counted, monkeypatch):
     monkeypatch.setattr("playhead.models.text.tokenizer.PART_CHARS", 100)
     text = "hi" * 900
     assert counted.encode(text, add_special_tokens=True, max_context=1000) == byte_level().encode(text).ids
+
+
+def test_of_a_text_that_is_cut_little_more_is_encoded_than_what_is_kept(counted, monkeypatch):
+    monkeypatch.setattr("playhead.models.text.tokenizer.PART_CHARS", 100)
+    text = "".join(f"hi {i} " for i in range(5000))
+    end = counted.ending(text, 40)
+    assert text.endswith(end)
+    assert counted._backend.num_chars == len(end) == 200
+    assert counted.encode(end, add_special_tokens=True)[-40:] == byte_level().encode(text).ids[-40:]
+    assert counted.ending("hi", 40) == "hi"
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(tmp_path):
+    """An event loop is one of them, and so are the steps of an engine in the same process."""
+    tokenizer, text = tokenizer_from_directory(write(tmp_path)), "hi é " * 200_000
+    begun, ended, num_turns = threading.Event(), threading.Event(), 0
+
+    def turns():
+        nonlocal num_turns
+        while not ended.wait(0.001):
+            num_turns += 1
+            begun.set()
+
+    other = threading.Thread(target=turns)
+    other.start()
+    begun.wait()
+    num_before = num_turns
+    ids = tokenizer.encode(text, add_special_tokens=True)
+    num_meanwhile = num_turns - num_before
+    ended.set()
+    other.join()
+    assert num_meanwhile > 5
+    assert ids == byte_level().encode(text).ids
 
 
 def metadata(**changes):
