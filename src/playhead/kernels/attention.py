@@ -106,7 +106,7 @@ def extend(
 
     Request b's queries are rows [start, start + len) of q, and its last `len` keys are theirs: the query at position p
     sees keys p - window + 1 to p (all up to p where the window is None). Keys before them were cached by earlier
-    steps. A request of length 1 decodes; one of length 0 does nothing.
+    steps. A request of length 1 decodes; one of length 0 does nothing. Those that have any are among the first T.
 
     The last four are those of `decode`: where they are given, the kernel shares requests of length 1 among programs.
     """
