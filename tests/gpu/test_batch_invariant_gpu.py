@@ -21,7 +21,7 @@ from playhead.engine.config import EngineConfig
 from playhead.graph import Mode
 from playhead.kernels.elementwise import softcap_
 from playhead.kernels.head import can_choose
-from playhead.kernels.ordered import matmul_in_order
+from playhead.kernels.ordered import gate_in_order, matmul_in_order, project_normed_in_order
 from playhead.llm import LLM
 from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
@@ -227,3 +227,46 @@ def test_logits_are_those_of_dense_attention():
     for row, prompt in zip(last_logits(worker, prompts), prompts, strict=True):
         wanted = dense_logits(worker.model.decoder, prompt)[0]
         assert float((row - wanted).norm() / wanted.norm()) < 5e-3
+
+
+SIZES = {  # hidden, heads, intermediate, qkv
+    "gemma-3-1b": (1152, 1024, 6912, 1536),
+    "llama-3.2-1b": (2048, 2048, 8192, 3072),
+    "gemma-3-4b": (2560, 2048, 10240, 4096),
+    "qwen3-0.6b": (1024, 2048, 3072, 4096),
+    "no whole blocks": (1088, 1024, 5008, 1584),
+}
+MANY_ROWS, FIRST_ROW = 2048, 37
+
+
+@pytest.mark.parametrize("model", SIZES)
+def test_products_have_the_same_bits_in_a_step_of_any_number_of_rows(model):
+    """Kernels for one to 256 rows, for 257 to 1,024, and for more; products alone, and with what follows them."""
+    hidden, heads, intermediate, qkv = SIZES[model]
+
+    def numbers(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, dtype=torch.bfloat16, device="cuda") * shape[-1] ** -0.5
+
+    torch.manual_seed(0)
+    of_qkv, of_o = numbers(qkv, hidden), numbers(hidden, heads)
+    of_gate, of_down = numbers(2 * intermediate, hidden), numbers(hidden, intermediate)
+    attended, gated, residual = (numbers(MANY_ROWS, size) for size in (heads, intermediate, hidden))
+    norms = (*numbers(2, hidden), 1e-6, True, False)
+
+    def products(rows: slice) -> list[torch.Tensor]:
+        num_rows = len(residual[rows])
+        middle, projected, plain = (numbers(num_rows, size) for size in (intermediate, qkv, hidden))
+        first = project_normed_in_order(
+            middle, attended[rows], of_o, None, 1.0, residual[rows], *norms, of_gate, None, "gelu_tanh"
+        )
+        second = project_normed_in_order(
+            projected, gated[rows], of_down, None, 1.0, residual[rows], *norms, of_qkv, None, None
+        )
+        matmul_in_order(gated[rows], of_down, None, plain, 1.0, False)
+        return [middle, first, projected, second, plain, gate_in_order(residual[rows], of_gate, None, "silu")]
+
+    wanted = products(slice(0, MANY_ROWS))
+    for num_rows in (1, 2, 8, 9, 16, 17, 32, 33, 64, 65, 100, 128, 129, 144, 200, 256, 257, 300, 512, 1024, 1025):
+        rows = slice(FIRST_ROW, FIRST_ROW + num_rows)
+        for i, (found, whole) in enumerate(zip(products(rows), wanted, strict=True)):
+            assert torch.equal(found, whole[rows]), f"product {i} of {num_rows} rows"

@@ -1,9 +1,10 @@
-"""Matmul and attention that add up in an order which depends on a row alone: for engines with `batch_invariant`.
+"""Products and attention that add up in an order which depends on a row alone: for engines with `batch_invariant`.
 
 On a GPU a row's result has the same bits whatever rows are beside it, however many they are, and wherever the row
 stands among them. On a CPU the references run, whose order is torch's own.
 
-Shapes: T tokens, I inputs, O outputs; of attention as in `attention.py`.
+Shapes: T tokens, I inputs, O outputs, M hidden; of a gated map J = 2 * I outputs, the gate's in [0, I) and up's in
+[I, 2I); of attention as in `attention.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor
 
 from playhead.kernels.attention import extend
+from playhead.kernels.elementwise import UNCLAMPED, gated_activation
+from playhead.kernels.norm import add_rms_norm
 from playhead.kernels.op import op
 
 LONG_ROW = 4096
@@ -28,6 +31,41 @@ def matmul_in_order(
         product_TO += bias_O.float()
     product_TO *= scale
     out_TO.copy_(product_TO + out_TO.float() if adds else product_TO)
+
+
+@op(
+    out=lambda x_TI, weight_JI, *_: x_TI.new_empty((x_TI.shape[0], weight_JI.shape[0] // 2)),
+    cuda="triton.ordered_projection:launch_gate_in_order",
+)
+def gate_in_order(x_TI: Tensor, weight_JI: Tensor, bias_J: Tensor | None, activation: str) -> Tensor:
+    """`activation(gate) * up` of the product, whose gates and ups are rounded."""
+    gate_up_TJ = x_TI.new_empty((x_TI.shape[0], weight_JI.shape[0]))
+    matmul_in_order.reference(x_TI, weight_JI, bias_J, gate_up_TJ, 1.0, False)
+    return gated_activation.reference(gate_up_TJ, activation, *UNCLAMPED)
+
+
+@op(
+    mutates=("out_TO",),
+    out=lambda out_TO, x_TI, first_MI, first_bias_M, scale, residual_TM, *_: residual_TM.new_empty(residual_TM.shape),
+    cuda="triton.ordered_projection:launch_project_normed_in_order",
+)
+def project_normed_in_order(
+    out_TO: Tensor, x_TI: Tensor, first_MI: Tensor | None, first_bias_M: Tensor | None, scale: float,
+    residual_TM: Tensor, norm_M: Tensor, x_norm_M: Tensor | None, eps: float, unit_offset: bool, centred: bool,
+    weight_OM: Tensor, bias_O: Tensor | None, activation: str | None,
+) -> Tensor:  # fmt: skip
+    """`project_normed` in order: its first product is rounded, and so are gates and ups of its second."""
+    product_TM = x_TI
+    if first_MI is not None:
+        product_TM = torch.empty_like(residual_TM)
+        matmul_in_order.reference(x_TI, first_MI, first_bias_M, product_TM, scale, False)
+    total_TM = residual_TM.clone()
+    h_TM = add_rms_norm.reference(product_TM, total_TM, norm_M, x_norm_M, eps, unit_offset, centred)
+    if activation is None:
+        matmul_in_order.reference(h_TM, weight_OM, bias_O, out_TO, 1.0, False)
+    else:
+        out_TO.copy_(gate_in_order.reference(h_TM, weight_OM, bias_O, activation))
+    return total_TM
 
 
 @op(

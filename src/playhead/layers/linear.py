@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from playhead.kernels.elementwise import UNCLAMPED, gated_activation
-from playhead.kernels.ordered import matmul_in_order
+from playhead.kernels.ordered import gate_in_order, matmul_in_order, project_normed_in_order
 from playhead.kernels.projection import project, project_gated, project_normed
 from playhead.layers.experts import Experts
 from playhead.layers.norm import Norm, Output, Stream
@@ -143,7 +143,7 @@ class PlainLinear(nn.Module):
 
     def is_fused_on(self, x_TI: torch.Tensor) -> bool:
         """Whether the product of such rows may be one op with what is around it."""
-        return x_TI.is_cuda and not self.is_ordered
+        return x_TI.is_cuda
 
     def _multiply_by_op(self, out_TO: torch.Tensor, x_TI: torch.Tensor, *, adds: bool) -> None:
         if self.is_ordered:
@@ -200,7 +200,8 @@ def _fused_product(
     x_TI, first_MI, first_bias_M, scale = _factors(output)
     norms = (norm.weight, None if output_norm is None else output_norm.weight, *norm.numbers)
     what = (linear.weight, linear.bias, None if activation is None else activation.value)
-    return project_normed(out_TO, x_TI, first_MI, first_bias_M, scale, residual_TM, *norms, *what), out_TO
+    project = project_normed_in_order if linear.is_ordered else project_normed
+    return project(out_TO, x_TI, first_MI, first_bias_M, scale, residual_TM, *norms, *what), out_TO
 
 
 def _factors(output: Output) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, float]:
@@ -241,5 +242,6 @@ class GatedMlp(nn.Module):
 
     def _hidden(self, h_TM: torch.Tensor) -> torch.Tensor:
         if isinstance(self.gate_up, PlainLinear) and self.gate_up.is_fused_on(h_TM):
-            return project_gated(h_TM, self.gate_up.weight, self.gate_up.bias, self.spec.activation.value)
+            gate = gate_in_order if self.gate_up.is_ordered else project_gated
+            return gate(h_TM, self.gate_up.weight, self.gate_up.bias, self.spec.activation.value)
         return gated_activation(self.gate_up(h_TM), self.spec.activation.value, *UNCLAMPED)

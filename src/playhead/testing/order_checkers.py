@@ -13,6 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from playhead.attention.base import LENGTHS_SLOT, ROWS_SLOT, AttentionBackend, AttentionPlan, LayerAttention
 from playhead.kernels.head import head_scratch
+from playhead.kernels.triton import ordered_projection
+from playhead.kernels.triton.ordered_matmul import chunk_of
+from playhead.kernels.triton.projection_tiles import MOST_ROWS
 from playhead.layers.linear import PlainWeights
 from playhead.layers.spec import AttentionSpec
 from playhead.models.build import spec_from_config
@@ -29,12 +32,14 @@ from playhead.types import Mode
 MATMULS = frozenset({"mm", "addmm", "addmm_", "mv", "addmv", "linear", "_scaled_mm", "_grouped_mm", "dot"})
 BATCHED_MATMULS = frozenset({"bmm", "baddbmm"})  # a CPU's attention has them; no setting is about its order
 # Ours whose result for a row depends on nothing but the row: a program for each row, or sums of integers. Matrix
-# instructions add up a row's inputs in ascending order: `matmul_in_order` for any number of rows, the two of the head
-# for up to 128, to the same bits. An op that is not here has to be looked at, on a GPU, before an engine with
-# `batch_invariant` may use it.
+# instructions add up a row's inputs in ascending order: `matmul_in_order` and the two ops around it for any number of
+# rows, the two of the head for up to 128, to the same bits. An op that is not here has to be looked at, on a GPU,
+# before an engine with `batch_invariant` may use it.
 ROW_ALONE = frozenset(
     {
         "matmul_in_order",
+        "gate_in_order",
+        "project_normed_in_order",
         "attend_in_order",
         "embed",
         "rms_norm",
@@ -55,6 +60,12 @@ ROW_ALONE = frozenset(
 )
 SIDE_BY_SIDE = {**TINY_GEMMA3, "model_type": "cohere2", "logit_scale": 1.0}
 LARGE_HEAD = {**TINY_GEMMA3, "vocab_size": 131_072, "hidden_size": 64}
+PRODUCTS = {  # qkv, o, gate-up and down: outputs and inputs
+    "gemma-3-1b": ((1536, 1152), (1152, 1024), (13824, 1152), (1152, 6912)),
+    "llama-3.2-1b": ((3072, 2048), (2048, 2048), (16384, 2048), (2048, 8192)),
+    "gemma-3-4b": ((4096, 2560), (2560, 2048), (20480, 2560), (2560, 10240)),
+    "qwen3-0.6b": ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)),
+}
 CPU_ATTENTION = frozenset({"decode_cells", "key_cells", "extend_cells"})
 
 
@@ -183,7 +194,34 @@ def sums_in_order() -> list[str]:
     ]
 
 
+def tiles_in_order() -> list[str]:
+    """Tiles by which a product of few rows adds up otherwise than the same product of many."""
+    found = []
+    for model, shapes in PRODUCTS.items():
+        for num_outputs, num_inputs in shapes:
+            weight_OI = torch.empty((num_outputs, num_inputs), dtype=torch.bfloat16, device="meta")
+            for num_rows in range(1, MOST_ROWS + 2):
+                where = f"{num_rows} rows of {num_outputs} x {num_inputs} ({model})"
+                found += [f"{where} {what}" for what in out_of_order(num_rows, weight_OI)]
+    return found
+
+
+def out_of_order(num_rows: int, weight_OI: Tensor) -> list[str]:
+    """What the tiles of one product do beside taking inputs in turn, in the chunks of its matrix."""
+    num_outputs, num_inputs = weight_OI.shape
+    x_TI, chunk = weight_OI.new_empty((num_rows, num_inputs)), chunk_of(num_outputs, num_inputs)
+    whole = ordered_projection.tiles_in_order(x_TI, weight_OI)
+    chunks = ordered_projection.tiles_of_chunks(x_TI, weight_OI)
+    found = ["multiplies what is held last"] if any(tiles and tiles.held for tiles in (whole, chunks)) else []
+    if whole is not None and (whole.num_splits > 1 or chunk < num_inputs):
+        found.append("is not cut as the matrix is")
+    if chunks is not None and (chunks.share != chunk or chunk % chunks.block_k or chunk >= num_inputs):
+        found.append("has chunks of its own")
+    return found
+
+
 ORDER_CHECKERS = (
+    Checker(name="tiles in order", run=tiles_in_order),
     Checker(name="sums in order", run=sums_in_order),
     Checker(name="sums in order on a GPU", run=sums_in_order_on_a_gpu),
 )

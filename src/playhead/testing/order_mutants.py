@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import torch
 
+import playhead.layers.linear
 import playhead.step.build
 from playhead.attention.base import LayerAttention
 from playhead.attention.triton import TritonBackend
+from playhead.kernels.projection import project_normed
+from playhead.kernels.triton import ordered_projection
+from playhead.kernels.triton.projection_tiles import StreamedTiles, split_tiles, tiles_for
 from playhead.layers.linear import PlainLinear
 from playhead.testing.mutant import Mutant, Patch, mutant, swapped
 
@@ -46,4 +50,46 @@ def attention_not_told() -> Patch:
     return swapped(playhead.step.build, "OrderedBackend", usual)
 
 
-ORDER_MUTANTS: tuple[Mutant, ...] = (projections_not_told, adding_forgets, attention_not_told)
+@mutant(
+    "a product with the norm around it forgets batch_invariant",
+    source="the ops around a product chose their kernels by the number of rows, and one row is summed by other units",
+    killed_by=("sums in order on a GPU",),
+)
+def fused_forgets() -> Patch:
+    return swapped(playhead.layers.linear, "project_normed_in_order", project_normed)
+
+
+@mutant(
+    "a product in order holds some of its weights",
+    source="weights that are loaded before the wait are multiplied last",
+    killed_by=("tiles in order",),
+)
+def weights_held() -> Patch:
+    def tiles_in_order(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> StreamedTiles | None:
+        tiles = tiles_for(x_TI, weight_OI)
+        return tiles if isinstance(tiles, StreamedTiles) else None
+
+    return swapped(ordered_projection, "tiles_in_order", tiles_in_order)
+
+
+@mutant(
+    "the chunks of a product in order follow the number of rows",
+    source="products of few rows are cut into as many shares as keep all multiprocessors busy",
+    killed_by=("tiles in order",),
+)
+def chunks_by_rows() -> Patch:
+    def tiles_of_chunks(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> StreamedTiles | None:
+        tiles = split_tiles(x_TI, weight_OI)
+        return tiles if isinstance(tiles, StreamedTiles) and tiles.num_splits > 1 else None
+
+    return swapped(ordered_projection, "tiles_of_chunks", tiles_of_chunks)
+
+
+ORDER_MUTANTS: tuple[Mutant, ...] = (
+    projections_not_told,
+    adding_forgets,
+    attention_not_told,
+    fused_forgets,
+    weights_held,
+    chunks_by_rows,
+)

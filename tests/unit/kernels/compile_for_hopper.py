@@ -56,6 +56,9 @@ from playhead.kernels.triton import (
     ordered_matmul as ordered_matmul_triton,
 )
 from playhead.kernels.triton import (
+    ordered_projection as ordered_projection_triton,
+)
+from playhead.kernels.triton import (
     projection as projection_triton,
 )
 from playhead.kernels.triton import (
@@ -67,6 +70,7 @@ from playhead.kernels.triton import (
 from playhead.kernels.triton import (
     write_and_decode as write_and_decode_triton,
 )
+from playhead.kernels.triton.projection_kernels import streamed_kernel
 from playhead.kernels.triton.projection_tiles import HeldTiles, RowTiles, StreamedTiles, split_tiles, tiles_for
 
 POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64"}
@@ -142,6 +146,13 @@ def matrix_depths(binary) -> list[int]:
     return sorted({int(depth) for depth in re.findall(r"mma\S*\.m\d+n\d+k(\d+)\.", binary.asm["ptx"])})
 
 
+def layouts_of_sums(binary) -> list[str]:
+    """How the numbers of each sum over a row lie in threads: what its order follows from."""
+    code = binary.asm["ttgir"]
+    layouts = dict(re.findall(r"^(#\w+) = (.*)$", code, re.MULTILINE))
+    return [layouts[name] for name in re.findall(r"\}\) : \(tensor<\w+, (#\w+)>\) -> f32", code)]
+
+
 def decode(num_heads, num_kv_heads, head_dim, page_size, window, num_requests=32, num_splits=8, order=None):
     scratch = (meta(64, dtype=torch.float32), meta(64, dtype=torch.float32), indices(64))
     caches = [meta(64, page_size, num_kv_heads, head_dim) for _ in "kv"]
@@ -189,9 +200,10 @@ def extend(num_heads, num_kv_heads, head_dims, num_tokens, window, softcap):
     )
 
 
-def attend_in_order(kernel, other, num_heads, num_kv_heads, head_dim, window):
+def attend_in_order(kernel, other, num_heads, num_kv_heads, head_dim, window, num_requests=16):
     caches = [meta(64, 16, num_kv_heads, head_dim) for _ in "kv"]
-    tables, queries = (indices(33, 512), indices(16), indices(16)), (indices(16), indices(16))
+    tables = (indices(num_requests + 1, 512), *(indices(num_requests) for _ in range(2)))
+    queries = tuple(indices(num_requests) for _ in range(2))
     scratch = (meta(64, dtype=torch.float32), meta(64, dtype=torch.float32), indices(64))
     q, out = meta(512, num_heads, head_dim), meta(512, num_heads, head_dim)
     call = (q, out, *caches, *tables, None, 0.1, window, None, *queries, *scratch, False)
@@ -224,6 +236,29 @@ def matmul_in_order(num_rows, num_inputs, num_outputs, *, sums_chunks=False):
     other, kernel = reversed(kernels) if sums_chunks else kernels
     call = (x, weight, None, out, 1.0, False)
     return compiled_beside(other, kernel, lambda: ordered_matmul_triton.launch_matmul_in_order(*call))
+
+
+def gate_in_order(num_rows, num_outputs=13824, num_inputs=1152):
+    x, weight = meta(num_rows, num_inputs), meta(num_outputs, num_inputs)
+    launch = ordered_projection_triton.launch_gate_in_order
+    return compiled(streamed_kernel, lambda: launch(x, weight, None, "gelu_tanh"))
+
+
+def chunks_in_order(num_rows, num_outputs=1152, num_inputs=6912):
+    x, weight = meta(num_rows, num_inputs), meta(num_outputs, num_inputs)
+    tiles = ordered_projection_triton.tiles_of_chunks(x, weight)
+    sums = meta(tiles.num_splits, num_rows, num_outputs, dtype=torch.float32)
+    launch = projection_triton.launch_tiles
+    return compiled(streamed_kernel, lambda: launch(tiles, sums, x, weight, None, in_order=True))
+
+
+def norm_in_order(*shape, dtype):
+    outs, norms = (meta(8, 1152), meta(8, 1152)), (meta(1152), meta(1152), 1e-6, True, False)
+    launch = norm_triton.launch_add
+    return compiled(
+        norm_triton.add_norm_kernel,
+        lambda: launch(*outs, meta(*shape, dtype=dtype), meta(8, 1152), *norms, in_order=True),
+    )
 
 
 def rope(num_heads=4, num_kv_heads=1, head_dim=256, *, together=False):
@@ -377,6 +412,8 @@ KERNELS = {
     "extend 64": lambda: extend(32, 8, (64, 64), 8192, None, None),
     "in order: decode 256 window": lambda: decode_in_order(4, 1, 256, 512),
     "in order: decode 64": lambda: decode_in_order(32, 8, 64, None),
+    "in order: whole requests 256, one wave": lambda: decode_in_order(4, 1, 256, 512, 128),
+    "in order: whole requests 256": lambda: decode_in_order(4, 1, 256, 512, 256),
     "in order: tiles 256 window": lambda: tiles_in_order(4, 1, 256, 512),
     "in order: tiles 128": lambda: tiles_in_order(16, 8, 128, None),
     "in order: tiles 64": lambda: tiles_in_order(32, 8, 64, None),
@@ -386,6 +423,13 @@ KERNELS = {
     "in order: sums of chunks": lambda: matmul_in_order(8, 6912, 1152, sums_chunks=True),
     "in order: wide matmul 256 rows": lambda: matmul_in_order(256, 1152, 13824),
     "in order: matmul in chunks 2048 rows": lambda: matmul_in_order(2048, 6912, 1152),
+    "in order: gated matmul 8 rows": lambda: gate_in_order(8),
+    "in order: gated matmul 128 rows": lambda: gate_in_order(128),
+    "in order: gated matmul 256 rows": lambda: gate_in_order(256),
+    "in order: chunks of a matmul 8 rows": lambda: chunks_in_order(8),
+    "in order: chunks of a matmul 256 rows": lambda: chunks_in_order(256),
+    "in order: norm": lambda: norm_in_order(8, 1152, dtype=torch.bfloat16),
+    "in order: norm of chunks": lambda: norm_in_order(7, 8, 1152, dtype=torch.float32),
     "rope": rope,
     "translate page 16": lambda: translate(128, 16, 1024),
     "translate page 1": lambda: translate(1, 1, 512),
@@ -438,6 +482,7 @@ def main() -> None:
         row = {"name": name, "registers": registers, "stack_bytes": stack_bytes}
         row |= {"volatile_loads": volatile_loads(binary), "matrix_depths": matrix_depths(binary)}
         row |= {"loads_before_wait": loads_before_wait(binary), "num_programs": num_programs}
+        row |= {"layouts_of_sums": layouts_of_sums(binary)}
         row |= {"shared_bytes": binary.metadata.shared, "num_warps": options.get("num_warps", 4)}
         print(json.dumps(row), flush=True)
 

@@ -64,6 +64,14 @@ def test_as_many_programs_of_many_requests_fit_an_sm_as_their_tiles_say(kernels,
     assert row["stack_bytes"] == 0, row
 
 
+@pytest.mark.parametrize(("name", "num_programs"), [("whole requests 256, one wave", 1), ("whole requests 256", 2)])
+def test_as_many_programs_in_order_fit_an_sm(kernels, name, num_programs):
+    row = kernels[f"in order: {name}"]
+    assert num_programs * (row["shared_bytes"] + BLOCK_RESERVED_BYTES) <= SM_SHARED_BYTES, row
+    assert num_programs * row["registers"] * 32 * row["num_warps"] <= SM_REGISTERS, row
+    assert row["stack_bytes"] <= 32, row
+
+
 @pytest.mark.parametrize(("words", "per_sm"), [("one an SM", 1), ("two an SM", 2), ("three an SM", 3)])
 def test_all_programs_of_a_product_run_at_once(kernels, words, per_sm):
     rows = [row for name, row in kernels.items() if name.startswith(words)]
@@ -114,6 +122,13 @@ def test_every_thread_loads_one_of_the_keys_that_other_programs_raise(kernels):
 def test_the_head_and_matmuls_in_order_take_as_many_inputs_at_a_time(kernels):
     """Matrix instructions of another depth would group a row's inputs otherwise, and give its sum other bits."""
     rows = [row for name, row in kernels.items() if name.startswith("head") or "matmul" in name]
-    assert len(rows) == 9
+    assert len(rows) == 14
     for row in rows:
         assert row["matrix_depths"] == [16], row
+
+
+def test_chunks_and_their_rounded_sum_are_normed_in_one_order(kernels):
+    """A row whose numbers lay otherwise in the threads would be summed in another order."""
+    whole, of_chunks = (kernels[f"in order: {name}"]["layouts_of_sums"] for name in ("norm", "norm of chunks"))
+    assert len(whole) == 2
+    assert of_chunks == whole

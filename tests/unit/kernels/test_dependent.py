@@ -23,7 +23,7 @@ OLD_KEYS = {"k_cache", "v_cache"}
 
 NUMBERS = {"N", "K", "k_page", "k_slot", "k_head", "v_page", "v_slot", "v_head", "x_stride", "table_stride"}
 NUMBERS |= {"num_requests", "num_splits", "whole_keys", "least_keys", "few_splits", "most_keys"}
-NUMBERS |= {"num_rows", "num_outputs", "steps"}
+NUMBERS |= {"num_rows", "num_outputs", "num_parts", "steps"}
 
 
 def dependent_kernels(text):

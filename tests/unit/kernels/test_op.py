@@ -25,7 +25,7 @@ from playhead.kernels.head import head_logits, head_scratch, head_tokens
 from playhead.kernels.masks import forbid_
 from playhead.kernels.norm import add_rms_norm, norm_add_, rms_norm
 from playhead.kernels.op import Op
-from playhead.kernels.ordered import attend_in_order, matmul_in_order
+from playhead.kernels.ordered import attend_in_order, gate_in_order, matmul_in_order, project_normed_in_order
 from playhead.kernels.projection import project, project_gated, project_normed
 from playhead.kernels.rope import qk_rope_write
 from playhead.kernels.tokens import advance, choose_scratch, choose_tokens, newest_ids
@@ -114,6 +114,8 @@ def attend_in_order_call():
 CALLS = {
     matmul_in_order: lambda: (*(torch.randn(2, 8), torch.randn(6, 8), torch.randn(6), torch.randn(2, 6)), 0.5, True),
     attend_in_order: attend_in_order_call,
+    gate_in_order: lambda: (torch.randn(2, 8), torch.randn(6, 8), torch.randn(6), "silu"),
+    project_normed_in_order: project_normed_call,
     project: project_call,
     project_gated: lambda: (torch.randn(2, 8), torch.randn(6, 8), torch.randn(6), "silu"),
     project_normed: project_normed_call,

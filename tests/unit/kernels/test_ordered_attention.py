@@ -12,11 +12,14 @@ from hypothesis import strategies as st
 from playhead.attention.base import AttentionPlan, extend_arguments
 from playhead.attention.ordered import OrderedBackend
 from playhead.kernels.attention import extend
+from playhead.kernels.triton import ordered_attention
 from playhead.kernels.triton.ordered_attention import (
+    ENOUGH_PROGRAMS,
     OrderedTiles,
     launch_attend_in_order,
     most_segments,
     ordered_tiles,
+    programs_of_a_request,
 )
 from tests.unit.attention.scenes import Scene, SceneSpec, make_scene
 from tests.unit.attention.strategies import scene_specs
@@ -51,6 +54,17 @@ def test_a_query_has_the_same_bits_in_a_step_of_its_own_and_in_a_chunk(layer):
     scene = make_scene(SceneSpec(seq_lens=(LENGTH,), query_lens=(LENGTH,), group_size=2, **layer), seed=1)
     whole = in_chunks(scene, (LENGTH,))
     assert torch.equal(in_chunks(scene, (21, 1, 19, 1, 8)), whole)
+
+
+@pytest.mark.parametrize("layer", [{}, {"window": 20, "has_sinks": True, "softcap": 2.0}], ids=str)
+def test_one_program_for_all_segments_gives_the_bits_of_one_for_each(layer, monkeypatch):
+    scene = make_scene(SceneSpec(seq_lens=(LENGTH,), query_lens=(LENGTH,), group_size=2, **layer), seed=4)
+    cut, grids = (LENGTH - 1, 1), []
+    several = in_chunks(scene, cut)
+    real = ordered_attention.programs_of_a_request
+    monkeypatch.setattr(ordered_attention, "programs_of_a_request", lambda *call: grids.append(real(*call)) or 1)
+    assert torch.equal(in_chunks(scene, cut), several)
+    assert min(grids) > 1, "else it was one program before, too"
 
 
 def in_chunks(scene: Scene, chunks: tuple[int, ...], **options: int) -> torch.Tensor:
@@ -91,3 +105,10 @@ def test_a_window_sees_as_many_segments_as_it_may_touch():
     assert most_segments(8192, None, 256) == 32
     assert most_segments(8192, 512, 256) == 3
     assert most_segments(300, 512, 256) == 2
+
+
+def test_programs_share_segments_where_there_are_few_of_them_or_many_segments():
+    assert programs_of_a_request(1, 3) == 3
+    assert programs_of_a_request(ENOUGH_PROGRAMS, 3) == 3
+    assert programs_of_a_request(ENOUGH_PROGRAMS + 1, 3) == 1
+    assert programs_of_a_request(256, 16) == 5

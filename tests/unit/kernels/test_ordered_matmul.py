@@ -7,7 +7,13 @@ import torch
 
 from playhead.kernels.ordered import matmul_in_order
 from playhead.kernels.triton import ordered_matmul
-from playhead.kernels.triton.ordered_matmul import MatmulTiles, can_be_described, launch_matmul_in_order, matmul_tiles
+from playhead.kernels.triton.ordered_matmul import (
+    MatmulTiles,
+    can_be_described,
+    chunk_of,
+    launch_matmul_in_order,
+    matmul_tiles,
+)
 
 SMALL = MatmulTiles(block_m=16, block_n=16, block_k=16, num_warps=4, num_stages=2)
 NUM_OUTPUTS = 37
@@ -74,3 +80,19 @@ def test_rows_that_begin_anywhere_are_not_given_to_the_copy_engine():
     assert can_be_described(torch.empty(4, 64, dtype=torch.bfloat16))
     assert not can_be_described(torch.empty(4, 36, dtype=torch.bfloat16))
     assert not can_be_described(torch.empty(4, 64, dtype=torch.bfloat16)[:, 1:])
+
+
+@pytest.mark.parametrize(
+    ("num_outputs", "num_inputs", "chunk"),
+    [
+        (1152, 6912, 1024),
+        (2048, 8192, 2048),
+        (2560, 10240, 3456),
+        (1152, 4096, 4096),
+        (8448, 8192, 8192),
+        (64, 5000, 128),
+    ],
+    ids=["Gemma-3-1B", "Llama-3.2-1B", "Gemma-3-4B", "a row that is not long", "enough outputs", "few outputs"],
+)
+def test_long_rows_are_cut_by_the_matrix_alone(num_outputs, num_inputs, chunk):
+    assert chunk_of(num_outputs, num_inputs) == chunk

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from playhead.graph.backends.base import record
 from playhead.graph.backends.tape import TapeBackend
 from playhead.layers.blocks import WEIGHT_FORMATS
 from playhead.layers.experts import Experts
-from playhead.layers.linear import PlainLinear, PlainWeights, order_sums
+from playhead.layers.linear import PlainLinear, PlainWeights
 from playhead.layers.shard import WHOLE, Shard
 from playhead.layers.spec import StoredAs
 from playhead.layers.vocabulary import Vocabulary
@@ -136,14 +135,3 @@ def test_another_format_serves_every_map_of_a_decoder():
 
 def test_every_kind_of_storage_has_a_format():
     assert WEIGHT_FORMATS.keys() == set(StoredAs)
-
-
-def test_ordered_maps_take_no_part_in_fused_products():
-    """Kernels for few rows add up in another order than the kernel for many."""
-    decoder = dummy_decoder(spec_from_config(CONFIG), dtype=torch.float32, device=CPU)
-    maps = [module for module in decoder.modules() if isinstance(module, PlainLinear)]
-    with FakeTensorMode():
-        x_TI = torch.empty(1, 8, device="cuda")
-        assert all(made.is_fused_on(x_TI) for made in maps)
-        order_sums(decoder)
-        assert not any(made.is_fused_on(x_TI) for made in maps)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from playhead.graph.breaks import InlineScope
-from playhead.layers.linear import PlainLinear
+from playhead.layers.linear import PlainLinear, order_sums
 from playhead.models.build import spec_from_config
 from playhead.models.checkpoint.dummy import dummy_decoder
 from tests.unit.models.test_decoder_capture import CONFIGS, SIZES, forward, inputs_of, live_of
@@ -28,13 +28,18 @@ def decoder_of(name):
     return decoder
 
 
+@pytest.mark.parametrize("in_order", [False, True], ids=["any order", "in order"])
 @pytest.mark.parametrize("name", FUSED)
-def test_fused_products_give_the_logits_of_single_ops(name, monkeypatch):
+def test_fused_products_give_the_logits_of_single_ops(name, in_order, monkeypatch):
     decoder, inputs = decoder_of(name), inputs_of(0)
+    if in_order:
+        order_sums(decoder)
     wanted = forward(decoder, inputs, InlineScope(live_of(decoder, inputs)))
     monkeypatch.setattr(PlainLinear, "is_fused_on", lambda self, x_TI: True)
     log = OpNames()
     with log, torch.no_grad():
         found = forward(decoder, inputs, InlineScope(live_of(decoder, inputs)))
-    assert log.names.count("project_normed") == FUSED[name]
+    assert log.names.count("project_normed_in_order" if in_order else "project_normed") == FUSED[name]
+    assert log.names.count("project_normed" if in_order else "project_normed_in_order") == 0
+    assert not in_order or not {"project", "project_gated", "mm"} & set(log.names)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)

@@ -56,8 +56,10 @@ def launch_gated_activation(gate_up_TJ: torch.Tensor, activation: str, alpha: fl
 
 
 def launch_gated_activation_into(
-    out_TI: torch.Tensor, gate_up_TJ: torch.Tensor, activation: str, alpha: float, limit: float
-) -> None:
+    out_TI: torch.Tensor, gate_up_TJ: torch.Tensor, activation: str, alpha: float, limit: float,
+    *, in_order: bool = False,
+) -> None:  # fmt: skip
+    """With `in_order` no two operations become one, which a compiler may do here and not in another kernel."""
     if activation not in ACTIVATIONS:
         raise ConfigError(
             f"gated_activation: found {activation!r}; wanted one of {ACTIVATIONS}. Map the model's name to one"
@@ -65,5 +67,5 @@ def launch_gated_activation_into(
     num_tokens, width = out_TI.shape
     gated_activation_kernel[(num_tokens, triton.cdiv(width, BLOCK))](
         gate_up_TJ, out_TI, gate_up_TJ.stride(0), alpha, limit, WIDTH=width, ACTIVATION=activation, BLOCK=BLOCK,
-        **dependent(gate_up_TJ),
+        enable_fp_fusion=not in_order, **dependent(gate_up_TJ),
     )  # fmt: skip

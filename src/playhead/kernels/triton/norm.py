@@ -61,10 +61,12 @@ def rms_norm_kernel(
 @triton.jit
 def add_norm_kernel(
     x, residual, total, weight, x_weight, out, x_part, x_stride, residual_stride, total_stride, eps,
-    PARTS: tl.constexpr, WIDTH: tl.constexpr, UNIT_OFFSET: tl.constexpr, CENTRED: tl.constexpr,
+    PARTS: tl.constexpr, ROUNDS: tl.constexpr, WIDTH: tl.constexpr, UNIT_OFFSET: tl.constexpr, CENTRED: tl.constexpr,
     NORM_X: tl.constexpr, NORM_SUM: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """x is given as PARTS summands. The sum goes to `total`, which may be the residual itself."""
+    """x is given as PARTS summands, and with ROUNDS their sum is rounded. The total goes to `total`, which may be the
+    residual itself.
+    """
     let_downstream_start(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     col_D = tl.arange(0, BLOCK)
@@ -75,6 +77,8 @@ def add_norm_kernel(
         factor_D = load_factor(weight, col_D, live_D, UNIT_OFFSET)
     after_upstream(DEPENDENT)
     x_D = sum_of_parts(x + row * x_stride, x_part, col_D, live_D, PARTS)
+    if ROUNDS:
+        x_D = x_D.to(total.dtype.element_ty).to(tl.float32)
     residual_D = tl.load(residual + row * residual_stride + col_D, mask=live_D, other=0.0).to(tl.float32)
     if NORM_X:
         x_D = scaled_row(x_D, x_factor_D, live_D, eps, WIDTH, CENTRED)
@@ -104,17 +108,18 @@ def launch_norm_add(x_TD: Tensor, residual_TD: Tensor, x_weight_D: Tensor, *numb
     launch_add(residual_TD, None, x_TD, residual_TD, None, x_weight_D, *numbers)
 
 
-def launch_add(total_TD: Tensor, out_TD: Tensor | None, *call: Any) -> None:
+def launch_add(total_TD: Tensor, out_TD: Tensor | None, *call: Any, in_order: bool = False) -> None:
     """`add_rms_norm` of the call, its sum in `total_TD` and, normed, in `out_TD` if that is given.
 
-    x may be given as its summands, `x_STD`.
+    x may be given as its summands, `x_STD`. With `in_order` these give the bits that their rounded sum would give.
     """
     x_TD, residual_TD, weight_D, x_weight_D, eps, unit_offset, centred = call
     num_parts, part_stride = (x_TD.shape[0], x_TD.stride(0)) if x_TD.dim() == 3 else (1, 0)
     strides = (x_TD.stride(-2), residual_TD.stride(0), total_TD.stride(0))
     add_norm_kernel[(residual_TD.shape[0],)](
-        x_TD, residual_TD, total_TD, weight_D, x_weight_D, out_TD, part_stride, *strides, eps, PARTS=num_parts,
-        UNIT_OFFSET=unit_offset, CENTRED=centred, NORM_X=x_weight_D is not None, NORM_SUM=out_TD is not None,
+        x_TD, residual_TD, total_TD, weight_D, x_weight_D, out_TD, part_stride, *strides, eps,
+        PARTS=num_parts, ROUNDS=in_order and num_parts > 1, UNIT_OFFSET=unit_offset, CENTRED=centred,
+        NORM_X=x_weight_D is not None, NORM_SUM=out_TD is not None, enable_fp_fusion=not in_order,
         **whole_rows(residual_TD), **dependent(x_TD),
     )  # fmt: skip
 

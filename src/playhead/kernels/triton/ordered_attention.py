@@ -24,15 +24,53 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from playhead.kernels.splits import NUM_SMS
+from playhead.kernels.splits import NUM_SMS, WIDE_HEAD
 from playhead.kernels.triton.arrivals import count_in
 from playhead.kernels.triton.decode import load_queries, rows_of_dot
 from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
 from playhead.kernels.triton.extend import MIN_DOT_DEPTH, _num_tiles, _request_of, num_programs
-from playhead.kernels.triton.scores import LOG2_E, NO_SCORE, capped, key_pages, load_rows, row_places
+from playhead.kernels.triton.scores import LOG2_E, NO_SCORE, key_pages, load_rows, row_places, scaled_scores
 
 SEGMENT = 256  # keys: a request of 1,024 has work for four programs
 SUM_COLUMNS = tl.constexpr(16)  # the fewest that a matrix instruction makes
+
+
+@triton.jit
+def _fresh_softmax(BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr):
+    """A running softmax that has seen no key: the maximum, equal columns of the sum of weights, the weighted values."""
+    top_M = tl.full([BLOCK_M], NO_SCORE, tl.float32)
+    return top_M, tl.zeros([BLOCK_M, SUM_COLUMNS], tl.float32), tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
+
+
+@triton.jit
+def _attend_block(
+    q_MD, position_M, k_cache, v_cache, page_J, key_J, last, least, top_M, sum_MX, acc_ME, scale, softcap,
+    k_page, k_slot, v_page, v_slot,
+    D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    """One block of keys, which are on these pages, into the running softmax. Keys before `least` are not read.
+
+    `input_precision` only concerns float32, which tests use.
+    """
+    seen_MJ = (key_J < last)[None, :] & (key_J[None, :] <= position_M[:, None])
+    live_J = (key_J >= least) & (key_J < last)
+    if WINDOW > 0:
+        seen_MJ &= key_J[None, :] > position_M[:, None] - WINDOW
+    k_place_J = row_places(page_J, key_J, k_page, k_slot, PAGE_SIZE)
+    v_place_J = row_places(page_J, key_J, v_page, v_slot, PAGE_SIZE)
+    k_JD = load_rows(k_cache, k_place_J, live_J, D, BLOCK_D)
+    v_JE = load_rows(v_cache, v_place_J, live_J, E, BLOCK_E)
+    score_MJ = tl.dot(q_MD, tl.trans(k_JD), input_precision="ieee")
+    score_MJ = scaled_scores(score_MJ, scale, softcap, HAS_SOFTCAP)
+    score_MJ = tl.where(seen_MJ, score_MJ, float("-inf"))
+    new_top_M = tl.maximum(top_M, tl.max(score_MJ, 1))
+    weight_MJ = tl.exp2(score_MJ - new_top_M[:, None]).to(v_JE.dtype)
+    fade_M1 = tl.exp2(top_M - new_top_M)[:, None]
+    one_JX = tl.full([BLOCK_J, SUM_COLUMNS], 1.0, v_JE.dtype)
+    sum_MX = tl.dot(weight_MJ, one_JX, sum_MX * fade_M1, input_precision="ieee")
+    acc_ME = tl.dot(weight_MJ, v_JE, acc_ME * fade_M1, input_precision="ieee")
+    return new_top_M, sum_MX, acc_ME
 
 
 @triton.jit
@@ -41,38 +79,47 @@ def _attend_segment(
     D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
-    """Keys [first, last) of one segment into a fresh running softmax. Keys before `least` are not read.
-
-    `input_precision` only concerns float32, which tests use.
-    """
-    top_M = tl.full([BLOCK_M], NO_SCORE, tl.float32)
-    sum_MX = tl.zeros([BLOCK_M, SUM_COLUMNS], tl.float32)
-    acc_ME = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
-    one_JX = tl.full([BLOCK_J, SUM_COLUMNS], 1.0, v_cache.dtype.element_ty)
+    """Keys [first, last) of one segment into a fresh running softmax."""
+    top_M, sum_MX, acc_ME = _fresh_softmax(BLOCK_M, BLOCK_E)
     key_J = first + tl.arange(0, BLOCK_J)
     page_J = key_pages(table_row, key_J, (key_J >= least) & (key_J < last), PAGE_SIZE)
     for _ in tl.range(first, last, BLOCK_J):
-        seen_MJ = (key_J < last)[None, :] & (key_J[None, :] <= position_M[:, None])
-        live_J = (key_J >= least) & (key_J < last)
-        if WINDOW > 0:
-            seen_MJ &= key_J[None, :] > position_M[:, None] - WINDOW
-        k_place_J = row_places(page_J, key_J, k_page, k_slot, PAGE_SIZE)
-        v_place_J = row_places(page_J, key_J, v_page, v_slot, PAGE_SIZE)
-        k_JD = load_rows(k_cache, k_place_J, live_J, D, BLOCK_D)
-        v_JE = load_rows(v_cache, v_place_J, live_J, E, BLOCK_E)
+        page_now_J = page_J
         # One block ahead: looked up in the iteration that uses them, the tables would cost the pipeline its depth.
-        key_J += BLOCK_J
-        page_J = key_pages(table_row, key_J, (key_J >= least) & (key_J < last), PAGE_SIZE)
-        score_MJ = tl.dot(q_MD, tl.trans(k_JD), input_precision="ieee")
-        score_MJ = capped(score_MJ * scale, softcap) * LOG2_E if HAS_SOFTCAP else score_MJ * (scale * LOG2_E)
-        score_MJ = tl.where(seen_MJ, score_MJ, float("-inf"))
-        new_top_M = tl.maximum(top_M, tl.max(score_MJ, 1))
-        weight_MJ = tl.exp2(score_MJ - new_top_M[:, None]).to(v_JE.dtype)
-        fade_M1 = tl.exp2(top_M - new_top_M)[:, None]
-        sum_MX = tl.dot(weight_MJ, one_JX, sum_MX * fade_M1, input_precision="ieee")
-        acc_ME = tl.dot(weight_MJ, v_JE, acc_ME * fade_M1, input_precision="ieee")
-        top_M = new_top_M
+        next_J = key_J + BLOCK_J
+        page_J = key_pages(table_row, next_J, (next_J >= least) & (next_J < last), PAGE_SIZE)
+        top_M, sum_MX, acc_ME = _attend_block(
+            q_MD, position_M, k_cache, v_cache, page_now_J, key_J, last, least, top_M, sum_MX, acc_ME, scale, softcap,
+            k_page, k_slot, v_page, v_slot, D, E, PAGE_SIZE, WINDOW, HAS_SOFTCAP, BLOCK_D, BLOCK_E, BLOCK_J,
+        )  # fmt: skip
+        key_J = next_J
     return top_M, tl.max(sum_MX, 1), acc_ME  # equal columns: the largest is any
+
+
+@triton.jit
+def _attend_segments(
+    q_MD, position_M, k_cache, v_cache, table_row, first, last, least, top_M, sum_M, acc_ME, scale, softcap,
+    k_page, k_slot, v_page, v_slot,
+    D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    SEGMENT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    """Keys [first, last) into a result, segment by segment, and all in one loop: loads go on where a segment ends."""
+    part_top_M, part_sum_MX, part_ME = _fresh_softmax(BLOCK_M, BLOCK_E)
+    index_J = tl.arange(0, BLOCK_J)
+    page_J = key_pages(table_row, first + index_J, (first + index_J >= least) & (first + index_J < last), PAGE_SIZE)
+    for block in tl.range(first, last, BLOCK_J):
+        if block % SEGMENT == 0:
+            top_M, sum_M, acc_ME = _merged(top_M, sum_M, acc_ME, part_top_M, tl.max(part_sum_MX, 1), part_ME)
+            part_top_M, part_sum_MX, part_ME = _fresh_softmax(BLOCK_M, BLOCK_E)
+        key_J, page_now_J = block + index_J, page_J
+        next_J = key_J + BLOCK_J
+        page_J = key_pages(table_row, next_J, (next_J >= least) & (next_J < last), PAGE_SIZE)
+        part_top_M, part_sum_MX, part_ME = _attend_block(
+            q_MD, position_M, k_cache, v_cache, page_now_J, key_J, last, least, part_top_M, part_sum_MX, part_ME,
+            scale, softcap, k_page, k_slot, v_page, v_slot,
+            D, E, PAGE_SIZE, WINDOW, HAS_SOFTCAP, BLOCK_D, BLOCK_E, BLOCK_J,
+        )  # fmt: skip
+    return _merged(top_M, sum_M, acc_ME, part_top_M, tl.max(part_sum_MX, 1), part_ME)
 
 
 @triton.jit
@@ -199,6 +246,50 @@ def _fold_parts(
     return top_M, sum_M, acc_ME
 
 
+@triton.jit
+def _programs_that_share(
+    seq_lens, request, num_segments, num_parts, WINDOW: tl.constexpr, SEGMENT: tl.constexpr
+):  # fmt: skip
+    """How many programs share a request's segments: one, where their parts have no room. And where the parts begin."""
+    num_sharing = tl.minimum(num_segments, tl.num_programs(1))
+    first_part = 0
+    if num_sharing > 1:
+        first_part = _first_part(seq_lens, request, WINDOW, SEGMENT)
+        num_sharing = tl.where(first_part + num_segments <= num_parts, num_sharing, 1)
+    return num_sharing, first_part
+
+
+@triton.jit
+def _attend_shared(
+    q_MD, position_M, k_cache, v_cache, table_row, seq_len, least, num_segments, num_sharing, top_M, sum_M, acc_ME,
+    live_M, part_M, parts, tops_sums, arrival, scale, softcap, k_page, k_slot, v_page, v_slot,
+    H: tl.constexpr, D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, SEGMENT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    """Program s of S takes segments s, s + S, ... The last to finish, which this says first, has the result."""
+    for index in range(tl.program_id(1), num_segments, num_sharing):
+        segment = least // SEGMENT + index
+        part_top_M, part_sum_M, part_ME = _attend_segment(
+            q_MD, position_M, k_cache, v_cache, table_row,
+            tl.maximum(segment * SEGMENT, least // BLOCK_J * BLOCK_J),
+            tl.minimum((segment + 1) * SEGMENT, seq_len), least, scale, softcap, k_page, k_slot, v_page, v_slot,
+            D, E, PAGE_SIZE, WINDOW, HAS_SOFTCAP, BLOCK_M, BLOCK_D, BLOCK_E, BLOCK_J,
+        )  # fmt: skip
+        if num_sharing > 1:
+            _store_part(parts, tops_sums, part_M + index * H, live_M, part_top_M, part_sum_M, part_ME, E, BLOCK_E)
+        else:
+            top_M, sum_M, acc_ME = _merged(top_M, sum_M, acc_ME, part_top_M, part_sum_M, part_ME)
+    is_last = num_sharing == 1
+    if num_sharing > 1:
+        is_last = count_in(arrival, num_sharing)
+        if is_last:
+            top_M, sum_M, acc_ME = _fold_parts(
+                top_M, sum_M, acc_ME, parts, tops_sums, part_M, num_segments, live_M, H, E, BLOCK_E
+            )
+    return is_last, top_M, sum_M, acc_ME
+
+
 @triton.jit(do_not_specialize=["num_parts"])
 def ordered_decode_kernel(
     q, out, k_cache, v_cache, page_table, rows, seq_lens, query_starts, query_lens, sinks, parts, tops_sums, arrivals,
@@ -206,12 +297,10 @@ def ordered_decode_kernel(
     q_token, q_head, out_token, out_head, k_page, k_slot, k_head, v_page, v_slot, v_head, table_stride,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr,
     NUM_M_BLOCKS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, SEGMENT: tl.constexpr,
+    SHARES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """The requests with one query: program s of S takes segments s, s + S, ... of those there are.
-
-    Where the parts of a request have no room, its first program takes all segments by itself.
-    """
+    """The requests with one query. Programs share a request's segments, or without SHARES one takes them all."""
     let_downstream_start(DEPENDENT)
     heads, request = tl.program_id(0), tl.program_id(2)  # `heads`: a block of BLOCK_M query heads of one kv head
     # At once, and "volatile": a compiler would move each to its first use, and their latencies would add up.
@@ -220,44 +309,36 @@ def ordered_decode_kernel(
     token = tl.load(query_starts + request, volatile=True).to(tl.int64)
     row = tl.load(rows + request, volatile=True).to(tl.int64)
     num_segments = _num_segments(seq_len, WINDOW, SEGMENT)
-    num_sharing = tl.minimum(num_segments, tl.num_programs(1))
+    num_sharing = 1
     first_part = 0
-    if num_sharing > 1:
-        first_part = _first_part(seq_lens, request, WINDOW, SEGMENT)
-        num_sharing = tl.where(first_part + num_segments <= num_parts, num_sharing, 1)
+    if SHARES:
+        num_sharing, first_part = _programs_that_share(seq_lens, request, num_segments, num_parts, WINDOW, SEGMENT)
     after_upstream(DEPENDENT)
     if (num_queries == 1) & (tl.program_id(1) < num_sharing):
-        kv_head = heads // NUM_M_BLOCKS
+        kv_head = (heads // NUM_M_BLOCKS).to(tl.int64)
         in_group_M = (heads % NUM_M_BLOCKS) * BLOCK_M + tl.arange(0, BLOCK_M)
         live_M, head_M = in_group_M < G, kv_head * G + in_group_M
         q_MD = load_queries(q + token * q_token, q_head, heads, G, D, NUM_M_BLOCKS, BLOCK_M, BLOCK_D)
         table_row = page_table + row * table_stride
         least = tl.maximum(seq_len - WINDOW, 0) if WINDOW > 0 else 0
         position_M = tl.zeros([BLOCK_M], tl.int32) + (seq_len - 1)
-        part_place_M = first_part * H + head_M.to(tl.int64)
         top_M, sum_M, acc_ME = _nothing_seen(sinks, head_M, live_M, HAS_SINKS, BLOCK_M, BLOCK_E)
-        for index in range(tl.program_id(1), num_segments, num_sharing):
-            segment = least // SEGMENT + index
-            part_top_M, part_sum_M, part_ME = _attend_segment(
-                q_MD, position_M,
-                k_cache + kv_head.to(tl.int64) * k_head, v_cache + kv_head.to(tl.int64) * v_head, table_row,
-                tl.maximum(segment * SEGMENT, least // BLOCK_J * BLOCK_J),
-                tl.minimum((segment + 1) * SEGMENT, seq_len), least, scale, softcap, k_page, k_slot, v_page, v_slot,
-                D, E, PAGE_SIZE, WINDOW, HAS_SOFTCAP, BLOCK_M, BLOCK_D, BLOCK_E, BLOCK_J,
+        is_last = True
+        if SHARES:
+            is_last, top_M, sum_M, acc_ME = _attend_shared(
+                q_MD, position_M, k_cache + kv_head * k_head, v_cache + kv_head * v_head, table_row, seq_len, least,
+                num_segments, num_sharing, top_M, sum_M, acc_ME, live_M, first_part * H + head_M,
+                parts, tops_sums, arrivals + request * tl.num_programs(0) + heads,
+                scale, softcap, k_page, k_slot, v_page, v_slot,
+                H, D, E, PAGE_SIZE, WINDOW, HAS_SOFTCAP, SEGMENT, BLOCK_M, BLOCK_D, BLOCK_E, BLOCK_J,
             )  # fmt: skip
-            if num_sharing > 1:
-                _store_part(
-                    parts, tops_sums, part_place_M + index * H, live_M, part_top_M, part_sum_M, part_ME, E, BLOCK_E
-                )
-            else:
-                top_M, sum_M, acc_ME = _merged(top_M, sum_M, acc_ME, part_top_M, part_sum_M, part_ME)
-        is_last = num_sharing == 1
-        if num_sharing > 1:
-            is_last = count_in(arrivals + request * tl.num_programs(0) + heads, num_sharing)
-            if is_last:
-                top_M, sum_M, acc_ME = _fold_parts(
-                    top_M, sum_M, acc_ME, parts, tops_sums, part_place_M, num_segments, live_M, H, E, BLOCK_E
-                )
+        else:
+            top_M, sum_M, acc_ME = _attend_segments(
+                q_MD, position_M, k_cache + kv_head * k_head, v_cache + kv_head * v_head, table_row,
+                least // BLOCK_J * BLOCK_J, seq_len, least, top_M, sum_M, acc_ME,
+                scale, softcap, k_page, k_slot, v_page, v_slot,
+                D, E, PAGE_SIZE, WINDOW, HAS_SOFTCAP, SEGMENT, BLOCK_M, BLOCK_D, BLOCK_E, BLOCK_J,
+            )  # fmt: skip
         if is_last:
             _store_result(out, token * out_token + head_M * out_head, live_M, sum_M, acc_ME, E, BLOCK_E)
 
@@ -276,13 +357,13 @@ TILES: Mapping[int, OrderedTiles] = MappingProxyType(
     {
         64: OrderedTiles(64, 64, 4, 3),
         128: OrderedTiles(64, 64, 4, 3),
-        256: OrderedTiles(64, 32, 8, 3),  # with four warps, hundreds of bytes of each thread spill
+        256: OrderedTiles(64, 64, 8, 2),  # with four warps, hundreds of bytes of each thread spill
         512: OrderedTiles(64, 32, 8, 2),
     }
 )
-DECODE_WARPS, DECODE_STAGES = 4, 3
-DECODE_REGISTERS = 168  # of a thread: what three programs of 128 threads on one SM leave each
 PROGRAMS_PER_SM = 8  # of a decode step, those that find no segment included
+FEW_SEGMENTS = 3  # what a window of 512 keys touches
+ENOUGH_PROGRAMS = 24
 
 
 def ordered_tiles(width: int, itemsize: int) -> OrderedTiles:
@@ -295,6 +376,27 @@ def ordered_tiles(width: int, itemsize: int) -> OrderedTiles:
 def most_segments(max_keys: int, window: int | None, segment: int = SEGMENT) -> int:
     """Segments that a query can see something of. A window of 512 may touch three of 256."""
     return -(-max_keys // segment) if window is None else min(-(-max_keys // segment), -(-window // segment) + 1)
+
+
+def programs_of_a_request(num_programs: int, num_segments: int) -> int:
+    """How many programs share the segments that a request may have, in a step of `num_programs` = requests * heads.
+
+    A wave of programs which take all of them is soon done where these are few: storing and merging cost more.
+    """
+    if num_segments <= FEW_SEGMENTS and num_programs > ENOUGH_PROGRAMS:
+        return 1
+    return min(num_segments, int(triton.cdiv(PROGRAMS_PER_SM * NUM_SMS, num_programs)))
+
+
+def decode_options(width: int, num_programs: int, num_sharing: int) -> dict[str, int]:
+    """Warps, blocks in flight and registers of a decode program. Blocks of wide heads are large: one program a
+    multiprocessor has three in flight, two have two each.
+    """
+    if width < WIDE_HEAD:
+        return {"num_warps": 4, "num_stages": 3, "maxnreg": 168}
+    if num_sharing == 1 and num_programs <= NUM_SMS:
+        return {"num_warps": 8, "num_stages": 3, "maxnreg": 255}
+    return {"num_warps": 8, "num_stages": 2, "maxnreg": 128}
 
 
 def launch_attend_in_order(*call: Any, tiles: OrderedTiles | None = None, segment: int = SEGMENT) -> None:
@@ -321,12 +423,13 @@ def launch_attend_in_order(*call: Any, tiles: OrderedTiles | None = None, segmen
     block_m = rows_of_dot(group)
     num_m_blocks = triton.cdiv(group, block_m)
     num_heads_blocks = num_kv_heads * num_m_blocks
-    most_sharing = triton.cdiv(PROGRAMS_PER_SM * NUM_SMS, num_requests * num_heads_blocks)
-    num_sharing = min(most_segments(page_table_RP.shape[1] * page_size, window, segment), most_sharing)
+    num_sharing = programs_of_a_request(
+        num_requests * num_heads_blocks, most_segments(page_table_RP.shape[1] * page_size, window, segment)
+    )
     ordered_decode_kernel[(num_heads_blocks, num_sharing, num_requests)](
         *tensors, parts, tops_sums, arrivals, *numbers, tops_sums.shape[0] // (2 * num_heads), *strides,
-        H=num_heads, NUM_M_BLOCKS=num_m_blocks, BLOCK_M=block_m, **shape,
-        num_warps=DECODE_WARPS, num_stages=DECODE_STAGES, maxnreg=DECODE_REGISTERS,
+        H=num_heads, NUM_M_BLOCKS=num_m_blocks, SHARES=num_sharing > 1, BLOCK_M=block_m, **shape,
+        **decode_options(max(block_d, block_e), num_requests * num_heads_blocks, num_sharing),
     )  # fmt: skip
     if decodes:
         return

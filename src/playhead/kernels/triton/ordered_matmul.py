@@ -3,7 +3,7 @@
 
 Tensor cores take 16 inputs at a time, and their sums for a row do not depend on the tile around it: on an H200 all
 tiles from 16 x 16 to 128 x 128, of either matrix instruction, gave the same bits. So the tile is chosen by the number
-of rows, and the order stays. Long rows are cut into chunks of CHUNK inputs, whose sums are added in ascending order: in
+of rows, and the order stays. Long rows are cut into chunks (`chunk_of`), whose sums are added in ascending order: in
 a step of few rows every chunk has programs of its own, in a step of many rows one program takes all chunks of a tile.
 
 Shapes: M rows of a tile, N outputs of a tile, K inputs added at a time; T tokens, I inputs, O outputs.
@@ -23,7 +23,7 @@ from playhead.kernels.ordered import LONG_ROW
 from playhead.kernels.splits import NUM_SMS
 from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
 
-CHUNK = 1152  # inputs: the 6,912 of Gemma-3-1B are six
+CHUNK_BLOCK = 128  # inputs: a chunk is a multiple
 FEW_ROWS = 64  # a tile's; more are fetched by the copy engine
 PARTS_UP_TO = 1024  # rows: above, chunks have no programs of their own, as storing their sums would take as long
 WIDE_FROM = 4096  # outputs
@@ -140,6 +140,17 @@ def sum_chunks_kernel(
     tl.store(place, sum_.to(out.dtype.element_ty), mask=live)
 
 
+def chunk_of(num_outputs: int, num_inputs: int) -> int:
+    """Inputs whose products are summed by themselves: by the matrix alone, so that every step cuts a row alike.
+
+    As many chunks as give every multiprocessor a tile of 64 outputs: the 6,912 inputs of Gemma-3-1B are seven of 1,024.
+    """
+    num_chunks = NUM_SMS // triton.cdiv(num_outputs, 64) if num_inputs > LONG_ROW else 1
+    if num_chunks <= 1:
+        return num_inputs
+    return int(triton.cdiv(triton.cdiv(num_inputs, num_chunks), CHUNK_BLOCK)) * CHUNK_BLOCK
+
+
 class MatmulTiles(NamedTuple):
     """How a program is cut: rows, outputs, inputs added at a time, warps, and blocks of inputs in flight."""
 
@@ -181,7 +192,7 @@ def can_be_described(tensor: Tensor) -> bool:
 def launch_matmul_in_order(*call: Any, tiles: MatmulTiles | None = None, chunk: int | None = None) -> None:
     x_TI, weight_OI, bias_O, out_TO, scale, adds = call
     (num_rows, num_inputs), num_outputs = x_TI.shape, weight_OI.shape[0]
-    chunk = chunk or (CHUNK if num_inputs > LONG_ROW else num_inputs)
+    chunk = chunk or chunk_of(num_outputs, num_inputs)
     num_chunks = triton.cdiv(num_inputs, chunk)
     is_part = num_chunks > 1 and num_rows <= PARTS_UP_TO
     by_tma = False

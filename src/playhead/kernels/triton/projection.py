@@ -86,12 +86,13 @@ def _project_or_gate(
 
 def launch_tiles(
     tiles: Tiles, out_TO: Tensor, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None,
-    *, scale: float = 1.0, adds: bool = False, activation: str | None = None,
+    *, scale: float = 1.0, adds: bool = False, activation: str | None = None, in_order: bool = False,
     total_TI: Tensor | None = None, norm: tuple[Any, ...] = (None, None, None, 0.0, False, False),
 ) -> None:  # fmt: skip
     """The product cut as `tiles` say; gated, with an activation; of a normed sum, with memory for that (one row).
 
-    Tiles with splits write `out_STO`, a matrix for each: neither bias nor scale is a part's.
+    Tiles with splits write `out_STO`, a matrix for each: neither bias nor scale is a part's. With `in_order`, streamed
+    tiles round a gate and its up as a step that stores them does, and gate them by the same instructions.
     """
     num_rows, num_outputs = out_TO.shape[-2:]
     num_inputs = x_TI.shape[1]
@@ -118,12 +119,12 @@ def launch_tiles(
             *call, **cut, REST=tiles.rest, PARTS=tiles.parts, num_warps=tiles.parts, **what, **dependent(x_TI)
         )
         return
-    steps = triton.cdiv(triton.cdiv(num_inputs, tiles.block_k), tiles.num_splits)
+    steps = triton.cdiv(tiles.share or triton.cdiv(num_inputs, tiles.num_splits), tiles.block_k)
     in_last_share = num_inputs - (tiles.num_splits - 1) * steps * tiles.block_k
     is_even = num_inputs % tiles.block_k == tiles.held % tiles.block_k == 0 and in_last_share >= tiles.held
     streamed_kernel[(num_tiles, tiles.num_splits, triton.cdiv(num_rows, tiles.block_r))](
-        *call, steps, **cut, STAGES=tiles.num_stages, HELD=tiles.held, EVEN=is_even, num_warps=tiles.num_warps,
-        **what, **dependent(x_TI),
+        *call, steps, **cut, STAGES=tiles.num_stages, HELD=tiles.held, EVEN=is_even, ROUNDS=in_order,
+        num_warps=tiles.num_warps, enable_fp_fusion=not in_order, **what, **dependent(x_TI),
     )  # fmt: skip
 
 

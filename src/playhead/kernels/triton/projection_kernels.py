@@ -57,11 +57,14 @@ def _store(y, out, place, live, scale, ADDS: tl.constexpr):
 def _store_rows(
     y_NR, bias, out, scale, token_R, out_row, row_N, live_N, live_R, N,
     BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, ADDS: tl.constexpr,
+    ROUNDS: tl.constexpr,
 ):  # fmt: skip
-    """The products of several rows, with their bias and gated with an activation."""
+    """The products of several rows, with their bias and gated with an activation; with ROUNDS, as if stored before."""
     y_NR = _with_bias(y_NR, bias, row_N[:, None], live_N[:, None], HAS_BIAS)
     place_1R = token_R[None, :] * out_row
     if ACTIVATION is not None:
+        if ROUNDS:
+            y_NR = y_NR.to(out.dtype.element_ty).to(tl.float32)
         gate, up = tl.split(tl.permute(tl.reshape(y_NR, [BLOCK_N // 2, 2, BLOCK_R]), 0, 2, 1))
         col = (tl.program_id(0) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2))[:, None]
         y = gated(gate, up, 1.0, 0.0, ACTIVATION)
@@ -172,7 +175,7 @@ def held_kernel(
         let_downstream_start(DEPENDENT)
     _store_rows(
         sum_NR, bias, out + tl.program_id(1) * part, scale, token_R, out_row, row_N, live_N, live_R, N,
-        BLOCK_N, BLOCK_R, ACTIVATION, HAS_BIAS, ADDS,
+        BLOCK_N, BLOCK_R, ACTIVATION, HAS_BIAS, ADDS, False,
     )  # fmt: skip
 
 
@@ -180,7 +183,8 @@ def held_kernel(
 def streamed_kernel(
     x, weight, bias, out, scale, x_row, out_row, part, num_rows, N, K, steps,
     BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-    HELD: tl.constexpr, EVEN: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, ADDS: tl.constexpr,
+    HELD: tl.constexpr, EVEN: tl.constexpr, ROUNDS: tl.constexpr,
+    ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, ADDS: tl.constexpr,
     STARTS_EARLY: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_R rows times BLOCK_N rows of the matrix. Each program_id(1) has a share of `steps` blocks of inputs, and
@@ -222,5 +226,5 @@ def streamed_kernel(
         let_downstream_start(DEPENDENT)
     _store_rows(
         sum_NR, bias, out + tl.program_id(1) * part, scale, token_R, out_row, row_N, live_N, live_R, N,
-        BLOCK_N, BLOCK_R, ACTIVATION, HAS_BIAS, ADDS,
+        BLOCK_N, BLOCK_R, ACTIVATION, HAS_BIAS, ADDS, ROUNDS,
     )  # fmt: skip

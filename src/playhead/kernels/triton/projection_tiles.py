@@ -58,8 +58,8 @@ class HeldTiles:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamedTiles:
     """A program of `streamed_kernel`: `block_r` rows, `block_n` rows of the matrix, `block_k` inputs at a time,
-    `num_stages` of them in flight. `num_splits` programs share the inputs of the same outputs. The weights of `held`
-    inputs of a program are loaded before it waits for the rows.
+    `num_stages` of them in flight. `num_splits` programs share the inputs of the same outputs: `share` inputs each, or
+    as many as make equal shares. The weights of `held` inputs of a program are loaded before it waits for the rows.
     """
 
     block_r: int
@@ -70,6 +70,7 @@ class StreamedTiles:
     num_splits: int = 1
     held: int = 0
     starts_early: bool = False
+    share: int | None = None
 
 
 Tiles = RowTiles | HeldTiles | StreamedTiles
@@ -78,7 +79,7 @@ Tiles = RowTiles | HeldTiles | StreamedTiles
 def tiles_for(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> Tiles | None:
     """How the product is cut; None where the BLAS library is as fast, or the only one that can."""
     (num_outputs, num_inputs), num_rows = weight_OI.shape, x_TI.shape[0]
-    if not _is_ours(x_TI, weight_OI):
+    if not is_ours(x_TI, weight_OI):
         return None
     is_wide = num_outputs >= MANY_OUTPUTS
     if num_rows == 1 and not (is_wide and num_outputs <= 2 * 64 * NUM_SMS and num_inputs >= WIDE_ROW):
@@ -95,7 +96,7 @@ def split_tiles(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> HeldTiles | Stre
     is no faster.
     """
     (num_outputs, num_inputs), num_rows = weight_OI.shape, x_TI.shape[0]
-    if not _is_ours(x_TI, weight_OI) or num_rows == 1 or num_outputs >= MANY_OUTPUTS:
+    if not is_ours(x_TI, weight_OI) or num_rows == 1 or num_outputs >= MANY_OUTPUTS:
         return None
     if num_rows > MANY_ROWS:
         return split_tiles_for_many_rows(num_outputs, num_inputs)
@@ -124,7 +125,7 @@ def split_tiles(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> HeldTiles | Stre
     )
 
 
-def _is_ours(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> bool:
+def is_ours(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> bool:
     """Whether the kernels can do the product, and it is of a size that they are for."""
     (num_outputs, num_inputs), num_rows = weight_OI.shape, x_TI.shape[0]
     fits = num_rows <= MOST_ROWS and num_outputs <= MOST_OUTPUTS and num_inputs <= MOST_INPUTS
