@@ -197,6 +197,24 @@ def test_a_query_has_the_same_bits_in_a_step_of_its_own_and_in_a_chunk(num_kv_he
     assert torch.equal(in_chunks(scene, backend, [17] * 20 + [1] * 60 + [700]), whole)
 
 
+@pytest.mark.parametrize("window", [None, 512])
+@pytest.mark.parametrize(("num_kv_heads", "head_dim"), [(1, 256), (8, 64)])
+def test_a_query_has_the_same_bits_among_any_number_of_requests(num_kv_heads, head_dim, window):
+    """How many programs share a request, and how each is cut, follows from the number of requests."""
+    heads = {"num_kv_heads": num_kv_heads, "group_size": 4, "k_head_dim": head_dim, "v_head_dim": head_dim}
+    lengths = tuple(1 + 37 * i % 1100 for i in range(160))
+    spec = SceneSpec(seq_lens=lengths, page_size=16, window=window, **heads)
+    scene = make_scene(spec, seed=1, dtype=torch.bfloat16, device="cuda")
+    backend = OrderedBackend(scene.plan.page_table_RP, (scene.layer,), max_bs=len(lengths))
+    whole = scene.new_out()
+    backend.decode(scene.plan, scene.layer, scene.q, whole)
+    for num_requests in (1, 8, 40, 130):
+        rows, out = slice(20, 20 + num_requests), scene.new_out()
+        plan = replace(scene.plan, rows_B=scene.plan.rows_B[rows], seq_lens_B=scene.plan.seq_lens_B[rows])
+        backend.decode(plan, scene.layer, scene.q[rows], out[rows])
+        assert torch.equal(out[rows], whole[rows]), num_requests
+
+
 def in_chunks(scene: Scene, backend: OrderedBackend, chunks: list[int]) -> torch.Tensor:
     """One request's queries, a chunk after the other."""
     out, done = scene.new_out(), 0
