@@ -36,10 +36,16 @@ class Mode(StrEnum):
 
 
 class LoadFormat(StrEnum):
-    """Where weights come from: the checkpoint, or random numbers of its shapes, for speed work. vLLM's words."""
+    """Where weights come from. vLLM's words."""
 
     AUTO = "auto"
+    """The checkpoint, whatever its files are."""
+    SAFETENSORS = "safetensors"
+    """A directory, and no GGUF file."""
+    GGUF = "gguf"
+    """A GGUF file, and no directory."""
     DUMMY = "dummy"
+    """Random numbers of the model's shapes, for speed work."""
 
 
 class TPMode(StrEnum):

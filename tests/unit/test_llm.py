@@ -25,6 +25,8 @@ from playhead.sampling_params import SamplingParams
 from playhead.testing.mutant import swapped
 from playhead.testing.tiny_worker import TINY_GEMMA3
 from playhead.types import LoadFormat, Mode
+from tests.unit.models.checkpoint.test_gguf import LLAMA, write_gguf
+from tests.unit.models.tiny import random_tensors
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
@@ -47,7 +49,7 @@ def test_keywords_and_an_object_make_the_same_engine():
         ),
         (None, {"zzz": 3}, "'zzz'.*Remove it"),
         (EngineConfig(), {"max_num_seqs": 3}, "found a config object and max_num_seqs beside it"),
-        (None, {"load_format": "pickle"}, "load_format: found 'pickle'; wanted one of auto, dummy"),
+        (None, {"load_format": "pickle"}, "load_format: found 'pickle'; wanted one of auto, safetensors, gguf, dummy"),
         (None, {"graph_mode": "fast"}, "graph_mode: found 'fast'; wanted one of full, breakable"),
         (None, {"max_num_seqs": 0}, "max_num_seqs: found 0"),
     ],
@@ -93,6 +95,18 @@ def test_dummy_weights_need_a_config_alone(bare):
         assert llm.config.load_format is LoadFormat.DUMMY
         assert first.outputs[0].token_ids == again.outputs[0].token_ids
         assert (len(first.outputs[0].token_ids), first.outputs[0].text) == (6, "")
+
+
+def test_a_kind_of_files_that_was_asked_for_is_what_there_must_be(tmp_path):
+    with LLM("embedded", load_format="safetensors") as llm:
+        assert llm.config.load_format is LoadFormat.SAFETENSORS
+    with pytest.raises(ConfigError, match="load_format: found 'gguf', and embedded is safetensors; wanted auto or saf"):
+        LLM("embedded", load_format="gguf")
+    path = write_gguf(tmp_path / "model.gguf", random_tensors(LLAMA))
+    with LLM(str(path), load_format="gguf", skip_tokenizer_init=True) as llm:
+        assert llm.config.load_format is LoadFormat.GGUF
+    with pytest.raises(ConfigError, match=r"found 'safetensors', and model\.gguf is gguf"):
+        LLM(str(path), load_format="safetensors")
 
 
 def test_a_model_without_a_tokenizer_refuses_text(bare):

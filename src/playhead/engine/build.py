@@ -16,7 +16,7 @@ from playhead.engine.engine import Engine
 from playhead.engine.keywords import EngineKeywords
 from playhead.engine.memory import worker_config
 from playhead.engine.ranks import check_ranks, first_shard, lead, other_ranks
-from playhead.engine.resolve import check_batch_invariant, resolve_device, resolve_dtype
+from playhead.engine.resolve import check_batch_invariant, check_load_format, resolve_device, resolve_dtype
 from playhead.engine.tokenizer_files import resolve_model_name, tokenizer_at, tokenizer_path
 from playhead.errors import ConfigError
 from playhead.kernels.early import prepare_triton
@@ -53,6 +53,7 @@ def build_engine(
     prepare_fork(device)
     is_dummy = config.load_format is LoadFormat.DUMMY
     description = describe_model(resolve_model_name(model), revision=config.revision, config_only=is_dummy)
+    check_load_format(config, description)
     check_batch_invariant(config, description.spec)
     check_ranks(config, description.spec, device)
     sizes = worker_config(description, config, device)  # before the weights: what cannot fit is refused at once

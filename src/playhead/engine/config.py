@@ -72,7 +72,7 @@ class EngineConfig:
     )
     load_format: LoadFormat = declare(
         LoadFormat.AUTO,
-        Setting(group="model", help="auto, or dummy: random weights of the same shapes", metavar="NAME"),
+        Setting(group="model", help="auto, safetensors, gguf, or dummy: random weights", metavar="NAME"),
     )
     revision: str | None = declare(
         None, Setting(group="source", help="branch, tag or commit of a hub model", metavar="NAME")

@@ -15,6 +15,7 @@ from playhead.models.decoder import Decoder
 from playhead.models.load import ModelDescription
 from playhead.models.spec import ModelSpec
 from playhead.step.worker import WorkerConfig
+from playhead.types import LoadFormat
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -49,6 +50,16 @@ def resolve_dtype(
     if description is not None and description.stored_dtype is torch.float16:
         return torch.bfloat16 if family_named(description.spec.family).overflows_float16 else torch.float16
     return torch.bfloat16
+
+
+def check_load_format(config: EngineConfig, description: ModelDescription) -> None:
+    """Refuse a model in files of another kind than was asked for."""
+    found = LoadFormat.SAFETENSORS if description.gguf is None else LoadFormat.GGUF
+    if config.load_format not in (LoadFormat.AUTO, LoadFormat.DUMMY, found):
+        raise ConfigError(
+            f"load_format: found {config.load_format.value!r}, and {description.path.name} is {found.value}; wanted "
+            f"auto or {found.value}. Leave load_format out: files say what they are."
+        )
 
 
 def check_batch_invariant(config: EngineConfig, spec: ModelSpec) -> None:

@@ -29,7 +29,8 @@ REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9][\w./+-]{0,254}")
 # Only what is read. Pickled weights stay where they are, and so does code.
 PATTERNS = ("*.json", "*.safetensors", "*.jinja")
 # A pattern's * takes slashes too. Folders (original/, metal/, onnx/) and consolidated files repeat the same weights.
-IGNORED_PATTERNS = ("*/*", "consolidated*", "*.bin", "*.pth", "*.pt")
+# Templates alone have a folder that is read (additional_chat_templates/).
+IGNORED_PATTERNS = ("*/*.json", "*/*.safetensors", "*/*/*", "consolidated*", "*.bin", "*.pth", "*.pt")
 
 CONNECT_SECONDS = 5.0
 WANTED = "a directory, a .gguf file, or a hub id: owner/name or owner/name:file.gguf"

@@ -47,9 +47,9 @@ def test_only_files_that_are_read_are_fetched(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda model, **rest: asked.update(rest) or tmp_path)
     resolve_model("owner/name")
     wanted = ["config.json", "tokenizer.json", "model-00001-of-00002.safetensors", "chat_template.jinja"]
-    wanted += ["model.safetensors.index.json", "generation_config.json"]
+    wanted += ["model.safetensors.index.json", "generation_config.json", "additional_chat_templates/tool_use.jinja"]
     unwanted = ["original/params.json", "original/model.safetensors", "original/consolidated.00.pth"]
     unwanted += ["consolidated.safetensors", "consolidated-00001-of-00002.safetensors", "metal/model.bin"]
-    unwanted += ["pytorch_model.bin", "model.pt", "modeling_custom.py", "onnx/config.json"]
+    unwanted += ["pytorch_model.bin", "model.pt", "modeling_custom.py", "onnx/config.json", "a/b/chat_template.jinja"]
     patterns = {name: asked[name] for name in ("allow_patterns", "ignore_patterns")}
     assert list(filter_repo_objects(wanted + unwanted, **patterns)) == wanted
