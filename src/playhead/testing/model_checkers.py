@@ -7,6 +7,7 @@ import logging
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,6 +26,7 @@ from playhead.layers.moe import MoeMlp
 from playhead.layers.shard import Shard
 from playhead.layers.spec import MoeSpec
 from playhead.models.build import family_named, spec_from_config
+from playhead.models.checkpoint import hub
 from playhead.models.checkpoint.directory import SafetensorsDirectory
 from playhead.models.checkpoint.dummy import dummy_decoder
 from playhead.models.checkpoint.fill import load_decoder
@@ -37,6 +39,7 @@ from playhead.models.dense_context import DenseContext, DenseSequence
 from playhead.models.load import ModelDescription
 from playhead.models.text.detokenize import byte_level_table
 from playhead.models.text.gguf_vocab import tokenizer_from_gguf
+from playhead.models.text.tokenizer import WITH_TOOLS
 from playhead.step.build import build_worker
 from playhead.step.forward import kv_geometry
 from playhead.step.worker import WorkerConfig
@@ -337,7 +340,20 @@ def padding_beside_experts() -> list[str]:
     return [f"experts were given {max(rows)} rows; wanted 2"] if rows != [2, 2] else []
 
 
+def files_of_a_hub_model() -> list[str]:
+    """What is read of a model is what comes from the hub."""
+    read = {"config.json", "model-00001-of-00002.safetensors", "chat_template.jinja"}
+    read.add(f"additional_chat_templates/{WITH_TOOLS}.jinja")
+    others = {"original/params.json", "onnx/model.safetensors", "consolidated.safetensors", "pytorch_model.bin"}
+    fetched = {
+        file for file in read | others if any(fnmatch(file, one) for one in hub.PATTERNS) and not hub.is_ignored(file)
+    }
+    missing = [f"{file} is read and not fetched" for file in sorted(read - fetched)]
+    return missing + [f"{file} is fetched and not read" for file in sorted(fetched & others)]
+
+
 MODEL_CHECKERS: tuple[Checker, ...] = (
+    Checker(name="files of a hub model", run=files_of_a_hub_model),
     Checker(name="padding beside experts", run=padding_beside_experts),
     Checker(name="rope rules", run=rope_rules),
     Checker(name="keys a family ignores", run=ignored_keys),

@@ -17,6 +17,7 @@ import playhead.models.build
 import playhead.models.checkpoint.directory
 import playhead.models.checkpoint.fill
 import playhead.models.checkpoint.gguf_model
+import playhead.models.checkpoint.hub
 import playhead.models.rope_config
 import playhead.models.text.gguf_vocab
 from playhead.engine.config import EngineConfig
@@ -305,7 +306,17 @@ def padding_goes_to_experts() -> Patch:
     return swapped(Experts, "places", places)
 
 
+@mutant(
+    "no folder of a hub model is fetched",
+    source="found here: a template for tools was read from a directory and left out of a download",
+    killed_by=("files of a hub model",),
+)
+def folders_stay_on_the_hub() -> Patch:
+    return swapped(playhead.models.checkpoint.hub, "IGNORED_PATTERNS", ("*/*", "consolidated*", "*.bin"))
+
+
 MODEL_MUTANTS: tuple[Mutant, ...] = (
+    folders_stay_on_the_hub,
     padding_goes_to_experts,
     new_rope_name_wins,
     trained_context_of_the_table_alone,
