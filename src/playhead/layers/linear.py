@@ -200,8 +200,8 @@ def _fused_product(
     x_TI, first_MI, first_bias_M, scale = _factors(output)
     norms = (norm.weight, None if output_norm is None else output_norm.weight, *norm.numbers)
     what = (linear.weight, linear.bias, None if activation is None else activation.value)
-    project = project_normed_in_order if linear.is_ordered else project_normed
-    return project(out_TO, x_TI, first_MI, first_bias_M, scale, residual_TM, *norms, *what), out_TO
+    fused = project_normed_in_order if linear.is_ordered else project_normed
+    return fused(out_TO, x_TI, first_MI, first_bias_M, scale, residual_TM, *norms, *what), out_TO
 
 
 def _factors(output: Output) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, float]:

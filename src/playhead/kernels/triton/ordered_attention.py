@@ -3,9 +3,10 @@
 
 Keys stand in blocks and segments that begin at multiples of BLOCK_J and SEGMENT of their position. A query takes the
 blocks of a segment in ascending order into a fresh running softmax, and the segments in ascending order into its
-result. There are two ways to do this, and they give the same bits: a request with one query has a program for each
-segment, and the last to finish takes the segments together; of a request with many, a program takes a tile of queries
-through all segments. A block that a query cannot see leaves its numbers as they are, to the bit.
+result. There are three ways to do this, and they give the same bits. A request with one query has a program for each
+segment, and the last to finish takes the segments together; or, in a step of many such requests whose segments are
+few, one program for all of them. Of a request with many queries a program takes a tile through all segments. A block
+that a query cannot see leaves its numbers as they are, to the bit.
 
 That a tile of 16 rows and one of 64 agree rests on three things. Tensor cores add up the same for either, so weights
 are summed by them too: the order of `tl.sum` follows the tile. The largest of some scores is the same in any order.
@@ -363,7 +364,7 @@ TILES: Mapping[int, OrderedTiles] = MappingProxyType(
 )
 PROGRAMS_PER_SM = 8  # of a decode step, those that find no segment included
 FEW_SEGMENTS = 3  # what a window of 512 keys touches
-ENOUGH_PROGRAMS = 24
+ENOUGH_PROGRAMS = 24  # for a device to be busy without sharing so few segments: with more, merging costs more
 
 
 def ordered_tiles(width: int, itemsize: int) -> OrderedTiles:

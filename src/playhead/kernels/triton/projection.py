@@ -17,7 +17,7 @@ from playhead.kernels.triton.activation import launch_gated_activation_into
 from playhead.kernels.triton.dependent import dependent
 from playhead.kernels.triton.norm import launch_add
 from playhead.kernels.triton.projection_kernels import held_kernel, row_kernel, streamed_kernel
-from playhead.kernels.triton.projection_tiles import HeldTiles, RowTiles, Tiles, split_tiles, tiles_for
+from playhead.kernels.triton.projection_tiles import HeldTiles, RowTiles, StreamedTiles, Tiles, split_tiles, tiles_for
 
 MOST_NORMS = 1056  # programs that norm the same row
 
@@ -98,6 +98,7 @@ def launch_tiles(
     num_inputs = x_TI.shape[1]
     num_tiles = triton.cdiv(num_outputs * (1 if activation is None else 2), tiles.block_n)
     what = {"ACTIVATION": activation, "HAS_BIAS": bias_O is not None, "ADDS": adds, "STARTS_EARLY": tiles.starts_early}
+    assert not in_order or isinstance(tiles, StreamedTiles), "other kernels add up in another order"
     if isinstance(tiles, RowTiles):
         residual_TI, norm_I, x_norm_I, eps, unit_offset, centred = norm
         row_kernel[(num_tiles,)](
