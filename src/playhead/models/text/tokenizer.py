@@ -150,8 +150,7 @@ class Tokenizer:
         """
         num_found = 0
         for start in range(len(text) - PART_CHARS, 0, -PART_CHARS):
-            part = text[start : start + PART_CHARS].encode(errors="replace").decode()
-            num_found += len(self._ids(part, add_special_tokens=False))
+            num_found += self._num_tokens_from(text, start)
             if num_found > with_margin(num_tokens):
                 return text[start:]
         return text
@@ -166,13 +165,18 @@ class Tokenizer:
             raise RequestError("prompt", f"{len(text)} characters", most, "Shorten the prompt.")
         num_tokens = 0
         for start in range(0, len(text), PART_CHARS):
-            part = text[start : start + PART_CHARS].encode(errors="replace").decode()
-            num_tokens += len(self._ids(part, add_special_tokens=False))
+            num_tokens += self._num_tokens_from(text, start)
             # A cut inside a word can cost tokens that the whole text does not have: hence the margin.
             if num_tokens > with_margin(max_context):
                 wanted = f"at most {most_tokens}, which leaves one of the context of {max_context}"
-                found = f"over {num_tokens} tokens in the first {start + len(part)} of {len(text)} characters"
+                end = min(start + PART_CHARS, len(text))
+                found = f"over {num_tokens} tokens in the first {end} of {len(text)} characters"
                 raise RequestError("prompt", found, wanted, "Shorten the prompt.")
+
+    def _num_tokens_from(self, text: str, start: int) -> int:
+        """Tokens of the part of a text that begins here. Half a character, as strings may have, counts as another."""
+        part = text[start : start + PART_CHARS].encode(errors="replace").decode()
+        return len(self._ids(part, add_special_tokens=False))
 
     def decode(
         self, token_ids: Iterable[int], *, skip_special_tokens: bool = True, prompt_ids: Sequence[int] = ()
