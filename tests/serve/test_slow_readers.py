@@ -15,10 +15,12 @@ from tests.serve.plain import plain_application
 SEND_S = 30.0
 
 
-def connected(client, state=None):
+def connected(client, state=None, *, is_closed=False):
     app, _ = plain_application(send_timeout=SEND_S)
     connection = Connection(GuardedConfig(app, app.config), state or ServerState(), {}, asyncio.get_running_loop())
     connection.connection_made(client)
+    if is_closed:
+        connection.tap.close()
     return connection
 
 
@@ -26,9 +28,7 @@ def connected(client, state=None):
 def test_a_client_that_goes_on_reading_is_never_dropped(is_closed):
     async def read():
         client = SlowClient(1000, reads=10)
-        connection = connected(client)
-        if is_closed:
-            connection.tap.close()
+        connection = connected(client, is_closed=is_closed)
         now = asyncio.get_running_loop().time()
         for i in range(99):
             connection.sweep(now + i * SEND_S)
@@ -42,9 +42,7 @@ def test_a_client_that_goes_on_reading_is_never_dropped(is_closed):
 def test_a_client_that_stops_reading_is_dropped(is_closed):
     async def stop():
         client = SlowClient(1000, reads=10)
-        connection = connected(client)
-        if is_closed:
-            connection.tap.close()
+        connection = connected(client, is_closed=is_closed)
         now = asyncio.get_running_loop().time()
         connection.sweep(now)
         client.reads = 0

@@ -9,13 +9,11 @@ Shapes: T tokens, I inputs, O outputs, M hidden; of a gated map J = 2 * I output
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from playhead.kernels.attention import extend
-from playhead.kernels.elementwise import UNCLAMPED, gated_activation
-from playhead.kernels.norm import add_rms_norm
 from playhead.kernels.op import op
+from playhead.kernels.projection import gated_product, product, product_of_normed, project
 
 LONG_ROW = 4096
 """Inputs that are added up from the first to the last. A longer row is cut into chunks, whose sums are added up."""
@@ -26,11 +24,7 @@ def matmul_in_order(
     x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, out_TO: Tensor, scale: float, adds: bool
 ) -> None:
     """Writes `scale * (x @ weight.T + bias)` into `out_TO`, or adds it to what is there. Rounded once."""
-    product_TO = torch.mm(x_TI.float(), weight_OI.float().t())
-    if bias_O is not None:
-        product_TO += bias_O.float()
-    product_TO *= scale
-    out_TO.copy_(product_TO + out_TO.float() if adds else product_TO)
+    project.reference(out_TO, x_TI, weight_OI, bias_O, scale, adds)
 
 
 @op(
@@ -39,9 +33,7 @@ def matmul_in_order(
 )
 def gate_in_order(x_TI: Tensor, weight_JI: Tensor, bias_J: Tensor | None, activation: str) -> Tensor:
     """`activation(gate) * up` of the product, whose gates and ups are rounded."""
-    gate_up_TJ = x_TI.new_empty((x_TI.shape[0], weight_JI.shape[0]))
-    matmul_in_order.reference(x_TI, weight_JI, bias_J, gate_up_TJ, 1.0, False)
-    return gated_activation.reference(gate_up_TJ, activation, *UNCLAMPED)
+    return gated_product(x_TI, weight_JI, bias_J, activation, x_TI.dtype)
 
 
 @op(
@@ -55,17 +47,10 @@ def project_normed_in_order(
     weight_OM: Tensor, bias_O: Tensor | None, activation: str | None,
 ) -> Tensor:  # fmt: skip
     """`project_normed` in order: its first product is rounded, and so are gates and ups of its second."""
-    product_TM = x_TI
-    if first_MI is not None:
-        product_TM = torch.empty_like(residual_TM)
-        matmul_in_order.reference(x_TI, first_MI, first_bias_M, product_TM, scale, False)
-    total_TM = residual_TM.clone()
-    h_TM = add_rms_norm.reference(product_TM, total_TM, norm_M, x_norm_M, eps, unit_offset, centred)
-    if activation is None:
-        matmul_in_order.reference(h_TM, weight_OM, bias_O, out_TO, 1.0, False)
-    else:
-        out_TO.copy_(gate_in_order.reference(h_TM, weight_OM, bias_O, activation))
-    return total_TM
+    dtype = x_TI.dtype
+    x_TM = x_TI if first_MI is None else product(x_TI, first_MI, first_bias_M, scale, dtype)
+    norm = (norm_M, x_norm_M, eps, unit_offset, centred)
+    return product_of_normed(out_TO, x_TM, residual_TM, norm, weight_OM, bias_O, activation, dtype)
 
 
 @op(

@@ -10,6 +10,8 @@ Shapes: T tokens, I inputs, O outputs, M hidden; of a gated map J = 2 * I output
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -34,9 +36,7 @@ def project(out_TO: Tensor, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | No
 )
 def project_gated(x_TI: Tensor, weight_JI: Tensor, bias_J: Tensor | None, activation: str) -> Tensor:
     """`activation(gate) * up` of the product. Few rows are rounded once; larger steps round gate and up as well."""
-    gate_up_TJ = torch.empty((x_TI.shape[0], weight_JI.shape[0]), dtype=torch.float32, device=x_TI.device)
-    project.reference(gate_up_TJ, x_TI, weight_JI, bias_J, 1.0, False)
-    return gated_activation.reference(gate_up_TJ, activation, *UNCLAMPED).to(x_TI.dtype)
+    return gated_product(x_TI, weight_JI, bias_J, activation, torch.float32)
 
 
 @op(
@@ -55,14 +55,36 @@ def project_normed(
     normed before it is added if it has a norm (`x_norm_M`), as in `add_rms_norm`. With an activation the second product
     is gated, as in `project_gated`. A sum in place would be overwritten while other programs still read the residual.
     """
-    product_TM = x_TI
-    if first_MI is not None:
-        product_TM = torch.empty(residual_TM.shape, dtype=torch.float32, device=x_TI.device)
-        project.reference(product_TM, x_TI, first_MI, first_bias_M, scale, False)
+    x_TM = x_TI if first_MI is None else product(x_TI, first_MI, first_bias_M, scale, torch.float32)
+    norm = (norm_M, x_norm_M, eps, unit_offset, centred)
+    return product_of_normed(out_TO, x_TM, residual_TM, norm, weight_OM, bias_O, activation, torch.float32)
+
+
+# What the references of these ops and of those in order share. `dtype` is what products between two steps are kept in.
+
+
+def product(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, scale: float, dtype: torch.dtype) -> Tensor:
+    out_TO = torch.empty((x_TI.shape[0], weight_OI.shape[0]), dtype=dtype, device=x_TI.device)
+    project.reference(out_TO, x_TI, weight_OI, bias_O, scale, False)
+    return out_TO
+
+
+def gated_product(
+    x_TI: Tensor, weight_JI: Tensor, bias_J: Tensor | None, activation: str, dtype: torch.dtype
+) -> Tensor:
+    gate_up_TJ = product(x_TI, weight_JI, bias_J, 1.0, dtype)
+    return gated_activation.reference(gate_up_TJ, activation, *UNCLAMPED).to(x_TI.dtype)
+
+
+def product_of_normed(
+    out_TO: Tensor, x_TM: Tensor, residual_TM: Tensor, norm: tuple[Any, ...],
+    weight_OM: Tensor, bias_O: Tensor | None, activation: str | None, dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    """Returns the sum of x and the residual in new memory, and writes the product of the normed sum."""
     total_TM = residual_TM.clone()
-    h_TM = add_rms_norm.reference(product_TM, total_TM, norm_M, x_norm_M, eps, unit_offset, centred)
+    h_TM = add_rms_norm.reference(x_TM, total_TM, *norm)
     if activation is None:
         project.reference(out_TO, h_TM, weight_OM, bias_O, 1.0, False)
     else:
-        out_TO.copy_(project_gated.reference(h_TM, weight_OM, bias_O, activation))
+        out_TO.copy_(gated_product(h_TM, weight_OM, bias_O, activation, dtype))
     return total_TM

@@ -1,12 +1,14 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""Launches of `projection.py`: its kernels for steps of few rows, the BLAS library for others.
+"""Launches of `projection.py`: its kernels for steps of few rows, the BLAS library for others. `ordered_projection.py`
+makes the same products in another way.
 
 Shapes: T tokens, I inputs, O outputs, M hidden, S parts of a product, J = 2 * outputs of a gated map.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -32,56 +34,79 @@ def launch_project(
         launch_tiles(tiles, out_TO, x_TI, weight_OI, bias_O, scale=scale, adds=adds)
 
 
-def launch_project_gated(x_TI: Tensor, weight_JI: Tensor, bias_J: Tensor | None, activation: str) -> Tensor:
+def launch_project_gated(*call: Any) -> Tensor:
+    return gate(_usual_way(), *call)
+
+
+def launch_project_normed(*call: Any) -> Tensor:
+    return project_normed(_usual_way(), *call)
+
+
+class Way(NamedTuple):
+    """How products are made: `tiles` cuts one of few rows, and `parts` one that its reader adds up. Where they give
+    None `multiply` makes it, with the arguments of `launch_project`.
+    """
+
+    tiles: Callable[[Tensor, Tensor], Tiles | None]
+    parts: Callable[[Tensor, Tensor], HeldTiles | StreamedTiles | None]
+    multiply: Callable[[Tensor, Tensor, Tensor, Tensor | None, float, bool], None]
+    in_order: bool = False
+
+
+def _usual_way() -> Way:
+    return Way(tiles_for, split_tiles, launch_project)
+
+
+def gate(way: Way, x_TI: Tensor, weight_JI: Tensor, bias_J: Tensor | None, activation: str) -> Tensor:
     out_TI = torch.empty((x_TI.shape[0], weight_JI.shape[0] // 2), dtype=x_TI.dtype, device=x_TI.device)
-    _project_or_gate(out_TI, x_TI, weight_JI, bias_J, activation)
+    _project_or_gate(way, out_TI, x_TI, weight_JI, bias_J, activation)
     return out_TI
 
 
-def launch_project_normed(
-    out_TO: Tensor, x_TI: Tensor, first_MI: Tensor | None, first_bias_M: Tensor | None, scale: float,
+def project_normed(
+    way: Way, out_TO: Tensor, x_TI: Tensor, first_MI: Tensor | None, first_bias_M: Tensor | None, scale: float,
     residual_TM: Tensor, *rest: Any,
 ) -> Tensor:  # fmt: skip
     norm_M, x_norm_M, eps, unit_offset, centred, weight_OM, bias_O, activation = rest
-    x_TM = x_TI if first_MI is None else _block_output(x_TI, first_MI, first_bias_M, scale)
+    x_TM = x_TI if first_MI is None else _block_output(way, x_TI, first_MI, first_bias_M, scale)
     total_TM, h_TM = (torch.empty(residual_TM.shape, dtype=x_TI.dtype, device=x_TI.device) for _ in range(2))
     norm = (residual_TM, norm_M, x_norm_M, eps, unit_offset, centred)
-    tiles = tiles_for(h_TM, weight_OM)
+    tiles = way.tiles(h_TM, weight_OM)
     # Every program norms the row itself, which is cheaper than a kernel for it while they all run at the same time. A
     # row that is cut in two would be summed twice as often: a kernel for it is as fast.
     if isinstance(tiles, RowTiles) and not tiles.rest and weight_OM.shape[0] <= MOST_NORMS * tiles.block_n:
         launch_tiles(tiles, out_TO, x_TM, weight_OM, bias_O, activation=activation, total_TI=total_TM, norm=norm)
     else:
-        launch_add(total_TM, h_TM, x_TM, *norm)
-        _project_or_gate(out_TO, h_TM, weight_OM, bias_O, activation)
+        launch_add(total_TM, h_TM, x_TM, *norm, in_order=way.in_order)
+        _project_or_gate(way, out_TO, h_TM, weight_OM, bias_O, activation)
     return total_TM
 
 
-def _block_output(x_TI: Tensor, weight_MI: Tensor, bias_M: Tensor | None, scale: float) -> Tensor:
+def _block_output(way: Way, x_TI: Tensor, weight_MI: Tensor, bias_M: Tensor | None, scale: float) -> Tensor:
     """A block's last product, or its parts [S, T, M] in float32: the norm behind it adds them up for nothing."""
     num_rows, num_outputs = x_TI.shape[0], weight_MI.shape[0]
-    tiles = split_tiles(x_TI, weight_MI) if bias_M is None and scale == 1.0 else None
+    tiles = way.parts(x_TI, weight_MI) if bias_M is None and scale == 1.0 else None
     if tiles is None or tiles.num_splits == 1:
         out_TM = torch.empty((num_rows, num_outputs), dtype=x_TI.dtype, device=x_TI.device)
-        launch_project(out_TM, x_TI, weight_MI, bias_M, scale, False)
+        way.multiply(out_TM, x_TI, weight_MI, bias_M, scale, False)
         return out_TM
     parts_STM = torch.empty((tiles.num_splits, num_rows, num_outputs), dtype=torch.float32, device=x_TI.device)
-    launch_tiles(tiles, parts_STM, x_TI, weight_MI, None)
+    launch_tiles(tiles, parts_STM, x_TI, weight_MI, None, in_order=way.in_order)
     return parts_STM
 
 
 def _project_or_gate(
-    out_TO: Tensor, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, activation: str | None
+    way: Way, out_TO: Tensor, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, activation: str | None
 ) -> None:
-    tiles = tiles_for(x_TI, weight_OI)
+    tiles = way.tiles(x_TI, weight_OI)
     if tiles is not None:
-        launch_tiles(tiles, out_TO, x_TI, weight_OI, bias_O, activation=activation)
+        launch_tiles(tiles, out_TO, x_TI, weight_OI, bias_O, activation=activation, in_order=way.in_order)
     elif activation is None:
-        _multiply(out_TO, x_TI, weight_OI, bias_O, 1.0, False)
+        way.multiply(out_TO, x_TI, weight_OI, bias_O, 1.0, False)
     else:
         gate_up_TJ = torch.empty((x_TI.shape[0], weight_OI.shape[0]), dtype=x_TI.dtype, device=x_TI.device)
-        _multiply(gate_up_TJ, x_TI, weight_OI, bias_O, 1.0, False)
-        launch_gated_activation_into(out_TO, gate_up_TJ, activation, *UNCLAMPED)
+        way.multiply(gate_up_TJ, x_TI, weight_OI, bias_O, 1.0, False)
+        launch_gated_activation_into(out_TO, gate_up_TJ, activation, *UNCLAMPED, in_order=way.in_order)
 
 
 def launch_tiles(
