@@ -66,11 +66,14 @@ class Grammar:
             return self._first.deep_copy(), self._first
 
 
+Outcome = Grammar | RequestError | BaseException
+
+
 class GrammarCompiler:
     """Compiles forms for one vocabulary. Grammars and refusals of the newest forms are kept.
 
     A form that takes over `limit_s` seconds of computing is refused. Its thread goes on until llguidance's own limits
-    end it; at most `MAX_COMPILING` threads compile at a time.
+    end it, for up to some 15 seconds; at most `MAX_COMPILING` threads compile at a time.
     """
 
     def __init__(self, vocabulary: Callable[[], Vocabulary], *, limit_s: float = COMPILE_LIMIT_S) -> None:
@@ -107,11 +110,10 @@ class GrammarCompiler:
     def _compiled(self, form: StructuredOutputs) -> Grammar | RequestError:
         library()
         tokenizer = self.tokenizer()
-        result: list[Grammar | RequestError | BaseException] = []
+        result: list[Outcome] = []
         if not self._compiling.acquire(timeout=PATIENCE * self._limit_s):
             return too_slow(form)
-        work = threading.Thread(target=self._work, args=(form, tokenizer, result), name="grammar", daemon=True)
-        work.start()
+        work = begun(partial(self._work, form, tokenizer, result))
         self.num_compiled += 1
         started_s = time.monotonic()
         while work.is_alive() and computed_s(work, started_s) <= self._limit_s:
@@ -122,13 +124,20 @@ class GrammarCompiler:
             return result[0]
         raise result[0]
 
-    def _work(self, form: StructuredOutputs, tokenizer: LLTokenizer, result: list[object]) -> None:
+    def _work(self, form: StructuredOutputs, tokenizer: LLTokenizer, result: list[Outcome]) -> None:
         try:
             result.append(compiled(form, tokenizer))
         except BaseException as error:  # noqa: BLE001  the caller's thread raises it
             result.append(error)
         finally:
             self._compiling.release()
+
+
+def begun(work: Callable[[], None]) -> threading.Thread:
+    """A thread that compiles. A program that ends waits for it: llguidance would come back to a Python that is gone."""
+    thread = threading.Thread(target=work, name="grammar", daemon=False)  # also where a daemon asks
+    thread.start()
+    return thread
 
 
 def compiled(form: StructuredOutputs, tokenizer: LLTokenizer) -> Grammar | RequestError:

@@ -13,10 +13,14 @@ from playhead.engine.engine import Engine
 from playhead.engine.serving import Serving, Ticket
 from playhead.engine.turns import Turns
 from playhead.errors import PlayheadError
+from playhead.grammar import compiler
+from playhead.grammar.compiler import GrammarCompiler
 from playhead.outputs import RequestOutput
 from playhead.sampling_params import SamplingParams
+from playhead.structured_outputs import StructuredOutputs
 from playhead.testing.fault_runs import leftovers
 from playhead.testing.mutant import Checker, Mutant, Patch, mutant, swapped
+from playhead.testing.structured import tiny_vocabulary
 from playhead.testing.threads import Beside, in_a_step, in_line
 from playhead.testing.tiny_engine import small_llm
 
@@ -129,6 +133,20 @@ def who_left_keeps_the_id() -> Patch:
         self.abort(ticket)
 
     return swapped(Serving, "leave", abort)
+
+
+@mutant(
+    "the program ends under llguidance",
+    source="found here: a refused form that was still compiled at the end of the program, and exit code 139",
+    killed_by=("a form that is still compiled",),
+)
+def the_program_ends_under_llguidance() -> Patch:
+    def as_a_daemon(work: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        return thread
+
+    return swapped(compiler, "begun", as_a_daemon)
 
 
 def call_in_the_middle_of_a_step() -> list[str]:
@@ -283,6 +301,20 @@ def abort_before_a_close() -> list[str]:
         return asyncio.run(close())
 
 
+def form_that_is_still_compiled() -> list[str]:
+    """The end of the program waits for every form that is compiled, one that was refused too."""
+    release, before = threading.Event(), set(threading.enumerate())
+    with swapped(compiler, "compiled", lambda form, tokenizer: release.wait()):
+        try:
+            GrammarCompiler(tiny_vocabulary, limit_s=0.0).compile(StructuredOutputs(regex="a"))
+        except PlayheadError as refusal:
+            left = set(threading.enumerate()) - before
+            return [f"it waits for none of {left} after {refusal}"] if all(one.daemon for one in left) else []
+        finally:
+            release.set()
+    return ["a form that takes too long is not refused"]
+
+
 THREAD_MUTANTS: tuple[Mutant, ...] = (
     threads_without_turns,
     streams_dropped_in_a_step_forgotten,
@@ -292,6 +324,7 @@ THREAD_MUTANTS: tuple[Mutant, ...] = (
     an_abort_is_answered_elsewhere,
     orders_dropped_at_the_end,
     who_left_keeps_the_id,
+    the_program_ends_under_llguidance,
 )
 
 THREAD_CHECKERS: tuple[Checker, ...] = (
@@ -303,4 +336,5 @@ THREAD_CHECKERS: tuple[Checker, ...] = (
     Checker(name="an abort of a loop that ended", run=abort_of_a_loop_that_ended),
     Checker(name="an abort before a close", run=abort_before_a_close),
     Checker(name="an id that was left", run=id_that_was_left),
+    Checker(name="a form that is still compiled", run=form_that_is_still_compiled),
 )
