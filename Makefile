@@ -5,6 +5,9 @@ BIN := .venv/bin
 INSTALL := @PYTHON="$(PYTHON)" sh tools/install.sh
 MADE_FROM := pyproject.toml constraints.txt
 
+# The tests start hundreds of processes: Python compiles each file once, even where it was told to keep nothing.
+export PYTHONDONTWRITEBYTECODE :=
+
 # One stamp for each set of packages. Each set holds the core.
 CORE := .venv/.core
 DEV := .venv/.dev

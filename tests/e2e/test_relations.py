@@ -210,9 +210,9 @@ def test_with_a_salt_of_their_own(cases, alone, llm_with):
             llm.engine.add_request(
                 f"{salt}{i}", cases.prompts[i], cases.params(i), RequestOptions(salt=salt + cases.kind)
             )
-            while llm.engine.has_work:
-                for output in llm.engine.step():
-                    found[output.request_id] = output
+        while llm.engine.has_work:
+            for output in llm.engine.step():
+                found[output.request_id] = output
         cached = found[f"{salt}1"].num_cached_tokens
         if salt in found:  # its second time; many prompts may have driven each other out
             assert cached > 0 or NUM_PROMPTS > 10

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "extend.md").read_text()
-IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc")
+BEING_WRITTEN = shutil.ignore_patterns("*.pyc.*")  # by other processes, which give the file its name when it is whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +51,10 @@ EXAMPLES = examples()
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory) -> Path:
-    """The files of the project that its code and tests need."""
+    """The files of the project that its code and tests need, and what Python has compiled of them."""
     copy = tmp_path_factory.mktemp("tree")
     for name in ("src", "tests"):
-        shutil.copytree(ROOT / name, copy / name, ignore=IGNORED)
+        shutil.copytree(ROOT / name, copy / name, ignore=BEING_WRITTEN)
     shutil.copy(ROOT / "pyproject.toml", copy)
     return copy
 
@@ -67,8 +67,10 @@ def apply(tree: Path, example: Example, names: list[str]) -> None:
 
 
 def run_tests(tree: Path, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    """Without plugins of other packages, which take longer to import than the tests run."""
     env = os.environ | {"PYTHONPATH": f"{tree / 'src'}{os.pathsep}{tree}"}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments]
+    env |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": ""}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
     return subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
 
 

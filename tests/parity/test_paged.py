@@ -60,6 +60,7 @@ def worker_for(decoder, *, page_size: int, mode: Mode) -> Worker:
 def run_all(worker: Worker, model, requests: list[Arrival]) -> set[Mode]:
     """Step until every request has had all its tokens; returns the modes that ran."""
     modes, step = set(), 0
+    wanted = {id(request): their_logits(model, request.tokens) for request in requests}
     while True:
         chunks, running = [], []
         for i, request in enumerate(requests):
@@ -75,8 +76,8 @@ def run_all(worker: Worker, model, requests: list[Arrival]) -> set[Mode]:
         result = worker.run(chunks)
         modes.add(result.decision.mode)
         for row, request in enumerate(running):
-            wanted = their_logits(model, request.tokens[: request.seq.num_tokens])[-1:]
-            request.errors.append(relative_error(result.logits_NV[row : row + 1], wanted))
+            newest = wanted[id(request)][request.seq.num_tokens - 1]
+            request.errors.append(relative_error(result.logits_NV[row], newest))
         step += 1
 
 
