@@ -110,6 +110,22 @@ def test_a_request_that_can_be_read_in_one_way_is_served(served):
     assert [plain.seen.pop() for _ in range(6)] == [b"{}"] * 6
 
 
+@pytest.mark.parametrize("more", [b"", b"Connection: keep-alive\r\n", b"Expect: 100-continue\r\n"])
+def test_a_client_of_http_1_0_gets_whole_answers_and_streams_without_chunks(served, more):
+    port, plain, _ = served
+    old = HEAD.replace(b"/1.1", b"/1.0") + more
+    with Wire(port, old + b"Content-Length: 2\r\n\r\n{}") as wire:
+        head, _, body = wire.to_the_end().partition(b"\r\n\r\n")
+    assert (head[:15], body, plain.seen.pop()) == (b"HTTP/1.1 200 OK", b"{}", b"{}")
+    assert {b"content-length: 2", b"connection: close"} <= set(head.split(b"\r\n"))
+    with Wire(port, old.replace(b"/echo", b"/stream") + b"Content-Length: 6\r\n\r\n[3, 5]") as wire:
+        head, _, body = wire.to_the_end().partition(b"\r\n\r\n")
+    assert (head[:15], body) == (b"HTTP/1.1 200 OK", b"data: xxxxx\n\n" * 3)
+    assert b"connection: close" in head.split(b"\r\n")
+    assert b"transfer-encoding" not in head
+    plain.ended.get()
+
+
 def test_a_field_after_the_body_is_no_header(served):
     """A proxy in front checks headers. It may pass trailers on unseen."""
     port, plain, _ = served

@@ -196,6 +196,8 @@ class Connection(HttpToolsProtocol):
         self.cycles = [cycle for cycle in self.cycles if not cycle.response_complete] + [self.cycle]
         if self.parser.should_upgrade():
             self.cycle.keep_alive = False
+        if self.parser.get_http_version() == "1.0":
+            speak_http_1_0(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
@@ -272,6 +274,23 @@ class Connection(HttpToolsProtocol):
         lines += [f"content-length: {len(body)}\r\n\r\n"]
         self.tap.write("".join(lines).encode("latin-1") + body)
         self.tap.close()
+
+
+def speak_http_1_0(cycle: RequestResponseCycle) -> None:
+    """A client of HTTP/1.0 knows no chunks and no 100 Continue: a stream ends with its connection."""
+    cycle.waiting_for_100_continue, send, has_length = False, cycle.send, True
+
+    async def unchunked(message: Any) -> None:
+        nonlocal has_length
+        if message["type"] == "http.response.start":
+            has_length = any(name.lower() == b"content-length" for name, _ in message["headers"])
+            if not has_length:
+                cycle.chunked_encoding = False
+        elif not has_length:
+            cycle.expected_content_length = len(message.get("body", b""))  # uvicorn counts down to the end
+        await send(message)
+
+    cycle.send = unchunked  # type: ignore[method-assign]
 
 
 def bad_request(message: str) -> Refusal:

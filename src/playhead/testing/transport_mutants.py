@@ -28,6 +28,7 @@ from playhead.testing.scripted_backend import ScriptedBackend
 LEAVING, HALF_WAY, READINGS, TRAILERS = "a client that leaves", "a stream left half-way", "two readings", "trailers"
 PIPELINES, KEYS, SIZES, ENDS = "a pipeline that is left", "keys", "a body in chunks", "a body that is not read"
 FOLLOWS, NAMES, SLOW = "what follows a body", "names of keys", "a client that reads slowly"
+OLD = "a client of HTTP/1.0"
 KEY = "a-key-0123456789abcdef"
 MAX_BODY = 64
 HEAD = b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -130,6 +131,11 @@ def slow_is_dead() -> Patch:
             tap.abort()
 
     return swapped(Connection, "sweep", impatient)
+
+
+@mutant("chunks in HTTP/1.0", source="found here: uvicorn sends every client chunks", killed_by=(OLD,))
+def chunks_for_all() -> Patch:
+    return swapped(playhead.serve.guard, "speak_http_1_0", lambda cycle: None)
 
 
 class Memory(asyncio.Transport):
@@ -379,6 +385,13 @@ def check_slow() -> list[str]:
     return ["a client was cut off while it read"] if asyncio.run(read()) else []
 
 
+def check_old() -> list[str]:
+    """A stream for HTTP/1.0 has its events, and nothing between them."""
+    sent, _ = spoken(post(b"/stream").replace(b"/1.1", b"/1.0"))
+    _, _, body = sent.partition(b"\r\n\r\n")
+    return [] if body.startswith(b"data: 0\n\ndata: 0\n\n") else [f"a stream for HTTP/1.0 begins with {body[:30]!r}"]
+
+
 TRANSPORT_MUTANTS: tuple[Mutant, ...] = (
     departure_unseen,
     generator_left,
@@ -391,6 +404,7 @@ TRANSPORT_MUTANTS: tuple[Mutant, ...] = (
     chunks_uncounted,
     end_unannounced,
     slow_is_dead,
+    chunks_for_all,
 )
 TRANSPORT_CHECKERS: tuple[Checker, ...] = (
     Checker(name=LEAVING, run=check_leaving),
@@ -404,4 +418,5 @@ TRANSPORT_CHECKERS: tuple[Checker, ...] = (
     Checker(name=SIZES, run=check_sizes),
     Checker(name=ENDS, run=check_ends),
     Checker(name=SLOW, run=check_slow),
+    Checker(name=OLD, run=check_old),
 )
