@@ -83,7 +83,7 @@ lint: $(DEV)
 
 # Not a part of lint: the first run fetches pyright from npm.
 pyright: $(DEV)
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 format: $(DEV)
 	$(BIN)/ruff format .
