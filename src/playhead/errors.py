@@ -143,7 +143,7 @@ class StepFailed(PlayheadError):
     """A step raised while this request was in flight. `__cause__` is what it raised."""
 
     def __init__(self, where: str) -> None:
-        super().__init__(f"{where}: a step raised; wanted a token. Read the cause; new requests are taken.")
+        super().__init__(f"{where}: a step raised an exception. Read the cause; new requests are taken.")
 
 
 class RequestTimedOut(PlayheadError):

@@ -81,7 +81,7 @@ class ChatOptions:
                 "chat",
                 "add_generation_prompt=True and continue_final_message=True",
                 "one of them",
-                "Say add_generation_prompt=False: an answer begins, or the last message goes on.",
+                "Say add_generation_prompt=False: a prompt begins an answer or continues the last message, not both.",
             )
 
 

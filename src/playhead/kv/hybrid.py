@@ -276,7 +276,7 @@ class HybridAllocator:
         return idle
 
     def _give_up(self, group_index: int, pages: Sequence[int]) -> None:
-        """The only sequence that counts on these pages does no more, nor does the cache: most pages end so."""
+        """Free pages that one sequence held alone and the cache does not retain, as most pages end."""
         holders = self._holders[group_index]
         for page in pages:
             holders[page] = 0

@@ -233,7 +233,7 @@ class Door:
             return
         if self.app.is_draining:
             headers = {"Retry-After": RETRY_S, "Connection": "close"}
-            raise Refusal(503, "The server is about to end.", code="draining", why=Why.DRAINING, headers=headers)
+            raise Refusal(503, "The server is shutting down.", code="draining", why=Why.DRAINING, headers=headers)
         if self.app.backend.state is BackendState.STARTING:
             headers = {"Retry-After": RETRY_S}
             raise Refusal(503, "The model is being loaded.", code="starting", why=Why.NO_ENGINE, headers=headers)
@@ -300,5 +300,5 @@ def request_id_of(headers: Headers) -> str | None:
     if not ids:
         return None
     if len(ids) > 1 or not REQUEST_ID.fullmatch(ids[0]):
-        raise Refusal(400, "X-Request-Id: wanted one, of 1 to 128 visible ASCII characters.")
+        raise Refusal(400, "X-Request-Id: send it once, with 1 to 128 visible ASCII characters.")
     return ids[0].decode("ascii")

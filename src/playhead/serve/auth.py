@@ -139,7 +139,7 @@ def keys_of_environment(*, first_number: int = 1) -> list[NamedKey]:
     keys = parsed_keys(lines, first_number=first_number)
     if not keys:
         # An empty variable is more likely a secret that was not filled in than a wish for no keys at all.
-        raise ConfigError(f"{API_KEYS}: found no key in it; wanted keys with commas between them, or no such variable.")
+        raise ConfigError(f"{API_KEYS}: it has no key. Write keys with commas between them, or unset it.")
     return keys
 
 
