@@ -24,9 +24,9 @@ ModelName = str | os.PathLike[str]
 
 DTYPES = ("float32", "bfloat16", "float16")
 DTYPE_NAMES = {**{name: name for name in ("auto", *DTYPES)}, "half": "float16", "float": "float32"}
-"""What vLLM calls them, with the name that torch has."""
+"""vLLM's names of dtypes, each with the name that torch has."""
 GPU_SHARE = 0.9
-"""What an engine takes of a GPU that nobody else wants, as in vLLM."""
+"""The share of a GPU that an engine takes by default, as in vLLM."""
 MAX_BYTES = 1 << 50
 """More than any machine has."""
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,2})?")

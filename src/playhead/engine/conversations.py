@@ -49,7 +49,7 @@ class ChatKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions:
-    """How a conversation is written out. Values are checked here; what the template makes of them is its affair.
+    """How a conversation is written out. Values are checked here; what they do is up to the template.
 
     `add_generation_prompt` ends the prompt where an answer begins. `continue_final_message` ends it inside the last
     message, which the model goes on with. `chat_template` is Jinja source that takes the place of the model's own.

@@ -120,7 +120,7 @@ def usable_bytes(config: EngineConfig, device: torch.device) -> int:
 def share_of_gpu(config: EngineConfig, free: int, total: int) -> int:
     """What an engine may take of a GPU: the share that was asked for, or 90% as far as it is free.
 
-    Whoever says how much KV to take, and no share, has decided: then all that is free may be taken.
+    With `kv_memory_bytes` and no share given, all memory that is free may be taken.
     """
     share = config.gpu_memory_utilization
     if share is None:
