@@ -145,7 +145,7 @@ class Application:
             await self._router(scope, receive, send)  # type: ignore[arg-type]
         except Refusal as refusal:
             self.recorder.refused(refusal.why)
-            if not visit.is_read:  # the connection ends, for nobody reads the rest of the body; a client should know
+            if not visit.is_read:  # the rest of the body is not read, so the connection ends; tell the client
                 exchange.headers.append((b"connection", b"close"))
             await exchange.send_answer(refusal.answer)
         except ClientGone:

@@ -158,7 +158,7 @@ def parsed_keys(lines: Iterable[tuple[str, str]], *, first_number: int = 1) -> l
 
 
 def refuse_twins(keys: Sequence[NamedKey]) -> None:
-    """`ConfigError` if two keys are one, or share a name: nobody could say who called."""
+    """`ConfigError` if two keys are one, or share a name: the log could not say who called."""
     for what, values in (("name", [key.name for key in keys]), ("key", [key.key for key in keys])):
         for i, value in enumerate(values):
             if value in values[:i]:
