@@ -290,7 +290,7 @@ class HybridAllocator:
     def _report_double_drop(self, group_index: int, page: int) -> None:
         name = self.groups[group_index].name
         self._violations.add(
-            Violation(kind=ViolationKind.DOUBLE_FREE, group=name, page=page, detail="dropped while nobody held it")
+            Violation(kind=ViolationKind.DOUBLE_FREE, group=name, page=page, detail="dropped while it was not held")
         )
 
     def _free_windows(self, window_group: int, full_pages: Sequence[int]) -> None:

@@ -358,7 +358,7 @@ class Scheduler:
         return is_new
 
     def commit_plain(self, planned: StepPlan, tokens: list[int]) -> tuple[int, list[int]]:
-        """The same for the tokens of a whole step that nobody looks at: those of plain requests.
+        """The same for the tokens of a whole step that need no look: those of plain requests.
 
         Gives how many were new, and the rows whose tokens go through `commit`, the first one last: those of other
         requests, and a request's first token and what may be its last.
@@ -366,7 +366,7 @@ class Scheduler:
         return planned.give_out(tokens, self._looked_at(planned, tokens))
 
     def _looked_at(self, planned: StepPlan, tokens: list[int]) -> list[int]:
-        """The rows whose tokens somebody looks at, in order."""
+        """The rows whose tokens must be looked at one by one, in order."""
         more = set(planned.beginners())
         if planned.num_sure <= 0:
             more.update(planned.at_their_end())
