@@ -27,7 +27,7 @@ TITLES = {
     "start": "process start to first token, s",
     "capture": "all graphs, s",
 }
-LEGEND = "In brackets: the floor's share of the number, and how far it is ahead of the best peer's (below 1: behind)."
+LEGEND = "In brackets: the floor's share of the number, and Playhead's lead over the best peer (below 1: it is behind)."
 DRAWN = ("decode", "context", "prefill")
 
 

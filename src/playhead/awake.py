@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 
 class AwakeClock:
-    """The seconds in which whoever ticks has got to run.
+    """Counts the seconds in which the caller of `tick` could run: each tick counts at most `most_s`.
 
-    A machine that stalls, or is suspended, stalls everybody on it. When it goes on, nobody has been silent.
+    A machine that stalls, or is suspended, stops all its processes. That time must not count as their silence.
 
     >>> moments = iter([0.0, 0.5, 60.0])
     >>> clock = AwakeClock(0.5, lambda: next(moments))

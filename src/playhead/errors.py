@@ -18,7 +18,7 @@ PlayheadError
 ├── OutOfPages              a KV group has no free page; the scheduler handles it
 ├── ContextTooLong          a sequence was extended past the planned maximum context
 ├── LedgerError             the account of KV pages does not balance: a bug, never load
-│   ├── DoubleFree          a page was given back that nobody held
+│   ├── DoubleFree          a page was given back that is not held
 │   └── PagesLost           a running request had pages that do not balance; the request ended
 ├── StaleTranslation        a translation was used, or a step launched, with an outdated mapping: a bug
 └── GraphError              a captured graph's contract was broken: a bug, never load
@@ -143,7 +143,7 @@ class StepFailed(PlayheadError):
     """A step raised while this request was in flight. `__cause__` is what it raised."""
 
     def __init__(self, where: str) -> None:
-        super().__init__(f"{where}: a step raised; wanted a token. Read the cause; new requests are taken.")
+        super().__init__(f"{where}: a step raised an exception. Read the cause; new requests are taken.")
 
 
 class RequestTimedOut(PlayheadError):
@@ -170,7 +170,7 @@ class RankLost(PlayheadError):
 
 
 class MisuseError(PlayheadError):
-    """An engine was used in a way that it cannot be. Nothing of the call has happened, and nobody else is disturbed."""
+    """An engine was used in a way that it cannot be. Nothing of the call has happened; other calls go on."""
 
 
 class OutOfPages(PlayheadError):
@@ -196,11 +196,11 @@ class LedgerError(PlayheadError):
 
 
 class DoubleFree(LedgerError):
-    """A page was given back that nobody held."""
+    """A page was given back that is not held."""
 
     def __init__(self, group: str, page: int) -> None:
         super().__init__(
-            f"KV group {group!r}: page {page} was given back, but nobody held it; wanted a page handed out by take(). "
+            f"KV group {group!r}: page {page} was given back, but it is not held; wanted a page handed out by take(). "
             "Freeing takes ownership: drop the list after giving it back"
         )
         self.group, self.page = group, page

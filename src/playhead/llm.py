@@ -33,7 +33,7 @@ __all__ = ["LLM", "EngineConfig"]
 class LLM:
     """A loaded model. Closing it (or leaving its `with`) aborts what still runs.
 
-    Settings are those of `EngineConfig`, as one object or as keywords. `config` has what they became here. Several
+    Settings are those of `EngineConfig`, as one object or as keywords. `config` has the values in use. Several
     threads may call one LLM: their requests run together.
 
     >>> with LLM("embedded", max_model_len=128, max_num_seqs=4) as llm:
@@ -198,7 +198,7 @@ class LLM:
         """
         return self._calls.outputs_of(requests, options)
 
-    # What vLLM has and Playhead has not. Each says so, where a missing name would not say why.
+    # Methods of vLLM that Playhead does not have. Each raises with the reason; a missing name would give none.
 
     def beam_search(self, *args: object, **keywords: object) -> NoReturn:
         """Not there: raises `AbsentFeature`."""

@@ -203,7 +203,7 @@ def plain(value: object) -> object:
     """A numpy scalar as the Python value it equals; anything else as it is."""
     if type(value) in PLAIN_TYPES:
         return value
-    numpy = sys.modules.get("numpy")  # who has a scalar has imported it, and nobody else should pay for it
+    numpy = sys.modules.get("numpy")  # who has such a scalar has imported numpy; others need not
     return value.item() if numpy is not None and isinstance(value, numpy.generic) else value
 
 

@@ -57,8 +57,8 @@ def test_a_second_engine_of_ranks_in_one_process_is_refused(two_ranks):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"tensor_parallel_size": 3, "tp_mode": "fast"}, "4 query heads cannot be divided among so many"),
-        ({"tensor_parallel_size": 8}, "leave the last of so many with nothing"),
+        ({"tensor_parallel_size": 3, "tp_mode": "fast"}, "4 query heads cannot be divided among so many ranks"),
+        ({"tensor_parallel_size": 8}, "leave the last rank with none"),
         ({"tensor_parallel_size": 2, "graph_mode": "piecewise"}, "graph_mode='piecewise' compiles each rank by itself"),
     ],
 )

@@ -49,5 +49,5 @@ def test_every_format_has_a_row_that_says_what_is_supported():
 
 
 def test_the_fields_that_the_page_names_are_fields_of_a_chat():
-    (listed,) = re.findall(r"What OpenAI does not have, clients put beside the rest.*?: (.*?)\. Names", PAGE, re.DOTALL)
+    (listed,) = re.findall(r"Fields that OpenAI does not have stand in the body.*?: (.*?)\. Names", PAGE, re.DOTALL)
     assert set(re.findall(r"`([a-z_]+)`", listed)) <= set(ChatRequest.__struct_fields__)

@@ -99,7 +99,7 @@ def test_a_server_that_is_not_there_is_named():
         (("--lengths", "long"), "--lengths: found 'long'; wanted one of fixed, uniform, lognormal"),
         (("--num-prompts", "0"), "--num-prompts: found 0"),
         (("--json", "/no/such/place/x.json"), "--json: found no directory"),
-        (("--duration", "3"), "--duration: found it with --rate inf"),
+        (("--duration", "3"), "--duration: it needs a finite --rate"),
     ],
 )
 def test_a_wrong_flag_is_refused_before_anything_is_sent(args, said):

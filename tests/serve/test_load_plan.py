@@ -144,5 +144,5 @@ def test_rates_are_taken_as_text_and_as_numbers():
 
 
 def test_a_duration_without_a_rate_is_refused():
-    with pytest.raises(ConfigError, match="--duration: found it with --rate inf"):
+    with pytest.raises(ConfigError, match="--duration: it needs a finite --rate"):
         LoadSpec(duration=3.0)

@@ -60,7 +60,7 @@ def chat(options: ChatOptions, asked: Mapping[str, Any], config: EngineConfig) -
 
 @command(flags_of(PullOptions))
 def pull(options: PullOptions) -> None:
-    """Fetch a model of the hub. What was begun goes on where it stopped."""
+    """Fetch a model of the hub. An interrupted download continues where it stopped."""
     from playhead.cli.pull import run_pull
     from playhead.cli.screen import Screen
 

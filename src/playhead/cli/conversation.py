@@ -22,11 +22,11 @@ HELP = {
     "/help": "this list",
     "/bye": "leave, as Ctrl-D does",
     "/new": "forget what was said",
-    "/system TEXT": "what the model is told first; without TEXT, nothing",
+    "/system TEXT": "set the system message; without TEXT, remove it",
     "/set": "show the sampling parameters",
-    "/set NAME VALUE": "change one; without VALUE it is the model's own again",
+    "/set NAME VALUE": "change a parameter; without VALUE, take the model's default again",
     "/save FILE": "write the conversation as JSON messages",
-    "/load FILE": "go on with a conversation from such a file",
+    "/load FILE": "continue a conversation from a file of /save",
 }
 
 SETTABLE = {one.name: one for one in SAMPLING_SETTINGS if one.setting.help and one.setting.group != "output"}
@@ -77,7 +77,7 @@ class Conversation:
 
     def _tell_first(self, text: str) -> str:
         self.system = text
-        return "told first: " + text if text else "nothing is told first"
+        return "told first: " + text if text else "there is no system message"
 
     def _set(self, rest: str) -> str:
         if not rest:

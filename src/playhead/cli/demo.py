@@ -28,7 +28,7 @@ def run_demo(screen: Screen, *, broken: bool = False) -> int:
     for finding in report.findings[:3]:
         screen.print(f"[red]bucket {finding.bucket}, {finding.where}: {finding.message}")
     screen.print(
-        "the graphs read what was declared" if report.ok else "the graphs read what nobody wrote", style="bold"
+        "the graphs read what was declared" if report.ok else "the graphs read values that no step wrote", style="bold"
     )
     return 0 if report.ok and untouched else 1
 

@@ -73,7 +73,7 @@ def run_doctor(screen: Screen, model: str | None) -> int:
         ("Machine", machine_rows(machine)),
         ("Versions", version_rows()),
         ("Defaults here", default_rows(resolve_device(DEFAULTS))),
-        ("Traps", traps(machine) or [("none", "nothing known to go wrong here")]),
+        ("Traps", traps(machine) or [("none", "no known problem")]),
     ):
         table = Table.grid(padding=(0, 2))
         for row in rows:

@@ -62,7 +62,7 @@ class CompareOptions:
     first: str = declare(MISSING, Setting(help="results that bench serve wrote with --json", is_positional=True))
     second: str = declare(MISSING, Setting(help="the results to compare with the first", is_positional=True))
     threshold: float = declare(
-        0.03, Setting(help="smaller changes are none, as a share", low=0, high=1, metavar="SHARE")
+        0.03, Setting(help="changes below this share do not count", low=0, high=1, metavar="SHARE")
     )
     as_json: bool = declare(False, AS_JSON)
 

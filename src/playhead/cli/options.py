@@ -52,7 +52,7 @@ class GenerateOptions:
 
     prompt: str | None = declare(
         None,
-        Setting(help="the text to continue; - reads standard input, and so does leaving it out", is_positional=True),
+        Setting(help="the text to continue; standard input if left out or -", is_positional=True),
     )
     model: str = declare(EMBEDDED, MODEL)
     file: tuple[str, ...] = declare(
@@ -67,7 +67,8 @@ class GenerateOptions:
     input_format: InputFormat = declare(
         InputFormat.TEXT,
         Setting(
-            help="of files and standard input: text is one prompt, lines and jsonl one in each line", metavar="NAME"
+            help="how files and standard input are read: text is one prompt, lines and jsonl one per line",
+            metavar="NAME",
         ),
     )
     as_json: bool = declare(False, replace(AS_JSON, help="print one line of JSON for each prompt"))
@@ -128,7 +129,7 @@ PLAN_OPTIONS = settings_of(PlanOptions)
 class DemandOptions:
     """A load, the device that is to serve it, and what is good enough."""
 
-    gpu: str | None = declare(None, Setting(help="plan for this device, of which steps were measured", metavar="NAME"))
+    gpu: str | None = declare(None, Setting(help="plan for this GPU, whose steps were measured", metavar="NAME"))
     rps: float | None = declare(
         None, Setting(help="requests per second; shows the replicas that serve them", low=0, above=True)
     )

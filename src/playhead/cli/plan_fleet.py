@@ -39,7 +39,7 @@ class FleetReport:
 def run_plan(screen: Screen, options: PlanOptions, demand: DemandOptions, config: EngineConfig) -> None:
     """Print a plan as tables or as JSON."""
     if demand.gpu is not None and options.gpu_memory is not None:
-        raise ConfigError("--gpu: found it with --gpu-memory; wanted one of them. Leave --gpu-memory out.")
+        raise ConfigError("--gpu: --gpu-memory is given too; wanted one of the two. Leave --gpu-memory out.")
     memory = planned_memory(options.gpu_memory) if demand.gpu is None else memory_of(demand.gpu)
     # A model that one GPU has no room for may still be served by several.
     made = None if demand.rps is not None else plan_memory(options.model, config, memory)

@@ -69,8 +69,8 @@ class AsyncEngineArgs:
 class AsyncEngine:
     """A model for many callers on one event loop.
 
-    The first request starts the engine's thread; `close`, `shutdown` or `async with` ends it. While it runs, nobody
-    else may use the engine. An engine whose event loop has ended serves the next one.
+    The first request starts the engine's thread; `close`, `shutdown` or `async with` ends it. While it runs, no
+    other caller may use the engine. An engine whose event loop has ended serves the next one.
 
     `max_num_seqs` sequences run at a time, and `max_queued_requests` more wait in the engine (by default four times as
     many). When those places are taken, a request waits in line, first come, first served; with `when_full="refuse"` it
@@ -110,7 +110,7 @@ class AsyncEngine:
         max_queued_requests: int | None = None,
         when_full: WhenFull | str = WhenFull.WAIT,
     ) -> AsyncEngine:
-        """An AsyncEngine on an engine there is. After `close` or `shutdown` others may use that engine again."""
+        """An AsyncEngine on an existing engine. After `close` or `shutdown` others may use that engine again."""
         made = cls.__new__(cls)
         made._begin(engine, checked_queue(max_queued_requests, when_full), owns_engine=False)
         return made
@@ -128,7 +128,7 @@ class AsyncEngine:
         self._serving_or_none: Serving | None = serving
         self._name = engine.facts
         self._owns_engine, self._is_closed, self._numbers = owns_engine, False, itertools.count(1)
-        # A dropped engine takes its thread with it, and so does the end of the program.
+        # The thread ends when this engine is dropped, and when the program ends.
         self._end = weakref.finalize(self, serving.end)
 
     async def __aenter__(self) -> AsyncEngine:
@@ -239,11 +239,11 @@ class AsyncEngine:
         `SamplingParams.output_kind` chooses what an output holds: everything so far, what is new, or all at the end.
 
         `resume_from` are the `outputs` of an earlier run that was cut off: the request goes on with exactly the tokens
-        that would have followed. Outputs then hold what there was and what came, except for `DELTA`, what came.
+        that would have followed. Outputs then hold the earlier tokens and the new ones; with `DELTA`, the new ones.
         """
         refuse_keywords(others, ("prompt", "sampling_params", "request_id", "priority", "cache_salt", "resume_from"))
         wanted = self.engine.reader.default_params if sampling_params is None else checked_params(sampling_params)
-        # One thing that is no list is refused as an entry of one.
+        # A value that is not a list is refused as if it were an entry of one.
         so_far = tuple(resume_from) if isinstance(resume_from, list | tuple) else (resume_from,)
         options = RequestOptions(priority=priority, salt=cache_salt or "", resume_from=so_far)
         self._serve_here()
@@ -256,7 +256,7 @@ class AsyncEngine:
             stream.close()
 
     def submit(self, request_id: str, checked: CheckedPrompt, options: RequestOptions) -> TicketStream:
-        """Queue a request whose prompt `engine.reader` has checked; gives its outputs. Whoever gets them closes them.
+        """Queue a request whose prompt `engine.reader` has checked; gives its outputs, which the caller must close.
 
         Called on the event loop. `QueueFull` or `EngineStopped` are raised here, before there is a stream.
         """
@@ -320,7 +320,7 @@ class AsyncEngine:
         return True
 
     async def between_steps(self, work: Callable[[Engine], T]) -> T:
-        """What `work` gives when the thread calls it with the engine between two steps. What it raises is raised here.
+        """The result of `work(engine)`, which the thread calls between two steps. Its exceptions are raised here.
 
         Raises `EngineStopped` if the thread ends before.
         """
@@ -371,7 +371,7 @@ class AsyncEngine:
         return serving
 
     def _request_name(self, request_id: object) -> str:
-        if request_id is None:  # a caller may have chosen a name that looks like one of ours
+        if request_id is None:  # skip names that a caller has chosen and that look like ours
             return next(name for n in self._numbers if self._serving.ticket_of(name := f"a{n}") is None)
         if not isinstance(request_id, str):
             raise RequestError("request_id", f"a {type(request_id).__name__}", "a str", "Change it or leave it out.")

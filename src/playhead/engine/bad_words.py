@@ -37,5 +37,5 @@ def bad_word_ids(words: Iterable[str], tokenizer: Tokenizer) -> tuple[tuple[int,
 def _encoded(text: str, tokenizer: Tokenizer) -> list[int]:
     try:
         return tokenizer.encode(text, add_special_tokens=False)
-    except RequestError as error:  # what it says of a prompt holds for a word
+    except RequestError as error:  # its words about a prompt are true of a bad word too
         raise RequestError(WHERE, error.found, error.wanted, "Leave it out.") from None

@@ -43,8 +43,8 @@ def build_engine(
 ) -> Engine:
     """An engine of a model: the embedded one, a directory, a .gguf file or a hub id.
 
-    Settings are those of `EngineConfig`, as one object or as keywords. `Engine.config` has what they became here.
-    Without `reads_text` prompts come as checked ids, and whoever checks them reads and refuses the tokenizer's files.
+    Settings are those of `EngineConfig`, as one object or as keywords. `Engine.config` has the values in use. Without
+    `reads_text` prompts come as ids that another process has checked: that process reads the tokenizer's files.
     """
     set_up_logging()
     started_s = time.perf_counter()
@@ -73,7 +73,7 @@ def build_engine(
                     on_progress=partial(check_beside, reading, on_load_progress),
                 )
             finally:
-                tokenizer = reading.result()  # what is wrong with the tokenizer is said first
+                tokenizer = reading.result()  # an error of the tokenizer is raised before one of the weights
             worker = build_worker(decoder, sizes)
         lead(worker, ranks)
     generation = load_generation_config(description, tokenizer)
@@ -84,7 +84,7 @@ def build_engine(
 
 
 def check_beside(reading: Future[Tokenizer], tell: OnProgress | None, progress: LoadProgress) -> None:
-    """Tell how far the weights are. A tokenizer that turned out to be unusable ends their load."""
+    """Report how far the weights are loaded. If the tokenizer turned out to be unusable, loading them ends."""
     if reading.done():
         reading.result()
     if tell is not None:

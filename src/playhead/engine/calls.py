@@ -162,7 +162,7 @@ class Calls:
                 "please report it."
             )
         self._step()
-        while call.waiting and self.engine.can_take:  # the room that a step makes goes round with the turns
+        while call.waiting and self.engine.can_take:  # room that a step makes goes to the calls in turn
             self._submit_one(call)
 
     def _submit_one(self, call: Call) -> None:

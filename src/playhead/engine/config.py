@@ -24,9 +24,9 @@ ModelName = str | os.PathLike[str]
 
 DTYPES = ("float32", "bfloat16", "float16")
 DTYPE_NAMES = {**{name: name for name in ("auto", *DTYPES)}, "half": "float16", "float": "float32"}
-"""What vLLM calls them, with the name that torch has."""
+"""vLLM's names of dtypes, each with the name that torch has."""
 GPU_SHARE = 0.9
-"""What an engine takes of a GPU that nobody else wants, as in vLLM."""
+"""The share of a GPU that an engine takes by default, as in vLLM."""
 MAX_BYTES = 1 << 50
 """More than any machine has."""
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,2})?")
@@ -135,7 +135,7 @@ class EngineConfig:
             high=1 << 16,
             auto={
                 "cpu": Auto(16, "a CPU is busy with a few requests"),
-                "cuda": Auto(256, "a decode step reads all weights: so many share the reading almost free"),
+                "cuda": Auto(256, "a decode step reads all weights once for all requests: more are almost free"),
             },
         ),
     )
@@ -184,13 +184,13 @@ class EngineConfig:
         None,
         Setting(
             group="graph",
-            help=f"of prefill: {', '.join(Mode)}",
+            help=f"how prefill is captured: {', '.join(Mode)}",
             metavar="MODE",
             switches=(
                 Switch(
                     flags=("--enforce-eager", "--disable-cuda-graph"),
                     sets=Mode.EAGER,
-                    help="capture nothing, decode steps neither",
+                    help="capture no graphs, not even of decode steps",
                 ),
             ),
             # On a GPU every break costs the host a launch. On a CPU there is nothing to launch.
@@ -204,7 +204,7 @@ class EngineConfig:
         True,
         Setting(
             group="cache",
-            help="keep the KV of prompts for requests that begin alike",
+            help="keep the KV of prompts for later prompts with the same beginning",
             switches=(
                 Switch(
                     flags=("--no-enable-prefix-caching", "--disable-radix-cache"), sets=False, help="forget prompts"
@@ -222,13 +222,13 @@ class EngineConfig:
             ),
             aliases=("--async-scheduling",),
             auto={
-                "cpu": Auto(False, "a launch is the step, so the host has nothing to do meanwhile"),
+                "cpu": Auto(False, "launching a step computes it, so nothing could overlap"),
                 "cuda": Auto(True, "the GPU works while the host plans"),
             },
         ),
     )
     forced_tokens: bool = declare(
-        True, Setting(group="structured", help="compute tokens that a grammar leaves no choice about in one step")
+        True, Setting(group="structured", help="compute in one step the tokens that a grammar forces")
     )
     batch_invariant: bool = declare(
         False,
@@ -255,7 +255,7 @@ class EngineConfig:
         TPMode.EXACT,
         Setting(
             group="parallel",
-            help="exact: the tokens of one process; fast: half the messages, sums are rounded otherwise",
+            help="exact: the tokens of one process; fast: half the messages, sums are rounded differently",
             metavar="MODE",
         ),
     )
@@ -308,7 +308,7 @@ def by_field(keywords: Mapping[str, Any]) -> dict[str, Any]:
         if value is None:
             continue
         if name in values:
-            raise ConfigError(f"{name}: found it twice, once as {keyword}; wanted one spelling of it.")
+            raise ConfigError(f"{name}: found twice, once as {keyword}. Give it once.")
         if switch is None:
             values[name] = value
         elif not isinstance(value, bool):

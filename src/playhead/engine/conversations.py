@@ -49,7 +49,7 @@ class ChatKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions:
-    """How a conversation is written out. Values are checked here; what the template makes of them is its affair.
+    """How a conversation is written out. Values are checked here; what they do is up to the template.
 
     `add_generation_prompt` ends the prompt where an answer begins. `continue_final_message` ends it inside the last
     message, which the model goes on with. `chat_template` is Jinja source that takes the place of the model's own.
@@ -81,7 +81,7 @@ class ChatOptions:
                 "chat",
                 "add_generation_prompt=True and continue_final_message=True",
                 "one of them",
-                "Say add_generation_prompt=False: an answer begins, or the last message goes on.",
+                "Say add_generation_prompt=False: a prompt begins an answer or continues the last message, not both.",
             )
 
 

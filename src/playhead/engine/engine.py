@@ -5,8 +5,8 @@ is on the device. So a stop that only the host can see is seen one step late; th
 wrong token is ever given out. Everything here is on the host and in one thread.
 
 An exception leaves the engine as it was before, or as it would be after: a plan that was not launched is taken back,
-a step that ran is read by the next call. One that belongs to a single request (its text, its sampler row) ends that
-request with `RequestFailed`, and no other.
+a step that ran is read by the next call. An error of a single request (its text, its sampler row) ends that request
+with `RequestFailed`, and no other.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ WHERE_PAUSES_SHOW = ("cuda",)  # devices whose steps are shorter than a garbage 
 class Engine:
     """Continuous batching of one model on one worker.
 
-    With `overlap` a step is launched before the last one is read, so `step` gives the tokens of the step before. KV
-    memory is planned for so many steps in flight (`KVLimits.num_steps_in_flight`), and the plan decides.
+    With `overlap` a step is launched before the last one is read, so `step` gives the tokens of the step before. The
+    plan of KV memory decides about it: `overlap` if it has room for two steps (`KVLimits.num_steps_in_flight`).
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Engine:
         return self.use.inside
 
     def take_over(self) -> None:
-        """This thread uses the engine from now on. Whoever calls this knows that no other thread is using it."""
+        """This thread uses the engine from now on. The caller must know that no other thread is using it."""
         if self.use.move_here():
             self.worker.move_to_this_thread()
 

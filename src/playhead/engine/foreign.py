@@ -163,4 +163,4 @@ FOREIGN_SETTINGS: Mapping[str, ForeignSetting] = {
     "log_level": NO_EFFECT,  # PLAYHEAD_LOG and the logging module
     "enable_metrics": NO_EFFECT,
 }
-"""By name. What has no effect has none for the reason beside it."""
+"""By name. The comment beside a setting without effect says why it has none."""

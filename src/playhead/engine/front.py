@@ -34,9 +34,9 @@ class CheckedPrompt:
     bad_words: tuple[tuple[int, ...], ...] = ()
     salt: str = ""
     grammar: Grammar | None = None
-    """What the answer must look like. It does not leave its process: elsewhere `params` says it again."""
+    """The compiled form of the answer. It stays in its process: another one compiles it again from `params`."""
     ending_ids: frozenset[int] | None = None
-    """What ends the answer, as the process that checked the prompt knows; None where that is the engine's own."""
+    """The ids that end the answer, if another process checked the prompt; None if the engine's own reader did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class PromptReader:
         self.grammars = GrammarCompiler(lambda: grammar_vocabulary(tokenizer.for_grammars(), vocab_size))
 
     async def read(self, prompt: Prompt, params: SamplingParams) -> CheckedPrompt:
-        """What `check` gives. What takes long, a long text or a grammar, is done beside the event loop."""
+        """The result of `check`. Long texts and grammars are checked in a thread beside the event loop."""
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
         is_long = isinstance(text, str) and len(text) > LONG_CHARS
         if is_long or params.structured_outputs is not None:  # a grammar may have to be compiled

@@ -120,7 +120,7 @@ def usable_bytes(config: EngineConfig, device: torch.device) -> int:
 def share_of_gpu(config: EngineConfig, free: int, total: int) -> int:
     """What an engine may take of a GPU: the share that was asked for, or 90% as far as it is free.
 
-    Whoever says how much KV to take, and no share, has decided: then all that is free may be taken.
+    With `kv_memory_bytes` and no share given, all memory that is free may be taken.
     """
     share = config.gpu_memory_utilization
     if share is None:
@@ -129,7 +129,7 @@ def share_of_gpu(config: EngineConfig, free: int, total: int) -> int:
         raise ConfigError(
             f"gpu_memory_utilization: found {share:g}, which is {show_size(int(total * share))} of this GPU's "
             f"{show_size(total)}, where {show_size(free)} are free. Lower it to {int(free / total * 100) / 100:g}, or "
-            "end what else runs there."
+            "end other programs on it."
         )
     return int(total * share)
 
@@ -177,8 +177,8 @@ def _with_context_that_fits(
         )
     longest -= longest % geometry.page_size if longest > geometry.page_size else 0
     notes.append(
-        f"context {longest:,} instead of the model's {wanted:,}: that would take {show_size(needed)} of KV memory, and "
-        f"{show_size(kv_bytes)} are what this machine gives. Set max_model_len or kv_memory_bytes to choose."
+        f"context {longest:,} instead of the model's {wanted:,}, which would take {show_size(needed)} of KV memory: "
+        f"this machine gives {show_size(kv_bytes)}. Set max_model_len or kv_memory_bytes to choose."
     )
     return replace(limits, max_context_tokens=longest)
 
@@ -196,11 +196,11 @@ def _with_requests_that_fit(
         )
     if config.max_num_seqs is not None:
         raise ConfigError(
-            f"max_num_seqs: found {limits.max_running}; wanted at most {most}, so many have a page each in {kv_bytes} "
-            "bytes of KV. Lower max_num_seqs or max_num_batched_tokens, or raise kv_memory_bytes."
+            f"max_num_seqs: found {limits.max_running}; wanted at most {most}: {kv_bytes} bytes of KV have no page for "
+            "more. Lower max_num_seqs or max_num_batched_tokens, or raise kv_memory_bytes."
         )
     notes.append(
-        f"max_num_seqs is {most} instead of {limits.max_running}: so many have a page each in {kv_bytes} bytes of KV. "
+        f"max_num_seqs is {most} instead of {limits.max_running}: {kv_bytes} bytes of KV have no page for more. "
         "Set max_num_seqs or kv_memory_bytes to choose."
     )
     return replace(limits, max_running=most)

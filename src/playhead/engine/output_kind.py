@@ -14,7 +14,7 @@ from playhead.sampling_params import RequestOutputKind
 
 
 class OutputView:
-    """One stream's outputs, as `SamplingParams.output_kind` says. Of a request that goes on, `known` is not new."""
+    """One stream's outputs, as `SamplingParams.output_kind` says. `known` is what a resumed request had before."""
 
     def __init__(self, kind: RequestOutputKind, known: Sequence[CompletionOutput] = ()) -> None:
         self._kind = kind

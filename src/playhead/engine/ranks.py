@@ -43,18 +43,20 @@ def check_ranks(config: EngineConfig, spec: ModelSpec, device: torch.device) -> 
     for layer in spec.layers:
         attention = layer.attention
         if attention.qk_norm is QKNorm.FULL:
-            raise refused(num_ranks, f"{spec.family} norms all query heads together, and ranks have some each")
+            raise refused(
+                num_ranks, f"{spec.family} norms all query heads together, and each rank has only some of them"
+            )
         if attention.num_kv_heads % num_ranks and num_ranks % attention.num_kv_heads:
-            raise refused(num_ranks, f"{attention.num_kv_heads} KV heads cannot be divided among so many")
+            raise refused(num_ranks, f"{attention.num_kv_heads} KV heads cannot be divided among so many ranks")
         if not first_shard(config).is_exact and attention.num_heads % num_ranks:
-            raise refused(num_ranks, f"{attention.num_heads} query heads cannot be divided among so many")
+            raise refused(num_ranks, f"{attention.num_heads} query heads cannot be divided among so many ranks")
         if isinstance(layer.mlp, MoeSpec) and layer.mlp.num_experts % num_ranks:
-            raise refused(num_ranks, f"{layer.mlp.num_experts} experts cannot be divided among so many")
+            raise refused(num_ranks, f"{layer.mlp.num_experts} experts cannot be divided among so many ranks")
     last = Shard(rank=num_ranks - 1, num_ranks=num_ranks, mode=config.tp_mode)
     columns = [layer.mlp.size for layer in spec.layers if isinstance(layer.mlp, MlpSpec)]
     for size in (spec.vocab_size, spec.hidden_size, *columns):
         if not last.size(size):
-            raise refused(num_ranks, f"shares of {size} columns leave the last of so many with nothing")
+            raise refused(num_ranks, f"shares of {size} columns leave the last rank with none")
 
 
 def refused(num_ranks: int, why: str) -> ConfigError:

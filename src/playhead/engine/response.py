@@ -36,7 +36,7 @@ class ResponseBuilder:
     cumulative_logprob: float = 0.0
     first_token_s: float | None = None
     num_taken: int = 0
-    """Tokens up to the last one that `take` was given: most of a plain request's it is not given."""
+    """Tokens up to the last one that `take` got. Most tokens of a plain request do not go through `take`."""
     ended_by: FinishReason | None = None
     is_whole: bool = False
     error: PlayheadError | None = None

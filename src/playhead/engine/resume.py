@@ -3,8 +3,8 @@
     last = ... the last output that was seen of a request, here or on another machine
     engine.submit(name, checked, RequestOptions(resume_from=tuple(last.outputs)))
 
-What follows is what would have followed. The next draw has the number that it would have had, penalties count the
-tokens so far, a stop string may have begun in them, a grammar has taken them, and lengths count from the prompt on.
+The next tokens are those that the earlier run would have given. The next draw has the number that it would have had;
+penalties, stop strings and the grammar take the tokens so far into account; lengths count from the end of the prompt.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def take_up(response: ResponseBuilder, outputs: tuple[CompletionOutput, ...], vo
             raise RequestError(WHERE, found, "an output that has not ended", "Take it as it is: nothing follows.")
     request.num_sampled = len(request.output)
     if request.output:
-        # Somebody waits in the middle of an answer: it goes before those that have not begun.
+        # Its client waits in the middle of an answer, so it goes before requests that have not begun.
         request.num_preemptions = MAX_PREEMPTIONS
     if request.matcher is not None:
         try:
@@ -63,5 +63,5 @@ def check(so_far: CompletionOutput, asked: SamplingParams, vocab_size: int) -> N
 
 
 def reports_of(table: dict[int, Logprob]) -> list[TokenReport]:
-    """A table of logprobs as a sampler reports it. A table that its keeper has elsewhere is empty."""
+    """A table of logprobs as a sampler reports it. A table that another process keeps is empty here."""
     return [TokenReport(token, one.logprob, one.rank or 0) for token, one in table.items()]

@@ -136,7 +136,7 @@ class Serving:
         raise kept_here()
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start the thread. Until it ends nobody else may use the engine."""
+        """Start the thread. Until it ends no other caller may use the engine."""
         self.loop = loop
         self.is_open, self.cause = True, None
         # A daemon: a program that forgets to close the engine can still end.
@@ -285,12 +285,12 @@ class Serving:
         return not self.tickets or self._num_there + num_sequences <= self.max_requests
 
     def _admit(self) -> None:
-        # Once the thread is to end, nobody would serve who is let in. `wake` tells those in line.
+        # A request that is let in after the thread was asked to end would never run. `wake` tells those in line.
         while self.is_open and self.line and self._has_room(len(next(iter(self.line)).samples)):
             self._hand_over(self.line.popitem(last=False)[0])
 
     def _all_in_line(self) -> list[Ticket]:
-        """Everybody in line, who is not in it any more."""
+        """Empty the line; gives the tickets that stood in it."""
         found = list(self.line)
         self.line.clear()
         return found

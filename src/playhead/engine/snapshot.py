@@ -1,6 +1,6 @@
 """What an engine has done and holds at one moment, as plain data that can go to another process. No torch.
 
-`take_snapshot` is for whoever watches: a page, a scrape of metrics. A snapshot has the same size after an hour as after
+`take_snapshot` is for watchers: a page, a scrape of metrics. A snapshot has the same size after an hour as after
 a minute, and one of a million pages takes a few milliseconds.
 """
 
@@ -50,8 +50,8 @@ class GroupUse:
     """One KV group: its pages and who has them. `window` is None for full attention.
 
     `num_pages` counts the pages of the slabs that the group has now, which are its free, held, cached, in-flight and
-    quarantined ones. Groups share slabs, so it goes up and down. `num_available` pages could be taken now, had no
-    other group the same wish. A page without bytes belongs to a full group without layers: it is a name.
+    quarantined ones. Groups share slabs, so it goes up and down. `num_available` pages could be taken now, if no
+    other group takes slabs first. A page without bytes belongs to a full group without layers: it is a name.
 
     `page_states` is the map: a byte per `pages_per_square` pages, in the order of the pool, each a `PageState`.
     """
@@ -191,7 +191,7 @@ def _group_use(kv: HybridKVCache, index: int) -> GroupUse:
 
 
 def _page_states(kv: HybridKVCache, index: int, pages_per_square: int) -> bytes:
-    """The map of a group's pages. The sink, page 0, is nobody's."""
+    """The map of a group's pages. The sink, page 0, belongs to no request."""
     allocator = kv.allocator
     group = allocator.groups[index]
     # A page that was handed out, and is neither held nor given up, is kept by the prefix cache.

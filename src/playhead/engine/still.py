@@ -7,22 +7,22 @@ import weakref
 from collections.abc import Callable
 
 _OWNERS: set[int] = set()
-"""Who has left objects out, in this process: the collector is the process's."""
+"""The `StillObjects` of this process that have left objects out: a process has one collector."""
 
 
 class StillObjects:
-    """What an engine keeps: hundreds of thousands of objects, which the collector would look through in the middle of
-    a step, for 50 to 150 ms.
+    """Keeps the garbage collector away from an engine's objects: it would look through hundreds of thousands of them in
+    the middle of a step, for 50 to 150 ms.
 
-    Everything there is is left out, not the engine's alone, until the last owner lets go or is gone. Objects that
-    somebody else had frozen before stay frozen.
+    All objects of the process are left out, not only the engine's, until the last owner lets go or is gone. Objects
+    that other code had frozen before stay frozen.
     """
 
     def __init__(self) -> None:
         self._let_go: Callable[[], object] | None = None
 
     def leave_out(self) -> None:
-        """All objects there are. The first call collects what is garbage among them; later ones take no time."""
+        """Leave out all objects there are now. The first call collects garbage before; later ones take no time."""
         if self._let_go is None:
             gc.collect()
             if _OWNERS or not gc.get_freeze_count():
@@ -45,4 +45,4 @@ def _leave(owner: int) -> None:
 
 
 def _stay() -> None:
-    """Somebody else froze objects first, and may count on it."""
+    """Other code froze objects first, and may count on it."""

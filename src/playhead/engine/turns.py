@@ -43,7 +43,7 @@ class Turns:
         return self._place.here.locked()
 
     def take(self, work: Callable[[], T]) -> T:
-        """Do the work when it is this thread's turn. A thread that waits already would never get another."""
+        """Do the work when it is this thread's turn. Refused where it would wait for itself."""
         if self.is_here:
             raise MisuseError(
                 "engine: called from within its own step, by a callback or a finalizer. Call it after the step has "

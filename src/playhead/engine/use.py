@@ -68,8 +68,8 @@ class EngineUse:
         thread, user = threading.current_thread(), self._user
         if thread is not user and user is not None and user.is_alive() and (has_work or self.inside.locked()):
             raise MisuseError(
-                f"engine: thread {thread.name!r} used it while thread {user.name!r} does. Call LLM, which serves many "
-                "threads, or playhead.AsyncEngine."
+                f"engine: thread {thread.name!r} called it while thread {user.name!r} uses it. Call LLM, which serves "
+                "many threads, or playhead.AsyncEngine."
             )
 
 

@@ -58,7 +58,7 @@ class Grammar:
     def start(self, spent: LLMatcher | None = None) -> tuple[LLMatcher, LLMatcher]:
         """llguidance's state before the first token, the caller's own, and the matcher that it is a copy of.
 
-        Where copies of `spent` have no room left, and nobody has said so before, a new matcher takes its place.
+        `spent` is a matcher whose copies have no room left. A new one takes its place, unless one has done so already.
         """
         with self._lock:
             if self._first is spent:

@@ -74,7 +74,7 @@ class Matcher:
 
     def follow(self, output: list[int]) -> None:
         """Take the tokens of the answer that are new. A second call changes nothing."""
-        if self._is_taking:  # the last call was interrupted: nobody knows what the state has taken
+        if self._is_taking:  # the last call was interrupted: what the state has taken is unknown
             (self.state, self._source), self.num_taken = self._grammar.start(), 0
         new = output[self.num_taken :]
         self._is_taking = True

@@ -303,7 +303,7 @@ def audit_replays(runner: GraphRunner, step: SampledStep, ctx: FillContext, repo
             report.findings.append(Finding(check=check, bucket=bucket, where=where, message=message))
 
     is_compiled = isinstance(runner.capture, PiecewiseCapture) and not runner.capture.keeps_bits
-    if ctx.raw(runner.step.axis) < bucket:  # first: `replayed` is a copy of all KV memory, and here are two more
+    if ctx.raw(runner.step.axis) < bucket:  # before `replayed`: these two and it are copies of all KV memory
         compare(Check.PADDED_VALUES, run(padding_seed=1), run(padding_seed=2))
     replayed = run()
     compare(Check.REPLAY_TWICE, replayed, run())
@@ -315,8 +315,8 @@ def audit_replays(runner: GraphRunner, step: SampledStep, ctx: FillContext, repo
 def audit_padded_rows(runner: GraphRunner, step: SampledStep, ctx: FillContext, report: Report) -> None:
     """Consecutive steps on one fill, then a fill without poison: padded rows must be in the sink at every moment.
 
-    A graph may leave its slots as the next step's inputs. One that moves padded rows as well writes live memory at
-    the next step, though every fill puts them back.
+    A graph may leave its slots as the next step's inputs. If it moves padded rows too, they write live memory at the
+    next step, although every fill puts them back.
     """
     bucket, where = ctx.padded(runner.step.axis), f"raw {ctx.raw(runner.step.axis)}"
     exact = replace(ctx, padded_bs=ctx.raw_bs, padded_num_tokens=ctx.raw_num_tokens)

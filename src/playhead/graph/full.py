@@ -27,9 +27,9 @@ class FullCapture:
     """Captures everything, so nothing of a replay runs in Python.
 
     The first size of a callable is warmed up. The others share its libraries, tables and workspaces, and a kernel that
-    only they need is compiled and loaded while they are captured. That was a third of a capture's time. A callable may
-    not keep what it makes at the first call of a size: that memory is the graph's. An audit finds it, because a second
-    capture of the size then has other ops.
+    only they need is compiled and loaded while they are captured. Warming up every size took a third of a capture's
+    time. A callable may not keep a tensor that it makes at the first call of a size: its memory is the graph's. An
+    audit finds such a callable, because a second capture of the size then has other ops.
     """
 
     mode = Mode.FULL

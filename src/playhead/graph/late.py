@@ -1,8 +1,9 @@
 """A slot that is filled when a part of the step already runs.
 
-A step may be captured as two graphs (`split.py`). What only the second one reads need not be known when the first is
-launched. Such a slot is declared like any other. It lies in an arena of its own, which is sent alone. Its rows may be
-written where they are sent from: they may be long, and few of them may have something else than padding.
+A step may be captured as two graphs (`split.py`). The values of a slot that only the second graph reads need not be
+known when the first is launched. Such a late slot is declared like any other, and lies in an arena of its own, so that
+its copy sends no other slot. Its rows can be long, and most of them padding, so a caller may write single rows straight
+into the host memory that is sent (`open_late`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class LateRows:
     stage: Stage
     values: np.ndarray[Any, Any]
     rows: Sequence[np.ndarray[Any, Any]]
-    """The rows of `values`, and below the first one's address: asking an array takes longer than most writes."""
+    """The rows of `values`; `address` is the first one's. Both are kept: asking numpy takes longer than most writes."""
     address: int
     row_bytes: int
     written: Sequence[int] = ()
@@ -44,9 +45,9 @@ class LateRows:
 
 
 class LateRegistry(CudaGraphBufferRegistry):
-    """A registry with a `late` slot besides. `fill_from` fills that too where the batch has its values.
+    """A registry with a `late` slot besides the others. `fill_from` fills it too if the batch has its values.
 
-    A late fill is no fill for `num_fills`: a graph that goes on in place finds its other slots as it left them.
+    `num_fills` does not count late fills: they leave all other slots as they were, so `replay_advanced` stays allowed.
     """
 
     def __init__(
@@ -60,8 +61,8 @@ class LateRegistry(CudaGraphBufferRegistry):
     ) -> None:
         super().__init__(max_bs=max_bs, max_num_tokens=max_num_tokens, device=device, port=port)
         if not late.staged or late.axis != "bs" or late.leaves_tail:
-            wanted = "staged values of requests, with padding that is written"
-            raise SlotError(late.name, "a late slot of another kind", wanted, "Fill it with the others.")
+            wanted = "staged=True, axis 'bs', and a padding policy that writes the tail"
+            raise SlotError(late.name, "declared as a late slot", wanted, "Register it like other slots.")
         self._late, self._late_stages = late, list[LateRows]()
         self._open: LateRows | None = None
 
@@ -104,7 +105,7 @@ class LateRegistry(CudaGraphBufferRegistry):
         opened.stage.settle()
         # Marked before the first write: a fill that is cut short must not hide rows from the next one.
         written, opened.written = opened.written, rows
-        if written != rows:  # mostly a batch goes on, and the same rows are written again
+        if written != rows:  # mostly the same batch goes on and writes the same rows again
             for row in written:
                 opened.rows[row][...] = self._late.pad_value
         return opened

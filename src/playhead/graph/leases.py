@@ -1,8 +1,8 @@
 """How long a tensor in a bridge holds what its break put there.
 
 All calls of a break share its bridges. A tensor in one of them is good until the next call takes the memory; a capture
-that reads it later would replay somebody else's values. While a capture runs, every tensor in a bridge has a lease,
-views of it inherit the lease, and reading on an expired lease is refused.
+that reads it later would replay the values of that next call. While a capture runs, every tensor in a bridge has a
+lease, views of it inherit the lease, and reading on an expired lease is refused.
 """
 
 from __future__ import annotations

@@ -268,11 +268,11 @@ class PiecewiseCapture:
 
     @property
     def keeps_bits(self) -> bool:
-        """Whether the pieces round as the callable itself does: a compiler fuses ops, and they round otherwise."""
+        """Whether the pieces round as the callable itself does: a compiler fuses ops, which then round differently."""
         return self._compile_piece is as_traced
 
     def prepare(self, fn: StepFn, inputs: Inputs) -> StepFn:
-        """The split form of `fn`, made at the first size and used for all: that must not be a size of one row."""
+        """The split form of `fn`, made at the first size, which must have more than one row, and used for all."""
         if fn not in self._programs:
             self._programs[fn] = split_at_breaks(fn, inputs, self._compile_piece)
         return self._programs[fn]

@@ -218,7 +218,7 @@ class CudaGraphBufferRegistry:
     def fill_from(self, batch: Batch, ctx: FillContext) -> None:
         """Write every slot for this step: padding, values, hooks. Bad sources raise before any device memory changes.
 
-        A hook is the slot's own code and runs last: what it raises comes after the others were written.
+        A hook is the slot's own code and runs last: when it raises, the other slots have been written.
         """
         self._check_fill(batch, ctx)
         self._num_own_fills += 1

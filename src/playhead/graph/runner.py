@@ -62,7 +62,7 @@ class GraphRunner:
         self.step, self.registry, self.capture, self.backend = step, registry, capture, backend
         self.dispatcher = dispatcher
         self._captured: dict[int, CapturedStep] = {}
-        self.is_capturing = False  # another thread may ask: a capture takes longer than a step that is well
+        self.is_capturing = False  # other threads read it: a capture may take longer than a healthy step
         self.reports: dict[int, CaptureReport] = {}
         self.num_replays, self.num_raw = Counter[int](), Counter[int]()  # by bucket; raw rows are not padding
         self._views: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
@@ -85,8 +85,8 @@ class GraphRunner:
     ) -> FillContext:
         """The fill context of a step in a bucket, with what the previous pipeline stage handed over, if there is one.
 
-        A full graph over tokens has room for as many requests as its tokens could belong to. One with breaks has no
-        batch size: what is live sees the requests there are.
+        A full graph over tokens has room for as many requests as its tokens could belong to. A graph with breaks has
+        no batch size: its breaks run live and see the step's own requests.
         """
         padded_bs = padded_num_tokens = bucket
         if self.step.axis == "tokens":
@@ -96,7 +96,7 @@ class GraphRunner:
             if raw_num_tokens != raw_bs * self.step.num_tokens_per_bs:
                 raise GraphError(
                     f"{self.step.name}: {raw_num_tokens} tokens of {raw_bs} requests; wanted "
-                    f"{self.step.num_tokens_per_bs} of each. Steps of other shapes go over tokens."
+                    f"{self.step.num_tokens_per_bs} of each. Use a runner over tokens for steps of other shapes."
                 )
         return FillContext(
             raw_bs=raw_bs,
@@ -182,15 +182,15 @@ class GraphRunner:
         return self._run_filled(decision, ctx, live)
 
     def run_or_go_on(self, batch: Batch | None, num_requests: int) -> StepResult:
-        """A step over requests; without a batch, the one that the slots hold already."""
+        """Run a step over requests: `batch`, or without one the step whose inputs are in the slots already."""
         if batch is None:
             return self.replay_advanced()
         return self.run(batch, raw_bs=num_requests, raw_num_tokens=num_requests * self.step.num_tokens_per_bs)
 
     def replay_advanced(self) -> StepResult:
-        """The step after the one that ran last, over slots which that one left as this one's. Nothing is filled.
+        """Run the next step on the inputs that the last step's graph left in the slots. Nothing is filled.
 
-        Refused if the slots were filled since: another runner over the same registry may have done that.
+        Refused if the slots were filled since the last step, for instance by another runner over the same registry.
         """
         if self._last is None:
             raise GraphError(f"{self.step.name}: replay_advanced without a step before it. Call run first.")
@@ -268,7 +268,7 @@ class GraphRunner:
     def views(self, ctx: FillContext) -> Mapping[str, torch.Tensor]:
         """Every slot at the padded size. Making views costs more than replaying, so they are kept.
 
-        Of the many sizes that a step over tokens can have, the captured ones are.
+        A step over tokens can have many sizes: only views of captured sizes are kept.
         """
         key = (ctx.padded_bs, ctx.padded_num_tokens)
         views = self._views.get(key)
@@ -287,9 +287,9 @@ class GraphRunner:
         return SlotViews({name: view for name, view in views.items() if slots[name].axis != "bs"}, self._explain_absent)
 
     def largest_inputs(self) -> Inputs:
-        """What a graph of all rows would read. A form of the callable that serves all sizes is made of these.
+        """The inputs at the largest size. The form of the callable that serves all sizes is traced with these.
 
-        A trace of one row would have the number 1 in it, and no other size could use it.
+        A trace made with one row would contain the number 1, and no other size could use it.
         """
         most = self.registry.max_bs if self.step.axis == "bs" else self.registry.max_num_tokens
         return self.graph_inputs(self.placeholder_context(most))

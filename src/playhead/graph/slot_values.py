@@ -54,7 +54,7 @@ def as_host_array(slot: GraphSlot, dtype: np.dtype[Any], source: object) -> np.n
         with np.errstate(over="ignore", invalid="ignore"):  # what does not fit is found below, and refused
             converted = array.astype(dtype, casting="unsafe")
         is_same = np.array_equal(converted, array)
-        if slot.dtype.is_floating_point:  # rounding is what a float is; becoming infinite is not
+        if slot.dtype.is_floating_point:  # a float may round, but not become infinite
             is_same = np.array_equal(np.isfinite(converted), np.isfinite(array))
     except (TypeError, ValueError, OverflowError) as error:
         raise SlotError(slot.name, f"source {type(source).__name__}", f"numbers of {dtype}", str(error)) from error

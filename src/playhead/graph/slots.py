@@ -36,7 +36,7 @@ class PaddingPolicy(Enum):
     FILL_ONCE = "fill_once"
     """`pad_value`, written at registration and again only where a larger fill left values behind.
 
-    Only for slots that fills alone write: a graph or a hook that moved the padding would leave it moved."""
+    Only for slots that nothing but fills writes: if a graph or a hook changed the padding, it would stay changed."""
 
 
 LEAVES_TAIL = frozenset({PaddingPolicy.KEEP_PAD, PaddingPolicy.FOREACH_COPY})
@@ -129,7 +129,7 @@ class GraphSlot:
     """The values come from the host and travel in the registry's one packed copy."""
     index: IndexSpace | None = None
     tail_unread: str | None = None
-    """Why nobody reads the rows a tail-leaving policy does not write. The audit poisons them to prove it."""
+    """Why no kernel reads the rows that a tail-leaving policy does not write. The audit poisons them to prove it."""
     graph_writes: str | None = None
     """Why captured work may write this slot. Without it a write is a finding of the audit."""
     slice_fn: SliceFn | None = None
@@ -194,8 +194,8 @@ class GraphSlot:
             wanted = f"an integer that fits {self.dtype}"
             yield f"pad_value {self.pad_value}", wanted, "A value that wraps points somewhere else."
         if policy is PaddingPolicy.FILL_ONCE and (self.graph_writes or self.post_fill):
-            fix = "What else writes the padding would stay there. Use ZERO or FILL_SENTINEL."
-            yield "FILL_ONCE with graph_writes or post_fill", "a slot that fills alone write", fix
+            fix = "A graph or hook that writes the padding would leave it changed. Use ZERO or FILL_SENTINEL."
+            yield "FILL_ONCE with graph_writes or post_fill", "a slot that only fills write", fix
         yield from self._broken_rules_of_writers()
         if self.index is not None:
             yield from self._broken_rules_of_indices(self.index)
@@ -217,7 +217,7 @@ class GraphSlot:
 
     def _broken_rules_of_indices(self, index: IndexSpace) -> Iterator[tuple[str, str, str]]:
         if self.axis == "none":
-            yield "axis 'none' with index", "axis 'bs' or 'tokens'", "Which of its numbers are padding?"
+            yield "axis 'none' with index", "axis 'bs' or 'tokens'", "Without an axis no row is known to be padding."
         if self.dtype is not index.dtype:
             found = f"{self.dtype} into space {index.name!r}"
             yield found, f"{index.dtype}", "One index space has one dtype everywhere."

@@ -37,7 +37,7 @@ class CopyPort(Protocol):
 
 
 class HostChannel:
-    """Host to host: the copy is done when it returns. Of bytes, which begins in half of numpy's time."""
+    """Host to host: the copy is done when it returns. It copies bytes, which starts in half of numpy's time."""
 
     def __init__(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         self._dst, self._src = dst.numpy().data, src.numpy().data

@@ -53,7 +53,7 @@ def decode(
     key_BJ = torch.where(seen_BJ, key_BJ, 0)
     table_BP = page_table_RP[rows_B.long()]
     page_BJ, slot_BJ = table_BP.gather(1, (key_BJ // page_size).long()), key_BJ % page_size
-    # Rows nobody may see can hold anything, and 0 * NaN is NaN.
+    # Keys that no query may see can hold anything, and 0 * NaN is NaN.
     k_BJKD = torch.where(seen_BJ[..., None, None], k_cache_NSKD[page_BJ, slot_BJ], 0).float()
     v_BJKE = torch.where(seen_BJ[..., None, None], v_cache_NSKE[page_BJ, slot_BJ], 0).float()
 
@@ -78,7 +78,7 @@ def write_and_decode(
 ) -> None:  # fmt: skip
     """`qk_rope_write`, then `decode`, over a packed projection: writes every row of `out_BY`, all heads of the output.
 
-    The kernel that does both leaves the projection as it is. To a request at the sink it gives what its own value is,
+    The kernel that does both leaves the projection as it is. A request at the sink gets its own value as output,
     whatever the sink holds.
     """
     num_kv_heads, k_head_dim, v_head_dim = *k_cache_NSKD.shape[2:], v_cache_NSKE.shape[3]

@@ -1,7 +1,7 @@
 """Top-k, top-p and min-p as one number per row: the least key that may be drawn.
 
 A token's key orders as its logit does, and equal logits by lower id first. Each filter keeps the tokens that reach some
-key, so a row's filters are the largest of their keys. Nothing is written but that number: whoever chooses a token
+key, so a row's filters are the largest of their keys. Nothing is written but that number; the choice of a token
 compares with it.
 
 Top-p compares sums of probabilities. They are sums of integers, which are the same in any order, so the reference,

@@ -2,9 +2,9 @@
 
 A step that wants tokens alone need not store its logits: on a GPU one kernel multiplies and keeps each row's best id.
 It chooses from the very numbers that `head_logits` stores for as many rows, so a request's tokens do not depend on
-whether somebody beside it wants logits. `can_choose` says for which heads and how many rows there is such a kernel.
-On a GPU it adds up a row's inputs in ascending order, whatever its tiles: up to LONG_ROW inputs that is the order of
-`matmul_in_order`.
+whether another request of the step wants logits. `can_choose` says for which heads and how many rows there is such a
+kernel. On a GPU it adds up a row's inputs in ascending order, whatever its tiles: up to LONG_ROW inputs that is the
+order of `matmul_in_order`.
 
 Shapes: N rows, M hidden, V vocabulary, R rows of the scratch.
 """

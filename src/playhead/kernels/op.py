@@ -147,7 +147,7 @@ def _work(bind: Callable[..., Work | None], reference: Callable[..., Any], *args
 
 
 def _run_bound(bind: Bind, *args: Any) -> None:
-    # Rows that nobody reads hold anything, and numpy would warn about them.
+    # Padded rows may hold anything, and numpy would warn about them.
     with np.errstate(all="ignore"):
         bind(*args)()
 

@@ -91,7 +91,7 @@ def signature(value: Any) -> Any:
 
 
 def is_elsewhere(value: Any) -> bool:
-    """Whether an argument of an op is a device, or of one: a tensor, or tensors. The host is none."""
+    """Whether an argument of an op is a device other than the host, or a tensor, or several, on such a device."""
     if isinstance(value, list | tuple):
         return any(is_elsewhere(one) for one in value)
     device = value.device if isinstance(value, Tensor) else value

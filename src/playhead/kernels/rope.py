@@ -79,7 +79,7 @@ def qk_rope_write(
 ) -> None:  # fmt: skip
     """Norms and rotates q in place, and writes the normed, rotated k and the plain v to their locations.
 
-    Nothing is written to the sink: the tokens there are nobody's, and may be anything that is no number.
+    Nothing is written to the sink: tokens at the sink belong to no request, and may be NaN or infinite.
 
     Weights and table are those of `turned_heads`. `locs_T` are locations of the layer's own group; -1 is the sink, as 0
     is. k itself is left alone: attention reads the cache. Everything between the load and the store is float32, so q

@@ -15,11 +15,11 @@ SLOTS = NUM_SMS * PROGRAMS_PER_SM
 
 # Enough waves that requests of unequal length even out, and little left over in the last one.
 LEAST_WAVES = 1.5
-LEAST_WAVES_OF_SMALL = 2  # where programs are so small that twice as many run at once: more than all of these
+LEAST_WAVES_OF_SMALL = 2  # for small programs, of which twice as many run at once: more than that many
 LEAST_FILL = 0.85
 
-# With this many splits each, unequal requests even out inside one wave, and a second one would cost its latency. Two
-# programs an SM then: measured, what a third saves is less than its part costs to merge.
+# With this many splits each, unequal requests even out inside one wave, and a second wave would cost its latency. An SM
+# then gets two programs: measured, a third saves less than it costs to merge its part.
 ENOUGH_SPLITS = 32
 SMALL_WAVE = 2 * NUM_SMS
 
@@ -94,7 +94,8 @@ def keys_per_split(
 
 def is_worth_an_order(shape: DecodeShape, num_requests: int) -> bool:
     """Whether the longest requests of a step are to start first: in steps of so many programs that some begin when
-    others have ended, a long one that begins last is what all wait for. Those of wide heads are larger, so fewer run.
+    others have ended. If a long request began last, the step would wait for it. Programs of wide heads are larger, so
+    fewer run at once.
     """
     num_programs = num_requests * shape.num_kv_heads
     return num_programs > MANY_PROGRAMS or (shape.v_head_dim >= WIDE_HEAD and num_programs == MANY_PROGRAMS)
@@ -131,8 +132,9 @@ def wave_fill(num_programs: int) -> float:
 def num_splits_beside_prompts(shape: DecodeShape, num_places: int, num_tokens: int | None = None) -> int:
     """Splits for requests that decode in a step over tokens, which has places for many more than mostly decode there.
 
-    As for a quarter of the places: few requests without splits would be waited for. A thousand programs without a
-    request cost 1 us, so there are no more than eight for each of the tokens. 256 places, Gemma-3-1B: 11 splits.
+    As many as for a quarter of the places: without splits the step would wait for its few requests. A thousand programs
+    without a request cost 1 us, so there are no more than eight for each of the tokens. 256 places, Gemma-3-1B: 11
+    splits.
     """
     splits = num_splits(shape, max(num_places // 4, 1))
     if num_tokens is None:

@@ -12,7 +12,7 @@ from playhead.kv.violations import Violation, ViolationKind, ViolationLog
 
 
 def is_each_once(pages: Sequence[int], marks: Sequence[int]) -> bool:
-    """Whether all of these pages have the mark 1, and none stands twice: what is done to each can be done to all."""
+    """Whether all these pages have the mark 1 and none is listed twice, so that they can be changed all at once."""
     return len(set(pages)) == len(pages) == list(map(marks.__getitem__, pages)).count(1)
 
 
@@ -94,7 +94,7 @@ class PageAllocator:
 
     @property
     def num_available(self) -> int:
-        """Pages that `take` could hand out now, had no other group the same wish."""
+        """Pages that `take` could hand out now, if no other group takes slabs first."""
         return self._num_free + self._arena.num_free * self._pages_per_slab
 
     @property

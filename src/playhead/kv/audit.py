@@ -169,7 +169,7 @@ def _audit_mapping(cache: HybridKVCache, window_group: int) -> list[Violation]:
     is_held = allocator.holder_counts(window_group + 1)[window_of[mapped]] > 0
     is_retained = allocator.retained_mask()[mapped]
     wrong(np.flatnonzero(is_idle & (window_of == NO_PAGE)).tolist(), "listed as cached, but nothing is there")
-    wrong(mapped[full_of[window_of[mapped]] != mapped].tolist(), "the way back leads to another")
+    wrong(mapped[full_of[window_of[mapped]] != mapped].tolist(), "the mapping back names another page")
     wrong(mapped[is_held & is_idle[mapped]].tolist(), "held and listed as cached")
     wrong(mapped[~is_held & ~is_idle[mapped]].tolist(), "kept by nobody")
     wrong(mapped[~is_held & ~is_retained].tolist(), "kept under a page that is not retained")
@@ -183,7 +183,7 @@ def _audit_mapping(cache: HybridKVCache, window_group: int) -> list[Violation]:
 def _audit_rows(cache: HybridKVCache, group_index: int) -> list[Violation]:
     """A row shows its sequence's pages, window pages from the frontier on, and the sink everywhere else.
 
-    What a row shows and should not may have been written: each such page is a violation too.
+    A step may have written a page that a row shows wrongly, so each such page is a violation too.
     """
     table, name = cache.rows.tables[group_index], cache.allocator.groups[group_index].name
     # Beyond the longest row in use everything must be empty: that is most of the table, and one look at all of it.

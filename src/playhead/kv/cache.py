@@ -127,7 +127,7 @@ class HybridKVCache:
     def reserve(self, seqs: Sequence[SequenceKV], ends: Int32Array) -> None:
         """Pages for the tokens of each sequence before its end, for all or for none. No token is placed.
 
-        A step that finds its next places reserved needs no word from the host.
+        A step that finds its next places reserved needs nothing from the host.
         """
         rows = np.array([seq.row for seq in seqs], dtype=np.int32)
         num_pages = -(-np.minimum(ends, self.plan.limits.max_context_tokens) // self._page_size)
@@ -168,7 +168,7 @@ class HybridKVCache:
                 with Change(self):
                     self._offer(seq, self._whole_pages(token_key(tokens), known))
         finally:
-            self._release([seq])  # an end is an end, whatever became of the offer
+            self._release([seq])  # the request has ended even if the offer raised
 
     def preempt(self, seq: SequenceKV, tokens: Sequence[int]) -> None:
         """Take a running request's memory; it will be admitted again and computed anew, or found in the cache."""
@@ -189,14 +189,14 @@ class HybridKVCache:
 
     def flush_prefixes(self) -> None:
         """Forget all cached prefixes; running sequences keep their pages."""
-        if not self.in_doubt:  # counted again, the account has none
+        if not self.in_doubt:  # in doubt: the recount empties the cache
             with Change(self):
                 self.prefix.flush()
 
     # Steps.
 
     def launch(self) -> Step:
-        """A step that cannot fail: begun and committed at once. Without a device, that is."""
+        """Begin and commit a step at once: for callers without a device, whose steps cannot fail."""
         step = self.begin()
         self.commit()
         return step
@@ -208,7 +208,7 @@ class HybridKVCache:
     def commit(self) -> None:
         """The step that was begun is on its way: what was extended counts as written.
 
-        What its sequences need no longer is given up here, and reused when the step has retired.
+        Pages that its sequences no longer need are given up here, and can be reused when the step has retired.
         """
         stride = self._advanced
         if stride is not None and stride.num_placed < stride.next_look and not (self._extended or self.in_doubt):
@@ -232,7 +232,7 @@ class HybridKVCache:
         due = [stride.seqs[place] for place in places.tolist()]
         here = [seq.growth.stride is stride and self.sequences.get(seq.request) is seq for seq in due]
         self._look_at(list(compress(due, here)))
-        # Of those that have left nothing is due any more: else each of them would have every step look at it.
+        # Sequences that have left are never due again: otherwise every later step would look at them.
         looks_at = [stride.looks_at_next(seq) if is_here else NEVER for seq, is_here in zip(due, here, strict=True)]
         stride.looks_at[places] = looks_at
         stride.next_look = int(stride.looks_at.min())
@@ -331,7 +331,7 @@ class HybridKVCache:
     def _adopt(self, seq: SequenceKV, index: int, theirs: int) -> None:
         """Exchange one of a sequence's own pages for the tree's page with the same contents.
 
-        A window page the tree's has lost moves over from ours: a prefix that was computed again can be hit again.
+        If the tree's page has lost its window page, ours moves over: a prefix that was computed again can be hit again.
         """
         allocator, ours = self.allocator, seq.pages[index]
         if allocator.num_holders(FULL, ours) > 1:

@@ -276,7 +276,7 @@ class HybridAllocator:
         return idle
 
     def _give_up(self, group_index: int, pages: Sequence[int]) -> None:
-        """The only sequence that counts on these pages does no more, nor does the cache: most pages end so."""
+        """Free pages that one sequence held alone and the cache does not retain, as most pages end."""
         holders = self._holders[group_index]
         for page in pages:
             holders[page] = 0
@@ -290,7 +290,7 @@ class HybridAllocator:
     def _report_double_drop(self, group_index: int, page: int) -> None:
         name = self.groups[group_index].name
         self._violations.add(
-            Violation(kind=ViolationKind.DOUBLE_FREE, group=name, page=page, detail="dropped while nobody held it")
+            Violation(kind=ViolationKind.DOUBLE_FREE, group=name, page=page, detail="dropped while it was not held")
         )
 
     def _free_windows(self, window_group: int, full_pages: Sequence[int]) -> None:

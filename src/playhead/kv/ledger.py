@@ -1,10 +1,10 @@
 """The account of every page: free + pending + held + cached + quarantined = all, each page once.
 
-`check` compares counts that different code keeps and costs microseconds: the engine runs it after every step. When
-counts differ, and else so seldom that it takes 1% of the time (`KVWatch`), it audits: `audit` recounts everything from
-the sequences, the tree and the free lists. What is wrong is quarantined, and the account is counted again without it
-(`restore.py`); the caller ends the requests that touched it, and everybody else goes on. In strict mode (tests) every
-check is an audit, and raises.
+`check` compares counts that different code keeps and costs microseconds: the engine runs it after every step. `audit`
+recounts everything from the sequences, the tree and the free lists. It runs when counts differ, and otherwise so seldom
+that it takes 1% of the time (`KVWatch`). Pages that are wrong are quarantined, and the account is counted again without
+them (`restore.py`); the caller ends the requests that touched them, and all other requests go on. In strict mode
+(tests) every check is an audit, and raises.
 """
 
 from __future__ import annotations

@@ -19,12 +19,12 @@ MAX_LOCS = 2**31 - 1
 NUM_SINK_SLABS = 1
 
 BYTES_PER_NAME = 16
-"""Bytes of KV to every token that a model without full layers can name: the names take four, a quarter beside them."""
+"""A model without full layers has one name, a full location, for so many bytes of KV; the name itself takes four."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVLimits:
-    """What the scheduler promises: no request longer, no more of them, no more new tokens in a step.
+    """What the scheduler promises: the longest request, how many run at once, how many new tokens a step has at most.
 
     `num_steps_in_flight` is 2 when a step is launched before the last one is read back: the window pages the first
     let go cannot be reused by the second.
@@ -201,8 +201,8 @@ def useful_bytes(geometry: KVGeometry, limits: KVLimits) -> int:
 
 
 def _bytes_with_names(plan: KVPlan, num_requests: int) -> int:
-    """Bytes for so many requests of the longest context. Without full layers every running request's tokens need names:
-    128 tokens of 16 requests take 65,536 bytes for these, however short the window."""
+    """Bytes for so many requests of the longest context. Without full layers, the names of all tokens set a minimum:
+    16 running requests of 128 tokens need at least 65,536 bytes, however short the window."""
     limits = plan.limits
     num_bytes = _least_slabs(plan, limits.max_context_tokens, num_requests) * plan.layout.slab_bytes
     if plan.layout.groups[0].has_bytes:

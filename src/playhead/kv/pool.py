@@ -34,7 +34,7 @@ TORCH_DTYPES: Mapping[KVDtype, torch.dtype] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ForwardTokens:
-    """The tokens of one forward in full space, all int32: what a pool is given, and all it is given.
+    """The tokens of one forward in full space, all int32: all that a pool needs to know of a forward.
 
     Token i stands at `positions_T[i]` of the request in row `rows_T[i]` of the page table, and is written to
     `full_locs_T[i]`. The tokens of a request are next to each other; padding is row 0, position 0, location 0.

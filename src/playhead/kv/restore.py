@@ -1,8 +1,8 @@
 """The account of pages, counted again from the sequences after a change was cut short or a violation was found.
 
 What is trusted: which full pages each sequence has, and which window pages its row shows from its frontier on. All else
-follows from that: holders, free lists, slabs, the mapping, free rows. The prefix cache starts empty, because nobody can
-say which of its pages were written. Pages in quarantine stay there. Only while no step is in flight: what is free
+follows from that: holders, free lists, slabs, the mapping, free rows. The prefix cache starts empty, because it is
+not known which of its pages were written. Pages in quarantine stay there. Only while no step is in flight: what is free
 afterwards may be written at once.
 
 Restoring twice gives the same, so a restoration that is cut short itself is simply done again.

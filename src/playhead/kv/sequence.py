@@ -21,8 +21,8 @@ NO_LOOKS: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # every request begins 
 class Stride:
     """Decode steps of a batch, each of which makes every sequence of the batch one token longer.
 
-    What a sequence has is what it had when it joined, and these steps. `num_placed` counts the steps that were planned,
-    `num_launched` those of them that were launched. A sequence that leaves joins another stride: this one may go on.
+    A sequence has the tokens it had when it joined, and one for each step since. `num_placed` counts the planned steps,
+    `num_launched` the launched ones among them. A sequence that leaves joins another stride: this one may go on.
     """
 
     num_placed: int = 0
@@ -31,7 +31,7 @@ class Stride:
     looks_at: npt.NDArray[np.int64] = field(default_factory=lambda: NO_LOOKS)
     """After how many launched steps each sequence may have something to give up, or to offer."""
     next_look: int = 0
-    """The least of them."""
+    """The least number in `looks_at`."""
 
     def add(self, seqs: Sequence[SequenceKV]) -> None:
         """Sequences that join, to be looked at after the next step. Those that have left are forgotten."""
@@ -41,7 +41,7 @@ class Stride:
         self.next_look = 0
 
     def looks_at_next(self, seq: SequenceKV) -> int:
-        """After how many launched steps a sequence of this stride has something to give up; at once, if to offer."""
+        """After how many launched steps a sequence may have pages to give up; 0 while it still has some to offer."""
         return seq.slides_at - seq.growth.num_launched_tokens if seq.is_offered else 0
 
 

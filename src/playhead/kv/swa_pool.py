@@ -106,8 +106,8 @@ class SWAKVPool:
         """Translate what this forward's window layers need: one op per window group, however many layers.
 
         The result is for this forward only. Inside a captured graph the ops are captured, so a replay translates anew.
-        `is_launched` says that this is a launched step's: its launch has refused a mapping that was not published, and
-        what changed since, changed for later steps.
+        `is_launched` says that the forward belongs to a launched step: the launch has already refused an unpublished
+        mapping, and changes since then are for later steps.
         """
         if not is_launched:
             self.mapping.require_published("begin_forward")
@@ -154,8 +154,8 @@ class SWAKVPool:
     def set_kv_buffer(self, layer: int, locs: ForwardLocs | torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Write one row of `k` and `v` per new token into a layer.
 
-        In a forward pass `begin_forward`'s result; plain full locations are translated for this call alone. The layers
-        of the engine write the same places by `playhead::qk_rope_write`, which also turns the keys.
+        `locs` is `begin_forward`'s result, or plain full locations, which are translated for this call alone. The
+        layers of the engine write the same places by `playhead::qk_rope_write`, which also rotates the keys.
         """
         index, group_index = self.layers_mapping[layer]
         if isinstance(locs, ForwardLocs):

@@ -4,9 +4,9 @@ Row 0 of a `RowTables` belongs to padding and shows the sink everywhere. A row t
 anyone can take it, so a recycled row never shows a former request's pages.
 
 `WindowMapping` is kept by page here and by location on the device. It changes in this class only, every change moves
-its version, and a translation over an unpublished change is refused (`require_published`): forgetting cannot go unseen.
-For a step a pair that was taken away may wait for the next publication: no query sees an expired location, and its full
-page gets a new pair, which cannot wait, before anything is written there.
+its version, and a translation over an unpublished change is refused (`require_published`). Only new pairs must be
+published before a step. The removal of a pair may wait for the next publication: no query sees an expired location, and
+its full page gets a new pair before anything is written there.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ class Experts:
     def places(self, experts_TC: torch.Tensor, live_T: torch.Tensor | None) -> torch.Tensor:
         """Where each chosen expert's matrices are; `count` if they are not here, and for padding.
 
-        An expert's product rounds by how many rows it has. So rows that are no tokens must not be among them: what they
-        hold is chance.
+        How an expert's product rounds depends on its number of rows. So padding rows must not be among them: their
+        values, and the experts chosen for them, are chance.
         """
         return experts_TC if live_T is None else torch.where(live_T[:, None], experts_TC, self.count)
 

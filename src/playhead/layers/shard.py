@@ -3,7 +3,7 @@
 Both modes split attention by heads, feed-forward blocks by hidden columns and the vocabulary by ids. They differ in the
 projections back to the residual:
 
-    fast     each rank multiplies its inputs, and the products are summed over ranks: rounded otherwise than by one rank
+    fast     each rank multiplies its inputs, and the products are summed over ranks: one rank alone rounds differently
     exact    inputs are gathered, each rank makes some of the outputs, and outputs are gathered: the same bits
 """
 
@@ -16,7 +16,7 @@ from playhead.types import TPMode
 
 LANES = 32
 """A share begins at a multiple of this. Matmuls and activations of a CPU take so many columns at once, and round a
-remainder otherwise. So a column has the same bits on its rank as it has on one rank alone."""
+remainder differently. So a column has the same bits on its rank as it has on one rank alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class Shard:
     def query_units(self, attention: AttentionSpec) -> int:
         """What query heads are divided by. Exact ranks keep the heads of a KV head together.
 
-        A CPU multiplies all of them by the KV head's keys at once, and fewer of them round otherwise.
+        A CPU multiplies all of them by the KV head's keys at once, and a product with fewer heads rounds differently.
         """
         return attention.num_kv_heads if self.is_exact else attention.num_heads
 

@@ -74,7 +74,7 @@ def scale_of(values: Sequence[float], axis: Axis, start: float, end: float) -> S
 
 
 def chart(title: str, x_axis: Axis, y_axis: Axis, lines: Sequence[Line]) -> str:
-    """A figure with a caption that says the same to who cannot see it."""
+    """A figure with a caption that says the same to readers who cannot see it."""
     shown = [thin(line) for line in lines if len(line.x)]
     if not shown:
         return f'<figure><figcaption>{escape(title)}</figcaption><p class="none">no data</p></figure>'

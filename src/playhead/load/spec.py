@@ -109,7 +109,7 @@ class LoadSpec:
     duration: float | None = declare(
         None, Setting(help="seconds during which requests are sent", low=0, high=86_400, above=True)
     )
-    warmup: float = declare(0.0, Setting(help="seconds of sending before those that count", low=0, high=86_400))
+    warmup: float = declare(0.0, Setting(help="seconds of sending before the measured ones", low=0, high=86_400))
     dataset: Dataset = declare(
         Dataset.RANDOM,
         Setting(
@@ -161,7 +161,7 @@ class LoadSpec:
     def __post_init__(self) -> None:
         check_settings(self, LOAD_SETTINGS, refused_flag)
         if self.duration is not None and math.inf in self.rates:
-            raise ConfigError("--duration: found it with --rate inf; wanted a finite rate. Give --num-prompts instead.")
+            raise ConfigError("--duration: it needs a finite --rate, and --rate is inf. Give --num-prompts instead.")
 
     @property
     def rates(self) -> tuple[float, ...]:

@@ -11,7 +11,7 @@ import torch
 
 
 class ForwardContext(Protocol):
-    """How these tokens attend. Where they stand, and what is kept of them, is the context's own."""
+    """How these tokens attend. The context itself knows where they stand and what is kept of them."""
 
     def live_rows(self) -> torch.Tensor | None:
         """Which rows are tokens, where others are padding; None if all are, or if no layer asks."""

@@ -1,6 +1,6 @@
 """Rope as configs write it, old and new, turned into one spec per layer type.
 
-The rules are those of transformers 5, whose tests/parity compares us with: where a config has both, `rope_scaling`, the
+The rules are those of transformers 5, with which tests/parity compares: where a config has both, `rope_scaling`, the
 old name, wins over `rope_parameters`, the new one.
 """
 

@@ -11,8 +11,8 @@ from playhead.outputs import FinishReason
 from playhead.sampling_params import SamplingParams
 
 DONE = frozenset((FinishReason.STOP, FinishReason.LENGTH))
-"""How a request with its whole answer ends: what it computed may serve others."""
-MAX_PREEMPTIONS = 8  # then a request goes before all others: no request is computed anew for ever
+"""How a request ends that has its whole answer: the KV that it computed may serve others."""
+MAX_PREEMPTIONS = 8  # after so many a request goes before all others, so none is computed anew for ever
 
 
 @dataclass(slots=True, kw_only=True, eq=False)  # mutable: it is the state of a request
@@ -20,8 +20,8 @@ class Request:
     """One sequence to generate. Lower `priority` goes first; equals go in the order of `arrival`.
 
     `ending_ids` are the token ids that end it, `bad_words` the token ids of what must not come out, `matcher` the place
-    of its output in its grammar. `is_plain` if nobody looks at its tokens one by one before its end. `num_sampled`
-    counts the tokens that launched steps have sampled: those in `output`, and those that the host has not read yet.
+    of its output in its grammar. `is_plain` if its tokens need no look one by one before its end. `num_sampled` counts
+    the tokens that launched steps have sampled: those in `output`, and those that the host has not read yet.
     `DeviceRows` knows its KV memory while it runs.
     """
 
@@ -42,7 +42,7 @@ class Request:
     forced: tuple[int, ...] = ()
     """Tokens that are known before the step that samples the first of them was read."""
     forced_from: int = 0
-    """Where the first of them stands in the answer: `output` gets them one by one."""
+    """Index of the first forced token in the answer: `output` gets them one by one."""
     sampled: tuple[int, Stride] = field(default_factory=lambda: (0, Stride()))
     num_preemptions: int = 0
     num_cached_tokens: int = 0

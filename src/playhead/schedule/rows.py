@@ -23,8 +23,8 @@ class DecodeSlots:
     """What the slots of decode hold after its last step: these sequences, one token longer than the step ran with.
 
     A sequence's next place was known if it had a page when that step was launched: `num_places` counts the tokens of
-    each row that had one. It is missing where a batch just went on: such a batch asks no more than whether it still
-    does. Void when the slots were filled since: `num_fills` is the registry's at that time.
+    each row that had one. It is None after a step in which the whole batch went on: then only the plan that follows
+    that step is recognised. Void when the slots were filled since: `num_fills` is the registry's at that time.
     """
 
     kind: SamplingKind

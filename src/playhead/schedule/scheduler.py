@@ -32,14 +32,14 @@ from playhead.schedule.rows import DeviceRows
 from playhead.schedule.step_plan import StepPlan, is_in_order, prompt_room
 
 RESERVED_TOKENS = 64  # places kept ahead of decoding requests: their steps then need nothing from the host
-LOOK_EVERY_STEPS, SOON_TOKENS, NUM_TOGETHER = 4, 16, 64  # who has few places left gets pages, so many in one step
-VACANCY = 4  # reserve only where this many times as much is to be had
+LOOK_EVERY_STEPS, SOON_TOKENS, NUM_TOGETHER = 4, 16, 64  # of `catch_up`: pages for many requests at once
+VACANCY = 4  # reserve only if so many times the memory is available
 WAITING_PER_RUNNING = 4  # in a longer queue every request would come too late
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleLimits:
-    """`chunk_tokens` are those of a step: of each request that decodes one, the rest of prompts (`prompt_room`)."""
+    """`chunk_tokens` are the tokens of a step: one for each decoding request, the rest for prompts (`prompt_room`)."""
 
     chunk_tokens: int
     max_waiting: int
@@ -81,11 +81,11 @@ class Scheduler:
 
     @property
     def has_enough_waiting(self) -> bool:
-        """Whether those that wait fill the next step: one that comes later, and goes after them, has no part in it."""
+        """Whether the waiting requests fill the next step: a request queued behind them could not run in it."""
         if len(self.waiting) > self._kv.rows.num_free + len(self._left):
             return True
         if self._kv.prefix_caching:
-            return False  # nobody knows how many tokens the cache has
+            return False  # how many of their tokens are cached is not known
         num_tokens = accumulate(len(one.prompt) for one in self.waiting)
         return any(num >= self._limits.chunk_tokens for num in num_tokens)
 
@@ -109,7 +109,7 @@ class Scheduler:
         if self.in_doubt:
             self.take_back(was_launched=True)  # its launch may have been tried
         if self.waiting or not self._in_flight:
-            self.release()  # else nobody needs that memory in this step
+            self.release()  # otherwise no request needs that memory in this step
         if not self._kv.settle():
             self.is_starved = True  # the account can be counted again when the steps in flight are read
             return StepPlan.of(())
@@ -184,9 +184,9 @@ class Scheduler:
         return planned
 
     def _follow(self) -> StepPlan | None:
-        """The step after the last plan: who got a token gets the next one, prompts go on, new requests begin.
+        """The step after the last plan: requests that got a token get the next, prompts go on, new requests begin.
 
-        None if it must be planned anew: the last plan left somebody out, or some token finds no page, or a newcomer's
+        None if it must be planned anew: the last plan left a request out, or some token finds no page, or a newcomer's
         place in the order is between others.
         """
         last = self._last
@@ -209,7 +209,7 @@ class Scheduler:
         return None if chunks is None else self._gone_on(planned, chunks)
 
     def _in_stride(self, last: StepPlan, gone: list[int]) -> StepPlan:
-        """The next decode step of all but those at some places, who keep the tokens that they have."""
+        """The next decode step without the requests at the places `gone`, which keep the tokens that they have."""
         for place in gone:
             if place < last.num_going_on:
                 last.seqs[place].join(Stride())
@@ -231,7 +231,7 @@ class Scheduler:
         if any(num_left == 1 for _, num_left in turns):
             return None  # it takes its turn among those that decode
         room = self._take_turns(turns, prompt_room(self._limits.chunk_tokens, num_decoding), chunks)
-        if self._last is None or len(chunks) < len(turns):  # somebody was preempted, or must wait
+        if self._last is None or len(chunks) < len(turns):  # a request was preempted, or must wait
             self._kv.retract()
             self.is_starved = False
             return None
@@ -253,7 +253,7 @@ class Scheduler:
         return planned
 
     def _opened(self, planned: StepPlan) -> StepPlan:
-        """A plan whose tokens have places: what is not known yet of the steps after it, and what its newcomers get."""
+        """Complete a plan whose tokens have places: reserve places ahead, and count what its newcomers sample."""
         self._reserve(planned)
         planned.num_sure = self._num_sure(planned) if planned and planned.is_decode else 0
         self.open_plan, planned.num_ended_before = planned, self._ended.count
@@ -293,7 +293,7 @@ class Scheduler:
     def _reserve(self, planned: StepPlan) -> None:
         """Places ahead of requests that decode next, for all at once, so that most steps change no table at all.
 
-        Newcomers get theirs alone: the others have more than they have.
+        If only newcomers lack places, only the requests that lack them get more.
         """
         if self._has_next_places(planned):
             return
@@ -325,7 +325,7 @@ class Scheduler:
     def _num_sure(self, planned: StepPlan) -> int:
         """Steps after this one for which every request has a token to sample, a place for it and a place after it.
 
-        -1 if some token of the next step has no place, less if one of this step has none.
+        -1 if a token of the next step has no place; below -1 if a token of this step has none.
         """
         return int(self._slack(planned).min()) - planned.num_on
 
@@ -358,7 +358,7 @@ class Scheduler:
         return is_new
 
     def commit_plain(self, planned: StepPlan, tokens: list[int]) -> tuple[int, list[int]]:
-        """The same for the tokens of a whole step that nobody looks at: those of plain requests.
+        """The same for the tokens of a whole step that need no look: those of plain requests.
 
         Gives how many were new, and the rows whose tokens go through `commit`, the first one last: those of other
         requests, and a request's first token and what may be its last.
@@ -366,7 +366,7 @@ class Scheduler:
         return planned.give_out(tokens, self._looked_at(planned, tokens))
 
     def _looked_at(self, planned: StepPlan, tokens: list[int]) -> list[int]:
-        """The rows whose tokens somebody looks at, in order."""
+        """The rows whose tokens must be looked at one by one, in order."""
         more = set(planned.beginners())
         if planned.num_sure <= 0:
             more.update(planned.at_their_end())
@@ -400,7 +400,7 @@ class Scheduler:
     def catch_up(self) -> None:
         """What can wait until a step runs: ended requests' memory goes back, and some requests get their next pages.
 
-        A plan that lacks a place takes pages for all requests at once, and the device waits for it.
+        Otherwise a plan that lacks a place would take pages for all requests, and the device would wait for that plan.
         """
         self.release()
         last = self._last
@@ -408,7 +408,7 @@ class Scheduler:
             return
         num_places = self._kv.places_left(last.rows, last.ends)
         soon = np.flatnonzero((num_places <= SOON_TOKENS) & (num_places < last.num_left))
-        num_urgent = np.count_nonzero(num_places[soon] <= LOOK_EVERY_STEPS)  # a plan before the next look lacks them
+        num_urgent = np.count_nonzero(num_places[soon] <= LOOK_EVERY_STEPS)  # used up before the next call looks
         if (num_urgent or len(soon) >= NUM_TOGETHER) and not self._kv.in_doubt and self._has_vacancy(len(last)):
             first = soon[np.argsort(num_places[soon], kind="stable")][: max(num_urgent, NUM_TOGETHER)]
             self._take_pages(last, first, ahead=RESERVED_TOKENS)

@@ -38,12 +38,12 @@ class StepPlan(Sequence[Chunk]):
     """Each chunk's tokens."""
     samples: npt.NDArray[np.bool_]
     watched: list[int]
-    """Where the requests are whose tokens somebody looks at, or that get none."""
+    """Places of the requests whose tokens are looked at one by one, or that get no token."""
     outputs: list[list[int]]
     formed: list[int]
-    """Where the requests are whose next token a grammar limits."""
+    """Places of the requests whose next token a grammar limits."""
     ending_ids: frozenset[int]
-    """Those of all requests; of some that are here no more, too."""
+    """The ids that end one of these requests, perhaps with those of requests that have left."""
     num_tokens: int
     is_decode: bool
     num_on: int = 0
@@ -54,23 +54,23 @@ class StepPlan(Sequence[Chunk]):
     num_ended_before: int = 0
     """Requests that had ended when this was planned."""
     num_sure: int = 0
-    """So many decode steps after this one end no request by its length and need no page (`Scheduler`)."""
+    """How many decode steps after this one end no request by its length and need no page (`Scheduler`)."""
     kind: SamplingKind | None = None
-    """How its tokens are chosen, once somebody has asked."""
+    """How its tokens are chosen; None until it is asked for."""
     first_slack: npt.NDArray[np.int64] | None = None
     """Steps that each sequence could take from the plan of `first_ends` on, by its length and its pages."""
     ending: list[int] | None = None
-    """Where the requests are for which no later step may sample, once somebody has asked."""
+    """Places of the requests for which no later step may sample; None until `at_their_end` is called."""
     takes_places: bool = False
     """Whether a batch that goes on took a page for one of its tokens: the step before did not know where it goes."""
     stride: Stride | None = None
-    """What its sequences grow by, once they have gone on together."""
+    """The stride that its sequences share; None before they have gone on together."""
     newcomers: Sequence[Chunk] = field(default=(), repr=False)
     """The chunks of the sequences after those that go on."""
 
     @classmethod
     def of(cls, chunks: Sequence[Chunk]) -> StepPlan:
-        """A plan of these chunks; a plan as it is."""
+        """A plan of these chunks. Chunks that are a plan already are returned as they are."""
         if isinstance(chunks, StepPlan):
             return chunks
         num_tokens = [len(chunk.tokens) for chunk in chunks]
@@ -265,7 +265,7 @@ def is_in_order(planned: StepPlan, gone: Container[int]) -> bool:
 
 
 def without(items: Sequence[T], places: Sequence[int]) -> list[T]:
-    """The items but those at these places, which are in order. Mostly it is one place: a copy and one move."""
+    """The items without those at these places, which are ascending. Mostly it is one place: a copy and one move."""
     kept = list(items)
     for place in reversed(places):
         del kept[place]
@@ -285,13 +285,14 @@ def num_left(chunk: Chunk) -> int:
 def decodes(chunks: Sequence[Chunk]) -> bool:
     """Whether a step is one of decode: a token of every request, and a new one for each.
 
-    A prompt's chunk of one token, with more to come, gets none: a decode graph would count what it draws for it.
+    A chunk of one prompt token, with more of the prompt to come, gets no new token, but a decode graph would draw and
+    count one.
     """
     return all(len(chunk.tokens) == 1 and chunk.samples for chunk in chunks)
 
 
 def prompt_room(chunk_tokens: int, num_decoding: int) -> int:
-    """Tokens that a step has for prompts: what requests that decode leave of it, so that it is as large as the largest
-    size without them. Half of it at least, or prompts would never come forward.
+    """Tokens that a step has for prompts: what decoding requests leave of `chunk_tokens`, so that both together fit the
+    largest captured size. At least half of `chunk_tokens`, or many decoding requests would hold prompts up for ever.
     """
     return max(chunk_tokens - num_decoding, (chunk_tokens + 1) // 2)

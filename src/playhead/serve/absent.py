@@ -24,5 +24,5 @@ ABSENT_PATHS: Mapping[str, str] = {
 
 
 def why_absent(path: str) -> str | None:
-    """Why there is nothing at this path or below it. None where nobody would look for it."""
+    """Why there is nothing at this path or below it. None for a path that none of those servers has."""
     return next((why for begin, why in ABSENT_PATHS.items() if f"{path}/".startswith(f"{begin}/")), None)

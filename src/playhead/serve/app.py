@@ -145,7 +145,7 @@ class Application:
             await self._router(scope, receive, send)  # type: ignore[arg-type]
         except Refusal as refusal:
             self.recorder.refused(refusal.why)
-            if not visit.is_read:  # the connection ends, for nobody reads the rest of the body; a client should know
+            if not visit.is_read:  # the rest of the body is not read, so the connection ends; tell the client
                 exchange.headers.append((b"connection", b"close"))
             await exchange.send_answer(refusal.answer)
         except ClientGone:
@@ -233,7 +233,7 @@ class Door:
             return
         if self.app.is_draining:
             headers = {"Retry-After": RETRY_S, "Connection": "close"}
-            raise Refusal(503, "The server is about to end.", code="draining", why=Why.DRAINING, headers=headers)
+            raise Refusal(503, "The server is shutting down.", code="draining", why=Why.DRAINING, headers=headers)
         if self.app.backend.state is BackendState.STARTING:
             headers = {"Retry-After": RETRY_S}
             raise Refusal(503, "The model is being loaded.", code="starting", why=Why.NO_ENGINE, headers=headers)
@@ -300,5 +300,5 @@ def request_id_of(headers: Headers) -> str | None:
     if not ids:
         return None
     if len(ids) > 1 or not REQUEST_ID.fullmatch(ids[0]):
-        raise Refusal(400, "X-Request-Id: wanted one, of 1 to 128 visible ASCII characters.")
+        raise Refusal(400, "X-Request-Id: send it once, with 1 to 128 visible ASCII characters.")
     return ids[0].decode("ascii")

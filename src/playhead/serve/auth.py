@@ -139,7 +139,7 @@ def keys_of_environment(*, first_number: int = 1) -> list[NamedKey]:
     keys = parsed_keys(lines, first_number=first_number)
     if not keys:
         # An empty variable is more likely a secret that was not filled in than a wish for no keys at all.
-        raise ConfigError(f"{API_KEYS}: found no key in it; wanted keys with commas between them, or no such variable.")
+        raise ConfigError(f"{API_KEYS}: it has no key. Write keys with commas between them, or unset it.")
     return keys
 
 
@@ -158,7 +158,7 @@ def parsed_keys(lines: Iterable[tuple[str, str]], *, first_number: int = 1) -> l
 
 
 def refuse_twins(keys: Sequence[NamedKey]) -> None:
-    """`ConfigError` if two keys are one, or share a name: nobody could say who called."""
+    """`ConfigError` if two keys are one, or share a name: the log could not say who called."""
     for what, values in (("name", [key.name for key in keys]), ("key", [key.key for key in keys])):
         for i, value in enumerate(values):
             if value in values[:i]:

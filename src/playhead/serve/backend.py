@@ -109,7 +109,7 @@ class Backend(Protocol):
         """
 
     def check_room(self) -> None:
-        """Raises `QueueFull` if `submit` would refuse any request now, before somebody reads a long prompt for it."""
+        """Raises `QueueFull` if `submit` would refuse any request now. To be called before a long prompt is read."""
 
     @property
     def max_sequences(self) -> int:

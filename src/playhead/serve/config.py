@@ -80,7 +80,7 @@ class ServeConfig:
         ),
     )
     api_key_file: str | None = declare(
-        None, Setting(help="file with API keys, one per line, each with 'name:' before it or none", metavar="PATH")
+        None, Setting(help="file with API keys, one per line, with or without 'name:' before it", metavar="PATH")
     )
     """Keys in the environment variable PLAYHEAD_API_KEYS are added to those of the file."""
     allow_anyone: bool = declare(
@@ -98,7 +98,7 @@ class ServeConfig:
         1, Setting(help="engines that serve the model, each in a process of its own", low=1, high=1024)
     )
     autoscale: str | None = declare(
-        None, Setting(help="let the number of replicas follow the load, between these", metavar="MIN:MAX")
+        None, Setting(help="let the number of replicas follow the load, from MIN to MAX", metavar="MIN:MAX")
     )
     max_retries: int = declare(
         3, Setting(help="how often a request goes on with another replica when its own was lost", low=0, high=100)
@@ -131,7 +131,7 @@ class ServeConfig:
         64 << 10,
         Setting(help="largest headers of a request", metavar="SIZE", parse=parse_size, low=1024, high=1 << 24),
     )
-    max_headers: int = declare(100, Setting(help="headers that a request has at most", low=1, high=10000))
+    max_headers: int = declare(100, Setting(help="most headers of a request", low=1, high=10000))
     header_timeout: float = declare(
         10.0, Setting(help="seconds that a client has to send headers", low=0, above=True, high=86400)
     )

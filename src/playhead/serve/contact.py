@@ -34,10 +34,10 @@ whose machine was suspended, is given longer than an engine: without it nothing 
 
 
 class Listening:
-    """How long nothing was heard, by a clock that stands while nobody listened.
+    """How long nothing was heard, by a clock that stands still while this side did not listen.
 
-    `look` is to be called every `every_s` seconds. One that comes late has not listened since the last one, so it
-    counts as if it had come in time. With 0.5 s, looks at 0.5, 1.0 and 9.0 s have listened for 1.5 s.
+    `look` is to be called every `every_s` seconds. A late call counts as one in time, because nothing was listened to
+    in between. With 0.5 s, looks at 0.5, 1.0 and 9.0 s have listened for 1.5 s.
     """
 
     def __init__(self, clock: Clock, every_s: float) -> None:

@@ -431,7 +431,7 @@ def ready(engine: Engine, model: str, config: EngineConfig, name: str | None) ->
 
 
 def end_at_once() -> None:
-    """Nobody reads what this process makes: there is nothing to save, and a step may be stuck."""
+    """End the process without cleaning up: its front is gone, nothing is to be saved, and a step may be stuck."""
     os._exit(0)
 
 

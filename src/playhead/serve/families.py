@@ -71,7 +71,9 @@ REQUEST_GENERATED = histogram("vllm:request_generation_tokens", "Generated token
 
 RUNNING = gauge("vllm:num_requests_running", "Sequences that run.")
 WAITING = gauge("vllm:num_requests_waiting", "Sequences that wait in the queue.")
-KV_USAGE = gauge("vllm:kv_cache_usage_perc", "Share of KV memory that requests cannot take: 0 to 1. Cached is free.")
+KV_USAGE = gauge(
+    "vllm:kv_cache_usage_perc", "Share of KV memory that no request can take now: 0 to 1. Cached pages count as free."
+)
 KV_USAGE_OLD = gauge("vllm:gpu_cache_usage_perc", "The older name of vllm:kv_cache_usage_perc.")
 PREEMPTIONS = counter("vllm:num_preemptions", "Requests that lost their KV pages to others and were queued again.")
 
@@ -83,7 +85,7 @@ RESPONSES = counter("playhead_http_responses", "HTTP responses, by matched route
 REFUSED = counter("playhead_requests_refused", "Requests that were refused, by reason.", "reason")
 
 MAX_RUNNING = gauge("playhead_max_requests_running", "How many sequences can run at a time.")
-STEPS = counter("playhead_steps", "Steps of the engine, by how and why they ran so.", "mode", "reason")
+STEPS = counter("playhead_steps", "Steps of the engine, by mode and by the reason for it.", "mode", "reason")
 EAGER_STEPS = counter("playhead_eager_steps", "Steps that no captured graph ran, by reason.", "reason")
 STEP_PROMPT_TOKENS = counter("playhead_step_prompt_tokens", "Prompt tokens that steps computed, cached ones excluded.")
 STEP_GENERATED_TOKENS = counter("playhead_step_generation_tokens", "Tokens that steps generated.")
@@ -91,8 +93,8 @@ WASTED_ROWS = counter("playhead_wasted_rows", "Rows that were computed for reque
 FAILED = counter("playhead_requests_failed", "Requests that ended with an error of their own.")
 VIOLATIONS = counter("playhead_ledger_violations", "Faults in the account of KV pages. Each is a bug.")
 PREFIX_LOOKUPS = counter("playhead_prefix_lookups", "Prompts that were looked up in the prefix cache.")
-PREFIX_ASKED = counter("playhead_prefix_asked_pages", "Whole pages of those prompts.")
-PREFIX_FOUND = counter("playhead_prefix_hit_pages", "Pages of those that were found.")
+PREFIX_ASKED = counter("playhead_prefix_asked_pages", "Whole pages of prompts that were looked up in the prefix cache.")
+PREFIX_FOUND = counter("playhead_prefix_hit_pages", "Pages of prompts that were found in the prefix cache.")
 PREFIX_REFUSALS = counter("playhead_prefix_refusals", "Prefix hits that had to be shortened, by reason.", "reason")
 
 KV_PAGES = gauge(

@@ -124,7 +124,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(self.tap)
         self.headers_since = self.loop.time()
         if len(self.connections) > self.limits.max_connections:
-            self._refuse(Refusal(503, "The server has as many connections as it takes.", headers={"Retry-After": "1"}))
+            self._refuse(Refusal(503, "The server has reached its limit of connections.", headers={"Retry-After": "1"}))
 
     def connection_lost(self, exc: Exception | None) -> None:
         for cycle in self.cycles:  # uvicorn would tell the newest of a pipeline alone

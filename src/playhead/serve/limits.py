@@ -29,7 +29,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeLimits:
-    """What a server allows: settings of `ServeConfig`, which checks them, and a limit that nobody has to set.
+    """What a server allows: settings of `ServeConfig`, which checks them, and one limit that is no setting.
 
     A request over a time limit ends with `RequestTimedOut`.
     """

@@ -35,7 +35,7 @@ WORDS = {
     408: "The request did not come in time",
     413: "The request is too large",
     415: "The body is not JSON",
-    421: "The server answers under other names",
+    421: "The server does not answer under this host name",
     429: "The queue is full; try again later",
     431: "The headers are too large",
     500: "The server failed on this request; others go on",

@@ -113,7 +113,7 @@ class Server(uvicorn.Server):
         for connection in self._connections():
             connection.shutdown()
         await self._wait(lambda: not self.server_state.connections, LAST_WORDS_S)
-        # Whoever is left now is cut off. An event loop that is closed beside an open connection would wait for it.
+        # Connections that are left are cut off. An event loop that is closed beside an open one would wait for it.
         for connection in self._connections():
             connection.abort()
         tasks = list(self.server_state.tasks)

@@ -122,7 +122,7 @@ class Route:
 
 
 async def respond(service: Service, route: Route, call: Call) -> Answer | EventStream:
-    """The route's answer, or the answer to a failure that it foresees. Whatever else it raises, the caller answers."""
+    """The route's answer, or the answer to a failure that it foresees. The caller answers every other exception."""
     try:
         if route.generates:  # a refusal must be cheap: it may be one of many
             service.backend.check_room()

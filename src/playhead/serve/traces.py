@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 SERVICE = "playhead"
-NO_PACKAGES = "otel: found no opentelemetry packages; wanted them to export spans. Install playhead[otel]."
+NO_PACKAGES = "otel: the opentelemetry packages are not installed. Install playhead[otel]."
 
 
 def exporting_spans(model: str) -> Callable[[Ended], None]:

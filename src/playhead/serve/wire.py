@@ -85,7 +85,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
-    """To the engine: nobody wants these sequences any more. There is no answer."""
+    """To the engine: end these sequences, whose tokens are no longer wanted. There is no answer."""
 
     numbers: tuple[int, ...]
 

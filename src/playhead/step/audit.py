@@ -23,7 +23,7 @@ def audit_worker(worker: Worker) -> list[Report]:
     worker.capture_all()
     if worker.leader is None:
         return audit_here(worker)
-    worker.kv.flush_prefixes()  # every rank takes pages by itself, and another's may be where a prefix is here
+    worker.kv.flush_prefixes()  # each rank takes pages of its own: other ranks may write where this one has a prefix
     with worker.leader.leading_audit():
         reports = audit_here(worker)
     worker.kv.rows.show_all()

@@ -125,10 +125,11 @@ class CudaReadback:
         return self._results
 
     def _wait_for_device(self) -> None:
-        """Other threads of a server run meanwhile, in both ways.
+        """Wait for the step's end in one of two ways. Other threads of a server run meanwhile in both.
 
-        With a later step under way the device has work, and asking now and then costs little; a sleep of no length
-        takes 50 us. Behind the newest step everybody waits for the host, so the driver watches for its end.
+        With a later step launched the device has work, and asking now and then costs little; a sleep of no length
+        takes 50 us. After the newest step the device has no work until the host goes on, so the driver watches for its
+        end.
         """
         done = self._lane.done.event
         if self._lanes.newest is self._lane:

@@ -98,7 +98,7 @@ class Tail:
         num_requests, prompt = len(requests.chunks), None
         if requests.is_decode:
             steps, kind = self.steps, self.kind
-            steps.decode_slots = None  # an error below leaves the slots as nobody knows
+            steps.decode_slots = None  # after an error below it is not known what the slots hold
             runner = steps.decoder_for(kind)
             result = runner.run_or_go_on(batch, num_requests)
             steps.decode_slots = worker.slots_after(requests.chunks, kind, runner)

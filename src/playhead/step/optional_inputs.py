@@ -28,7 +28,7 @@ class OptionalInputs:
     """Width and dtype of each tensor the previous pipeline stage hands over, by name."""
 
     def slots(self, seq_len_fill_value: int) -> list[GraphSlot]:
-        """All of them. One that is not wanted is disabled: who reads it all the same is told so by name."""
+        """All of them. An input that is not wanted is disabled: reading it is an error that names it."""
         seq_lens_cpu = GraphSlot(
             name="seq_lens_cpu",
             shape_fn=lambda bs, tokens: (bs,),

@@ -70,7 +70,7 @@ class StepOrder:
 
 
 class Leader(Protocol):
-    """What the first rank's worker has of the others. Whatever raises inside a context ends all ranks."""
+    """How the first rank's worker reaches the other ranks. An exception inside one of the contexts ends all ranks."""
 
     def waiting(self) -> AbstractContextManager[None]:
         """While this rank waits for the results of a step, in which all ranks meet."""

@@ -20,8 +20,8 @@ MAX_ENTRIES = 8192  # of one copy: 96 KiB; a larger change goes in several
 class Publisher:
     """Carries out `DeviceWrite`s on the current stream, before all work that is launched later.
 
-    A copy has as many entries as a power of two, its first one again and again: so few sizes have few views, and
-    making a view takes as long as half a scatter.
+    A copy is filled up to a power of two with repetitions of its first entry. So there are few sizes and few views to
+    keep; making a view takes as long as half a scatter.
     """
 
     def __init__(self, memory_L: torch.Tensor, *, max_entries: int = MAX_ENTRIES) -> None:

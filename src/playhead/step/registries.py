@@ -89,7 +89,7 @@ def one_null_request(registry: CudaGraphBufferRegistry, max_context_tokens: int)
 def placeholder_tokens(num_tokens: int, max_context_tokens: int) -> int:
     """Tokens of a bucket that are one request's: it cannot have more than its row of the page table has places.
 
-    The tokens after them are nobody's, like padding.
+    The tokens after them belong to no request, like padding.
     """
     return min(num_tokens, max_context_tokens)
 

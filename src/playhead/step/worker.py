@@ -181,7 +181,7 @@ class Worker:
             self.kv.allocator.mapping.show_all()
         mapping = self.kv.allocator.mapping
         if not (self._is_publishing or self.kv.rows.must_publish or mapping.must_publish):
-            return  # entries that no step reads any more go with the next ones that some step will
+            return  # changes that no step reads wait for the next ones that a step does
         self._is_publishing = True
         writes = [DeviceWrite(*self.kv.rows.take_changed())]
         if mapping.must_publish:
@@ -249,7 +249,7 @@ class Worker:
         self, requests: StepRequests, kind: SamplingKind, batch: Batch | None
     ) -> tuple[Decision, StepOutput, None]:
         """A step over requests; without a batch, the one that the slots hold already."""
-        self.rows.decode_slots = None  # an error below leaves the slots as nobody knows
+        self.rows.decode_slots = None  # after an error below it is not known what the slots hold
         runner = self.decoder_for(kind)
         result = runner.run_or_go_on(batch, len(requests.chunks))
         self.rows.decode_slots = self.slots_after(requests.chunks, kind, runner)
@@ -305,7 +305,7 @@ class Worker:
         return list(self._in_flight)
 
     def give_up(self, steps: Iterable[Step]) -> None:
-        """Steps that did not run, or whose results nobody will collect. Who was in them must be computed anew."""
+        """Drop steps that did not run, or will not be collected. Their requests must be computed anew."""
         self.rows.decode_slots = None
         if self.masked is not None:
             self.masked.decode_slots = None

@@ -65,7 +65,7 @@ def test_keywords_have_the_spellings_of_the_flags(keywords, wanted):
 @pytest.mark.parametrize(
     ("keywords", "says"),
     [
-        ({"max_model_len": 64, "context_length": 32}, "max_model_len: found it twice"),
+        ({"max_model_len": 64, "context_length": 32}, "max_model_len: found twice"),
         ({"enforce_eager": 1}, "enforce_eager: found 1; wanted True or False"),
         ({"context_lenght": 64}, "Did you mean context_length"),
         ({"tensor_paralel_size": 2}, "Did you mean tensor_parallel_size"),

@@ -57,8 +57,8 @@ def test_a_128k_context_gives_way_to_memory_with_one_line():
     assert 30_000 < memory.limits.max_context_tokens < 32_768
     (note,) = memory.notes
     assert note == (
-        f"context {memory.limits.max_context_tokens:,} instead of the model's 131,072: that would take 8.00 GiB of KV "
-        "memory, and 2.00 GiB are what this machine gives. Set max_model_len or kv_memory_bytes to choose."
+        f"context {memory.limits.max_context_tokens:,} instead of the model's 131,072, which would take 8.00 GiB of KV "
+        "memory: this machine gives 2.00 GiB. Set max_model_len or kv_memory_bytes to choose."
     )
 
 

@@ -305,7 +305,7 @@ def test_a_thread_that_goes_past_the_llm_is_refused_while_another_has_requests(l
     next(stream)
     thread = Beside(lambda: use(llm.engine), name="second")
     thread.start()
-    with pytest.raises(MisuseError, match=r"thread 'second' used it while thread 'MainThread' does.*AsyncEngine"):
+    with pytest.raises(MisuseError, match=r"thread 'second' called it while thread 'MainThread' uses it.*AsyncEngine"):
         thread.result()
     assert tokens(list(stream)[-1:]) == wanted
 

@@ -145,7 +145,7 @@ def test_rows_of_a_late_fill_that_was_cut_short_are_padding_again():
 
 def test_a_late_slot_has_a_row_per_request_and_padding():
     late = host_vector("x", "tokens", torch.int32)
-    with pytest.raises(SlotError, match="'x': a late slot of another kind"):
+    with pytest.raises(SlotError, match="'x': declared as a late slot"):
         LateRegistry(late, max_bs=2, max_num_tokens=2, device="cpu")
 
 

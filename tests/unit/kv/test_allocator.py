@@ -65,7 +65,7 @@ def test_double_free_is_an_error():
     allocator = new_allocator(SlabArena(3))
     pages = allocator.take(2)
     allocator.give_back(pages[:1])
-    with pytest.raises(DoubleFree, match="page 4 was given back, but nobody held it"):
+    with pytest.raises(DoubleFree, match="page 4 was given back, but it is not held"):
         allocator.give_back(pages[:1])
 
 

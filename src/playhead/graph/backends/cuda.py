@@ -70,10 +70,10 @@ class OpenCudaGraph:
             self.graph.reset()
 
     def _end_for_torch(self) -> None:
-        """Undo what torch set up for the capture, which it leaves as it is if the driver has no graph to give.
+        """Undo what torch set up for the capture. torch itself does not, if the driver has no graph to give.
 
-        Its memory pools and its random numbers would be in a capture for ever, and every later one would be refused.
-        So the driver begins an empty capture, and torch ends that.
+        torch's memory pools and random numbers would count as captured for ever, and every later capture would be
+        refused. So the driver begins an empty capture, and torch ends that one.
         """
         with torch.cuda.stream(self.backend.stream), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the empty graph

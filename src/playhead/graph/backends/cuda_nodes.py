@@ -51,8 +51,8 @@ def begin_capture(stream: torch.cuda.Stream) -> bool:
 def kernel_nodes(graph: torch.cuda.CUDAGraph) -> list[KernelNode]:
     """The kernels of the graph. Parameters are blocks of bytes: every aligned word that is a device address counts.
 
-    Not so those of torch's own kernels: they have room for the sizes of 25 dims, and what a tensor with fewer leaves
-    empty holds what was there before, an address too. Their tensors are in the log of ops.
+    Parameters of torch's own kernels are left out: their blocks have room for the sizes of 25 dims, and the part that a
+    tensor with fewer dims does not use holds leftovers, addresses among them. Their tensors are in the log of ops.
     """
     if driver is None:
         return []

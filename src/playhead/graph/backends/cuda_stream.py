@@ -1,8 +1,8 @@
 """Streams to capture on, each with the memory that the BLAS library keeps for it.
 
 The library keeps a workspace for every thread and stream, for as long as the process lives, and a captured product has
-its address. torch has 32 streams and hands them out in turn, so that a later backend would meet an earlier one's
-workspace in the earlier one's pool. Here the workspaces have a pool of their own, and a stream serves one backend at a
+its address. torch has 32 streams and hands them out in turn, so a later backend could get a stream whose workspace
+lies in an earlier backend's pool. Here the workspaces have a pool of their own, and a stream serves one backend at a
 time.
 """
 

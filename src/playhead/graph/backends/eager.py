@@ -1,7 +1,7 @@
 """No graph at all: every replay runs the callable again, over the same inputs and into the same outputs.
 
-It answers the contract of the other backends, so that what graphs change can be measured and bisected. Python does run
-again here: what only a replay gets wrong stays hidden.
+It keeps the contract of the other backends, so that the effect of graphs can be measured and bisected. Python does run
+again here: errors that only a replay makes stay hidden.
 """
 
 from __future__ import annotations

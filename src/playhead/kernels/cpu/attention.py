@@ -103,7 +103,7 @@ def key_cells_into(
 
     Writes the cells of each request's last J keys; what is added to their scores: 0, or `MASKED` after a request's end;
     and the cells of the new tokens. Columns from C on are left as they are. A column after a request's end repeats its
-    last key, which is finite: 0 times what somebody else left there might not be.
+    last key, which is finite: 0 times a leftover of another request might be NaN.
     """
     num_keys = key_cells_BJ.shape[1]
     _, width = fewest_and_most(seq_lens_B, num_keys)

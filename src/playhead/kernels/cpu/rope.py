@@ -80,7 +80,7 @@ def write_rows(locs: Array, *caches_rows: tuple[Array, Array]) -> None:
 
     With pages of one location, which is how decode sees memory, nothing is divided.
     """
-    # Without the comparison, -1 would be the last offset of the last page: somebody's token.
+    # Without the comparison, -1 would be the last offset of the last page, where a request may have a token.
     is_live = locs > 0
     live = slice(None) if is_live.all() else np.flatnonzero(is_live)
     page_size = caches_rows[0][0].shape[1]

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""How programs of one launch find out which of them finishes last. Nobody waits for anybody."""
+"""How programs of one launch find out which of them finishes last. No program waits for another."""
 
 from __future__ import annotations
 

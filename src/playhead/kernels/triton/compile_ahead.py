@@ -23,7 +23,7 @@ def compiling_ahead() -> Iterator[None]:
     """In here a launch by this thread gives its kernel to a pool of compilers and does nothing else.
 
     At the end all kernels are compiled and the pool's threads are gone. A kernel that cannot be compiled raises where
-    it is launched, as if nobody had tried.
+    it is launched, as it would without this.
     """
     launch, this_thread = JITFunction.run, get_ident()
 

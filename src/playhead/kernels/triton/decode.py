@@ -5,8 +5,8 @@ A program takes one request, one kv head and one split. All query heads of the k
 are cut from the keys in the window, not from the sequence, so a window layer costs the same at any context. Programs
 whose split is empty exit at once: how many there are is fixed when a graph is captured, lengths are not.
 
-Merging waits for nobody: each program stores its part and counts itself in; whoever counts last reads all parts, in
-the order of the splits, so the sum has the same bits in every run. One program reads slowly, so many splits merge in
+No program waits for another: each stores its part and counts itself in; the program that counts last reads all parts,
+in the order of the splits, so the sum has the same bits in every run. One program reads slowly, so many splits merge in
 groups, all groups at the same time, and then the groups.
 
 Shapes: M query rows of a program (the G heads of its kv head, padded), J keys of a block, D head dim of q and k,

@@ -1,8 +1,8 @@
 """Launches of `ordered.py` around its matmul: products of few rows by `streamed_kernel`, in the order of the matmul.
 
 Both kernels add up inputs in ascending order, 16 at a time, and cut long rows into the same chunks: whichever takes a
-row gives it the same bits. So what follows a product may be one kernel with it in steps of few rows and not in others,
-if it rounds where the others store.
+row gives it the same bits. So in steps of few rows one kernel may make a product and what follows it, if it rounds
+where the kernels of other steps store.
 
 Shapes: T tokens, I inputs, O outputs.
 """
@@ -38,7 +38,7 @@ def launch_project_normed_in_order(*call: Any) -> Tensor:
 def tiles_in_order(x_TI: Tensor, weight_OI: Tensor) -> StreamedTiles | None:
     """How a product that one program sums up is cut; None where `matmul_in_order` has the faster kernel.
 
-    Nothing is held: what is held is multiplied last.
+    No weights are held: the inputs of held weights are multiplied last, which is another order.
     """
     (num_outputs, num_inputs), num_rows = weight_OI.shape, x_TI.shape[0]
     if not is_ours(x_TI, weight_OI) or chunk_of(num_outputs, num_inputs) < num_inputs:

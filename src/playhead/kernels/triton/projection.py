@@ -83,7 +83,7 @@ def project_normed(
 
 
 def _block_output(way: Way, x_TI: Tensor, weight_MI: Tensor, bias_M: Tensor | None, scale: float) -> Tensor:
-    """A block's last product, or its parts [S, T, M] in float32: the norm behind it adds them up for nothing."""
+    """A block's last product, or its parts [S, T, M] in float32: the norm behind it adds them up at no cost."""
     num_rows, num_outputs = x_TI.shape[0], weight_MI.shape[0]
     tiles = way.parts(x_TI, weight_MI) if bias_M is None and scale == 1.0 else None
     if tiles is None or tiles.num_splits == 1:

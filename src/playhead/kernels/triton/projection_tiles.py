@@ -13,8 +13,8 @@ import torch
 from playhead.kernels.splits import NUM_SMS
 
 MOST_ROWS = 256  # of a step that reads weights for so little arithmetic that the memory sets its pace
-MANY_ROWS = 128  # more have so much arithmetic that the BLAS library is as fast or faster, except where ...
-NARROW = 1536  # ... the inputs of a map with many outputs, or the outputs of others, are no more than these
+MANY_ROWS = 128  # with more the BLAS library is as fast or faster, unless a map is NARROW:
+NARROW = 1536  # at most so many inputs if it has many outputs, else at most so many outputs
 MOST_OUTPUTS = 65_536  # the BLAS library is at the memory's pace for a head
 MOST_INPUTS = 16_384  # a program of `row_kernel` holds all inputs of two outputs in registers
 LARGE_BYTES = 13 << 20

@@ -34,8 +34,8 @@ from playhead.kernels.triton.newest import keep_newest, newest_value, turned_hea
 from playhead.kernels.triton.rope import launch_qk_rope_write
 from playhead.kernels.triton.scores import attend_block, key_pages
 
-MOST_KV_HEADS = 256  # of all requests: more programs than these take longer over norm and rotation than rope does,
-MOST_DIMS = 32_768  # as do fewer whose heads have more dims in all
+MOST_KV_HEADS = 256  # of all requests: with more, a rope kernel before attention is faster,
+MOST_DIMS = 32_768  # and so it is with more dims of all their heads
 FEW_KV_HEADS = 64  # which leave the device room for programs with all registers there are
 MOST_KEYS = 16_384  # that a layer sees: with more, programs beside the projection crowd on few multiprocessors
 FEW_REQUESTS = 8  # whose projection is so short that the kernel behind attention may start with it, except where

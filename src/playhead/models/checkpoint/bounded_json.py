@@ -1,6 +1,6 @@
 """JSON of foreign files, parsed only when it is known to be small: in values, in depth, in digits.
 
-A parser builds all it reads before anybody can look at it. "[],[],[]" takes thirty times its length as Python lists,
+A parser builds all it reads before its caller can look at it. "[],[],[]" takes thirty times its length as Python lists,
 ten thousand brackets take the stack, and a number of a million digits takes minutes.
 """
 

@@ -60,8 +60,8 @@ def hub_name(model: str) -> HubName | None:
 def resolve_model(model: str, *, revision: str | None = None, config_only: bool = False) -> Path:
     """Where the model's files are. A hub id is downloaded if it is not here yet, and found in the cache if it is.
 
-    A path comes before a hub id of the same name; "hf:" in front says that it is none. With `config_only` one small
-    file is fetched, if the model is no GGUF file: enough to plan memory, or to make weights of the same shapes.
+    A path comes before a hub id of the same name; "hf:" in front says that the name is no path. With `config_only` one
+    small file is fetched, if the model is no GGUF file: enough to plan memory, or to make weights of the same shapes.
     """
     if not model.startswith(HUB_PREFIX):
         path = user_path(model)
@@ -109,7 +109,7 @@ def fetch(
 
 
 class _Repository:
-    """One repository through the hub's library. With `is_here_only` nobody is asked, and the cache must have it."""
+    """One repository through the hub's library. With `is_here_only` only the cache is asked."""
 
     def __init__(self, hub: ModuleType, name: HubName, revision: str | None, *, is_here_only: bool) -> None:
         self._hub, self._name, self._revision, self._is_here_only = hub, name, revision, is_here_only
@@ -174,7 +174,7 @@ def is_ignored(file: str) -> bool:
 
 
 def can_reach(url: str) -> bool:
-    """Whether anybody answers at the hub's address, or at the proxy before it. One try: the library makes six."""
+    """Whether the hub's address, or the proxy before it, answers. One try: the library makes six."""
     address = urlsplit(url)
     proxies = {} if proxy_bypass(address.hostname or "") else getproxies()
     address = urlsplit(proxies.get(address.scheme, proxies.get("all", url)))

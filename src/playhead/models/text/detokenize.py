@@ -38,7 +38,7 @@ class TokenBytes:
         if known is not None:
             return known
         found = self._found(token_id, is_first=is_first)
-        if found is not None and not is_first:  # ids that there are not are without number
+        if found is not None and not is_first:  # unknown ids are not kept: there could be any number
             self._inside[token_id] = found
         return found
 

@@ -60,7 +60,7 @@ class TemplateWorker:
             try:
                 answer = self._exchange(process, job)
             except BaseException:
-                # Half a frame may be under way: nobody can tell what the next answer would belong to.
+                # Half a frame may be under way: it is not known which job the next answer would belong to.
                 self._stop(is_killed=True)
                 raise
         if "error" in answer:

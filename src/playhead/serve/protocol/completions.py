@@ -25,7 +25,7 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknow
     max_completion_tokens: Annotated[int | None, refused("It is called max_tokens here.")] = None
     add_special_tokens: Annotated[bool | None, refused("Send token ids, which are taken as they are.", True)] = None
     prompt_embeds: Annotated[Any, refused("A prompt is text or token ids: Playhead takes no embeddings.")] = None
-    suffix: Annotated[str | None, refused("Models here write on from a prompt, not into it.", "")] = None
+    suffix: Annotated[str | None, refused("Models here continue a prompt; they do not fill gaps.", "")] = None
 
 
 class CompletionLogprobs(Struct, frozen=True, kw_only=True):

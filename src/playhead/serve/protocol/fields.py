@@ -76,8 +76,8 @@ class ServedFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Lower goes first."""
     cache_salt: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
     structured_outputs: StructuredFields | None = None
-    user: Annotated[str | None, ignored("keys say who calls")] = None
-    safety_identifier: Annotated[str | None, ignored("keys say who calls")] = None
+    user: Annotated[str | None, ignored("API keys identify callers")] = None
+    safety_identifier: Annotated[str | None, ignored("API keys identify callers")] = None
     metadata: Annotated[dict[str, str] | None, ignored(STORED)] = None
     store: Annotated[bool | None, ignored(STORED)] = None
     service_tier: Annotated[str | None, ignored("all requests are treated alike; priority orders them")] = None

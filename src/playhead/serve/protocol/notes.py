@@ -1,7 +1,7 @@
 """Fields that are read and then ignored, and fields that are refused, each with its reason beside its type.
 
 store: Annotated[bool | None, ignored("nothing is stored")] = None
-suffix: Annotated[str | None, refused("Models here write on from a prompt, not into it.")] = None
+suffix: Annotated[str | None, refused("Models here continue a prompt; they do not fill gaps.")] = None
 
 A request gets an answer that does not depend on an ignored field. A refused field would change the answer: any value
 but null and the neutral ones is an error. The table in the documents is made from these notes.
