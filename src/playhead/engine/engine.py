@@ -222,6 +222,7 @@ class Engine:
             priority=options.priority,
             salt=checked.salt or options.salt,
             ending_ids=ending_ids,
+            late_ids=self.reader.late_ids(params) if checked.late_ids is None else checked.late_ids,
             bad_words=checked.bad_words,
             matcher=matcher_for(checked, ending_ids, self.reader, self.worker, forced_tokens=self.config.forced_tokens),
         )
