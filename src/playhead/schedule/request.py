@@ -21,9 +21,9 @@ class Request:
 
     `ending_ids` are the token ids that end it, `late_ids` those that cannot come out before `min_tokens`. `bad_words`
     has the token ids of what must not come out, and `matcher` the place of its output in its grammar. `is_plain` if
-    nobody looks at its tokens one by one before its end. `num_sampled`
-    counts the tokens that launched steps have sampled: those in `output`, and those that the host has not read yet.
-    `DeviceRows` knows its KV memory while it runs.
+    nobody looks at its tokens one by one before its end. `num_sampled` counts the tokens that launched steps have
+    sampled: those in `output`, and those that the host has not read yet. `DeviceRows` knows its KV memory while it
+    runs.
     """
 
     id: str
