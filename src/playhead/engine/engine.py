@@ -222,11 +222,11 @@ class Engine:
             priority=options.priority,
             salt=checked.salt or options.salt,
             ending_ids=ending_ids,
+            late_ids=self.reader.late_ids(params) if checked.late_ids is None else checked.late_ids,
             bad_words=checked.bad_words,
             matcher=matcher_for(checked, ending_ids, self.reader, self.worker, forced_tokens=self.config.forced_tokens),
         )
-        looks_at_tokens = options.streams or params.stop or params.logprobs is not None or request.matcher is not None
-        request.is_plain = not looks_at_tokens
+        request.is_plain = not (options.streams or params.stop or params.logprobs is not None or request.matcher)
         response = ResponseBuilder.begin(request, checked.text, self.tokenizer, streams=options.streams)
         take_up(response, options.resume_from, self.reader.vocab_size)
         self.worker.sampler.prepare(request)

@@ -37,6 +37,8 @@ class CheckedPrompt:
     """The compiled form of the answer. It stays in its process: another one compiles it again from `params`."""
     ending_ids: frozenset[int] | None = None
     """The ids that end the answer, if another process checked the prompt; None if the engine's own reader did."""
+    late_ids: frozenset[int] | None = None
+    """The ids that cannot come out before `min_tokens`, in the same way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +149,12 @@ class PromptReader:
         """The token ids that end a request with these parameters."""
         eos: frozenset[int] = frozenset() if params.ignore_eos else self.tokenizer.special.eos_ids
         return eos | frozenset(params.stop_token_ids or ())
+
+    def late_ids(self, params: SamplingParams) -> frozenset[int]:
+        """The token ids that cannot come out before `min_tokens`: the model's end waits where it is ignored too."""
+        if not params.min_tokens:
+            return frozenset()
+        return self.tokenizer.special.eos_ids | frozenset(params.stop_token_ids or ())
 
     def chat_prompt(self, messages: Conversation, options: ChatOptions | None = None) -> list[int]:
         """A conversation as the model reads it, up to where its answer begins."""

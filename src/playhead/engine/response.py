@@ -29,7 +29,6 @@ class ResponseBuilder:
     arrival_s: float
     text: str = ""
     stop_reason: str | int | None = None
-    stop_from: int = 0
     num_read_into_text: int = 0
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
@@ -98,20 +97,20 @@ class ResponseBuilder:
             self.text += "" if self.detokenizer is None else self.detokenizer.finish()
 
     def _read_text(self, *, num_tokens: int) -> None:
-        """Add the characters of the tokens up to here, and end the text at a stop string that they complete."""
+        """Add the characters of the tokens up to here, and end the text at a stop string that they complete.
+
+        Stop strings wait for `min_tokens` as end tokens do: the next token is the first that can complete one. It may
+        have begun before.
+        """
         if self.detokenizer is None:
             return
         params, num_known = self.request.params, len(self.text)
         stops = params.stop or ()
         self.text += self.detokenizer.feed(self.request.output[self.num_read_into_text : num_tokens])
         self.num_read_into_text = max(num_tokens, self.num_read_into_text)
-        if not stops:
+        if not stops or num_tokens <= params.min_tokens:
             return
-        if num_tokens < params.min_tokens:
-            self.stop_from = len(self.text)  # what came before stop strings were in force stays
-            return
-        longest = max(map(len, stops), default=0)
-        found = first_stop(self.text, stops, max(self.stop_from, num_known - longest + 1))
+        found = first_stop(self.text, stops, num_known)
         if found is not None:
             at, stop = found
             self.stop_reason = stop
@@ -177,9 +176,9 @@ def logprob_table(reports: Iterable[TokenReport], text_of: Callable[[int], str |
     }
 
 
-def first_stop(text: str, stops: Sequence[str], start: int) -> tuple[int, str] | None:
-    """Where the first stop string from `start` on begins, and which it is."""
-    found = [(text.find(stop, start), stop) for stop in stops]
+def first_stop(text: str, stops: Sequence[str], num_known: int) -> tuple[int, str] | None:
+    """Where the first stop string begins that ends after the known characters, and which it is."""
+    found = [(text.find(stop, max(0, num_known - len(stop) + 1)), stop) for stop in stops]
     return min(((at, stop) for at, stop in found if at >= 0), default=None)
 
 

@@ -1,4 +1,4 @@
-"""Top-k, top-p and min-p as one number per row: the least key that may be drawn.
+"""Min-p, top-k and top-p as one number per row: the least key that may be drawn.
 
 A token's key orders as its logit does, and equal logits by lower id first. Each filter keeps the tokens that reach some
 key, so a row's filters are the largest of their keys. Nothing is written but that number; the choice of a token
@@ -38,13 +38,13 @@ def least_keys(
     logits_NV: Tensor, temperature_N: Tensor, top_k_N: Tensor, top_p_N: Tensor, log_min_p_N: Tensor,
     greedy_below: float,
 ) -> Tensor:  # fmt: skip
-    """[N], int64: the least key that top-k, then top-p of what is left, and min-p keep.
+    """[N], int64: the least key that min-p, then top-k, then top-p of what is left keep. The order is vLLM's.
 
     Off are top-k with 0, top-p with 1, min-p with -inf, and all of them where the temperature is below `greedy_below`.
-    Such rows get `EVERY_KEY`. Top-p keeps a token if those above it hold less than p of what top-k left. With p 0.6:
+    Such rows get `EVERY_KEY`. Top-p keeps a token if those above it hold less than p of what is left. With p 0.6:
 
-        left by top-k   0.5  0.3  0.2
-        above           0    0.5  0.8     -> the first two stay
+        left by min-p and top-k   0.5  0.3  0.2
+        above                     0    0.5  0.8     -> the first two stay
 
     The best token is always kept. NaN counts as -inf. A row whose best logit is infinite is not filtered: it has no
     choice.
@@ -59,18 +59,17 @@ def least_keys(
     best_N1 = sorted_NV[:, :1]
     num_left_N1 = torch.where(top_k_N1 > 0, top_k_N1, vocab_size).clamp(max=vocab_size)
     by_k_N1 = torch.where(num_left_N1 < vocab_size, keys_NV.gather(1, num_left_N1 - 1), EVERY_KEY)
+    left_N1 = by_k_N1.maximum(least_key_of(best_N1 + temperature_N1 * log_min_p_N1))
 
     weights_NV = integer_weights(sorted_NV, best_N1, LOG2_E / temperature_N1)
-    weights_NV = torch.where(torch.arange(vocab_size, device=keys_NV.device) < num_left_N1, weights_NV, 0)
+    weights_NV = torch.where(keys_NV >= left_N1, weights_NV, 0)
     through_NV = weights_NV.cumsum(dim=-1)
     # The best token holds nothing above it, and stays however small p is.
     limit_N1 = (top_p_N1.double() * through_NV[:, -1:].double()).to(torch.int64).clamp(min=1)
     num_kept_N1 = (through_NV - weights_NV < limit_N1).sum(dim=-1, keepdim=True).clamp(min=1)
     # With p 1 the tail's weights may be too small for an integer; nothing is cut.
     by_p_N1 = torch.where(top_p_N1 < 1, keys_NV.gather(1, num_kept_N1 - 1), EVERY_KEY)
-    by_min_p_N1 = least_key_of(best_N1 + temperature_N1 * log_min_p_N1)
-    least_N1 = by_k_N1.maximum(by_p_N1).maximum(by_min_p_N1)
-    return torch.where(greedy_N1 | ~best_N1.isfinite(), EVERY_KEY, least_N1)[:, 0]
+    return torch.where(greedy_N1 | ~best_N1.isfinite(), EVERY_KEY, left_N1.maximum(by_p_N1))[:, 0]
 
 
 def integer_weights(logits_NV: Tensor, best_N1: Tensor, per_logit: Tensor | float) -> Tensor:

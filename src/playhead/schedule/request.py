@@ -19,10 +19,10 @@ MAX_PREEMPTIONS = 8  # after so many a request goes before all others, so none i
 class Request:
     """One sequence to generate. Lower `priority` goes first; equals go in the order of `arrival`.
 
-    `ending_ids` are the token ids that end it, `bad_words` the token ids of what must not come out, `matcher` the place
-    of its output in its grammar. `is_plain` if its tokens need no look one by one before its end. `num_sampled` counts
-    the tokens that launched steps have sampled: those in `output`, and those that the host has not read yet.
-    `DeviceRows` knows its KV memory while it runs.
+    `ending_ids` are the token ids that end it, `late_ids` those that cannot come out before `min_tokens`. `bad_words`
+    has the token ids of what must not come out, and `matcher` the place of its output in its grammar. `is_plain` if its
+    tokens need no look one by one before its end. `num_sampled` counts the tokens that launched steps have sampled:
+    those in `output`, and those that the host has not read yet. `DeviceRows` knows its KV memory while it runs.
     """
 
     id: str
@@ -35,6 +35,7 @@ class Request:
     priority: int = 0
     salt: str = ""
     ending_ids: frozenset[int] = frozenset()
+    late_ids: frozenset[int] = frozenset()
     bad_words: tuple[tuple[int, ...], ...] = ()
     matcher: Matcher | None = None
     is_plain: bool = False

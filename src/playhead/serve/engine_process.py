@@ -249,6 +249,7 @@ class EngineLoop:
                 max_new_tokens=order.max_new_tokens,
                 bad_words=order.bad_words,
                 ending_ids=frozenset(order.ending_ids),
+                late_ids=frozenset(order.late_ids),
                 salt=order.salt,
             )
         except PlayheadError as error:

@@ -216,6 +216,7 @@ def submission(sample: Sample) -> wire.Submit:
         max_new_tokens=request.max_new_tokens,
         bad_words=request.bad_words,
         ending_ids=tuple(request.ending_ids),
+        late_ids=tuple(request.late_ids),
         salt=request.salt,
         priority=request.priority,
         output=array(wire.WORD, so_far).tobytes(),

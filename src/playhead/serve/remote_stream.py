@@ -129,6 +129,7 @@ class RemoteStream:
                 priority=options.priority,
                 salt=checked.salt or options.salt,
                 ending_ids=reader.ending_ids(params),
+                late_ids=reader.late_ids(params),
                 bad_words=checked.bad_words,
             )
             response = ResponseBuilder.begin(request, checked.text, reader.tokenizer, streams=self._shows_all)

@@ -79,6 +79,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     max_new_tokens: int
     bad_words: tuple[tuple[int, ...], ...] = ()
     ending_ids: tuple[int, ...] = ()
+    late_ids: tuple[int, ...] = ()
     salt: str = ""
     priority: int = 0
     output: bytes = b""

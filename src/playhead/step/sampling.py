@@ -1,6 +1,6 @@
 """From logits to tokens: one row per request, and no row sees another.
 
-Order: grammar, bias, bad words, penalties, temperature, top-k, top-p, min-p, then the largest of logits plus Gumbel
+Order: grammar, bias, bad words, penalties, temperature, min-p, top-k, top-p, then the largest of logits plus Gumbel
 noise. The noise is a hash of (seed, tokens generated so far, token id), so a request draws the same tokens alone, in
 any batch, in any row, padded, captured or eager. `scores.py` has what few requests want: bias, penalties, filters,
 logprobs.
@@ -31,10 +31,10 @@ from playhead.step.scores import (
     SamplerInputs,
     SamplerTables,
     biased,
+    has_late_ids,
     least_of,
     logprobs_of,
     penalised,
-    waits_for_its_end,
     without_words,
 )
 from playhead.types import Row, TokenReport
@@ -235,7 +235,7 @@ def number_of(name: str, value: Any) -> float:
 
 def kind_of(request: Request) -> SamplingKind:
     """The least kind of sampling that serves a request."""
-    return SamplingKind.EVERYTHING if waits_for_its_end(request) or request.bad_words else request.params.kind
+    return SamplingKind.EVERYTHING if has_late_ids(request) or request.bad_words else request.params.kind
 
 
 def check_some_token_is_left(request: Request) -> None:
@@ -244,7 +244,7 @@ def check_some_token_is_left(request: Request) -> None:
     if allowed is None:
         return
     bad = {word[0] for word in request.bad_words if len(word) == 1}
-    early = request.ending_ids if waits_for_its_end(request) else frozenset()
+    early = request.late_ids if has_late_ids(request) else frozenset()
     if not set(allowed) - bad - early:
         found = f"{len(allowed)} token ids, and bad_words or min_tokens forbid every one"
         raise RequestError("sampling field 'allowed_token_ids'", found, "at least one that can come out", "Allow more.")

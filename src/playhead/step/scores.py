@@ -28,8 +28,8 @@ NUM_RECENT = MAX_WORD_TOKENS - 1
 
 SEEN = 1
 """The flag of an id that is in the prompt."""
-ENDS = 2
-"""The flag of an id that would end the request."""
+LATE = 2
+"""The flag of an id that cannot come out yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,7 +45,7 @@ class SamplerTables:
     flags_RV: torch.Tensor
     output_counts_RV: torch.Tensor
     min_tokens_R1: torch.Tensor
-    """Ids with the flag ENDS cannot come out before so many tokens were generated."""
+    """Ids with the flag LATE cannot come out before so many tokens were generated."""
     word_starts_RKH: torch.Tensor
     """A bad word's tokens but the last, at the end of its line."""
     word_ends_RK: torch.Tensor
@@ -92,8 +92,8 @@ class SamplerTables:
             self.flags_RV[row, self._ids(request.prompt)] = SEEN
             output = self._ids(request.output)
             self._count_(torch.full_like(output, row), output)
-        if waits_for_its_end(request):
-            self.flags_RV[row, self._ids(request.ending_ids)] |= ENDS
+        if has_late_ids(request):
+            self.flags_RV[row, self._ids(request.late_ids)] |= LATE
             self.min_tokens_R1[row] = params.min_tokens
         if request.bad_words:
             self._write_words_(row, request)
@@ -152,12 +152,12 @@ class SamplerInputs:
 
 
 def biased(logits_NV: torch.Tensor, inputs: SamplerInputs) -> torch.Tensor:
-    """Logits with their bias, and -inf for an end that would come too early."""
+    """Logits with their bias, and -inf for ids that would come too early."""
     assert inputs.tables is not None, "rows with a bias have tables"
     logits_NV = logits_NV + inputs.tables.bias_RV[inputs.rows_N]
     waits_N1 = inputs.column("num_generated") < inputs.tables.min_tokens_R1[inputs.rows_N]
-    ends_NV = (inputs.tables.flags_RV[inputs.rows_N] & ENDS) != 0
-    return logits_NV.masked_fill(ends_NV & waits_N1, -math.inf)
+    late_NV = (inputs.tables.flags_RV[inputs.rows_N] & LATE) != 0
+    return logits_NV.masked_fill(late_NV & waits_N1, -math.inf)
 
 
 def without_words(logits_NV: torch.Tensor, inputs: SamplerInputs) -> torch.Tensor:
@@ -223,6 +223,6 @@ def has_penalties(request: Request) -> bool:
     )
 
 
-def waits_for_its_end(request: Request) -> bool:
-    """Whether ids that would end the request cannot come out yet."""
-    return bool(request.ending_ids) and len(request.output) < request.params.min_tokens
+def has_late_ids(request: Request) -> bool:
+    """Whether some ids cannot come out yet."""
+    return bool(request.late_ids) and len(request.output) < request.params.min_tokens

@@ -25,6 +25,7 @@ from playhead.testing.tiny_engine import small_llm
 PIECES, LIMITS, IDLE, ORDER = "frames in pieces", "a request past its time", "an idle engine", "a reader that is behind"
 STOPS, TOLD = "tokens after a stop string", "the engine hears of a stop string"
 OWN_END, LEFT = "an answer that ends by itself", "grammars of requests that left"
+EARLY = "an end that comes too early"
 UNREAD = "a front that ends with something unread"
 
 
@@ -106,6 +107,16 @@ def the_end_left_behind() -> Patch:
         return msgspec.structs.replace(submission(sample), ending_ids=())
 
     return swapped(playhead.serve.remote_engine, "submission", endless)
+
+
+@mutant("early ends left behind", source="an engine without a tokenizer", killed_by=(EARLY,))
+def early_ends_left_behind() -> Patch:
+    submission = playhead.serve.remote_engine.submission
+
+    def at_once(sample: Sample) -> wire.Submit:
+        return msgspec.structs.replace(submission(sample), late_ids=())
+
+    return swapped(playhead.serve.remote_engine, "submission", at_once)
 
 
 @mutant("grammars for nobody", source="found here: clients that come and leave at once", killed_by=(LEFT,))
@@ -206,8 +217,20 @@ def engine_hears_of_a_stop_string() -> list[str]:
 
 def answer_that_ends_by_itself() -> list[str]:
     """An engine that is told by message alone which ids end an answer stops at one."""
+    found = num_tokens_by_message(min_tokens=0)
+    return [] if found == 1 else [f"it went on for {found} tokens"]
+
+
+def end_that_comes_too_early() -> list[str]:
+    """An engine that is told by message alone which ids must wait keeps them back for as many tokens."""
+    found = num_tokens_by_message(min_tokens=3)
+    return [] if found == 4 else [f"the end was token {found}"]
+
+
+def num_tokens_by_message(*, min_tokens: int) -> int:
+    """How many tokens an engine generates for a submitted answer that wants to end at once."""
     engine, own_end = small_llm().engine, 2
-    params = SamplingParams(temperature=0, max_tokens=8, logit_bias={own_end: 100.0})
+    params = SamplingParams(temperature=0, max_tokens=8, min_tokens=min_tokens, logit_bias={own_end: 100.0})
     stream = RemoteStream("r", engine.reader.check([5, 6], params), RequestOptions(), abort=lambda samples: None)
     stream.add_samples(1, engine.reader)
     ours, theirs = socket.socketpair()
@@ -217,8 +240,7 @@ def answer_that_ends_by_itself() -> list[str]:
         loop.turn()
         while engine.has_work:
             loop.turn()
-    found = engine.stats.num_generated_tokens
-    return [] if found == 1 else [f"it went on for {found} tokens"]
+    return engine.stats.num_generated_tokens
 
 
 def grammars_of_requests_that_left() -> list[str]:
@@ -259,6 +281,7 @@ BACKEND_MUTANTS: tuple[Mutant, ...] = (
     tokens_after_the_stop_kept,
     the_engine_not_told_of_a_stop,
     the_end_left_behind,
+    early_ends_left_behind,
     grammars_for_nobody,
     a_reset_is_an_error,
 )
@@ -271,6 +294,7 @@ BACKEND_CHECKERS: tuple[Checker, ...] = (
     Checker(name=STOPS, run=tokens_after_a_stop_string),
     Checker(name=TOLD, run=engine_hears_of_a_stop_string),
     Checker(name=OWN_END, run=answer_that_ends_by_itself),
+    Checker(name=EARLY, run=end_that_comes_too_early),
     Checker(name=LEFT, run=grammars_of_requests_that_left),
     Checker(name=UNREAD, run=front_that_ends_with_something_unread, raises=(ConnectionResetError,)),
 )

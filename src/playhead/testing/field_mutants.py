@@ -1,21 +1,29 @@
-"""Bugs of what few requests ask for, and what notices them: forbidden tokens, and logprobs of prompts.
+"""Bugs of what few requests ask for, and what notices them: forbidden tokens, filters, ends, and logprobs of prompts.
 
-Everything is compared with plain attention over the whole text, computed here without pages, rows or tables.
+Logits are those of plain attention over the whole text, computed here without pages, rows or tables.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
+from playhead.engine import response
+from playhead.engine.front import PromptReader
+from playhead.engine.response import ResponseBuilder
 from playhead.models.decoder import Decoder
+from playhead.models.text.ids_only import IdsOnlyTokenizer
 from playhead.outputs import RequestOutput
+from playhead.sampling_params import SamplingParams
 from playhead.schedule.request import Chunk, Request
-from playhead.step.scores import SamplerTables
+from playhead.step import sampling
+from playhead.step.scores import SamplerInputs, SamplerTables, least_of
 from playhead.testing.mutant import Checker, Mutant, Oracle, Patch, mutant, swapped
-from playhead.testing.tiny_engine import LITTLE_BYTES, Ask, greedy, run_asks, tiny_engine
+from playhead.testing.scripted_backend import embedded_reader
+from playhead.testing.tiny_engine import LITTLE_BYTES, Ask, drawn, greedy, run_asks, tiny_engine
 from playhead.testing.tiny_worker import dense_logits, tiny_worker
 from playhead.types import Row
 
@@ -28,6 +36,8 @@ PROMPTS: tuple[tuple[int, ...], ...] = (
 NUM_TOKENS = 10
 ALLOWED = tuple(range(1, 64, 3))
 CLOSE = 1e-3
+OFF = {"min_p": -math.inf, "top_k": 0, "top_p": 1.0}
+"""The sampler's numbers of filters that are off."""
 
 
 @mutant("words a token late", source="bad words compared with what the host has read", killed_by=("forbidden tokens",))
@@ -85,6 +95,42 @@ def prompt_logprobs_off_by_one() -> Patch:
 def prefix_read_for_prompt_logprobs() -> Patch:
     """A request that wants the logprobs of its prompt starts behind a cached prefix."""
     return swapped(Request, "reads_prefixes", property(lambda self: True))
+
+
+@mutant("min-p after top-p", source="found here: a share of what min-p had not cut", killed_by=("drawn tokens",))
+def min_p_after_top_p() -> Patch:
+    """Top-p keeps its share of the tokens that top-k left, those that min-p cuts among them."""
+
+    def apart(logits_NV: torch.Tensor, inputs: SamplerInputs) -> torch.Tensor:
+        off = {name: torch.full_like(inputs.numbers[name], value) for name, value in OFF.items()}
+        without_min_p = {**inputs.numbers, "min_p": off["min_p"]}
+        min_p_alone = {**inputs.numbers, "top_k": off["top_k"], "top_p": off["top_p"]}
+        first, second = (least_of(logits_NV, replace(inputs, numbers=one)) for one in (without_min_p, min_p_alone))
+        return first.maximum(second)
+
+    return swapped(sampling, "least_of", apart)
+
+
+@mutant("ignored end comes early", source="found here: vLLM's min_tokens with ignore_eos", killed_by=("early ends",))
+def ignored_end_comes_early() -> Patch:
+    """The model's end token waits for `min_tokens` only where it would end the answer."""
+
+    def of_endings(self: PromptReader, params: SamplingParams) -> frozenset[int]:
+        return self.ending_ids(params) if params.min_tokens else frozenset()
+
+    return swapped(PromptReader, "late_ids", of_endings)
+
+
+@mutant(
+    "stop begun too early", source="found here: a stop string across min_tokens", killed_by=("stop across min_tokens",)
+)
+def stop_begun_too_early() -> Patch:
+    """A stop string must begin behind the first `min_tokens`."""
+
+    def behind(text: str, stops: Sequence[str], num_known: int) -> tuple[int, str] | None:
+        return next(((at, stop) for stop in stops if (at := text.find(stop, num_known)) >= 0), None)
+
+    return swapped(response, "first_stop", behind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,15 +239,70 @@ def wrong_prompt(wanted: Answered, output: RequestOutput) -> list[str]:
     return []
 
 
+def drawn_tokens() -> list[str]:
+    """Every token is one that min-p, then top-k, then top-p leave."""
+    found = []
+    fields = {"temperature": 2.0, "min_p": 0.4, "top_p": 0.6}
+    asks = [Ask(name=f"{seed}", prompt=PROMPTS[seed % 4], params=drawn(6, seed=seed, **fields)) for seed in range(12)]
+    outputs, violations = run_asks(engine := tiny_engine(overlap=False), asks)
+    for ask in asks:
+        tokens = outputs[ask.name].outputs[0].token_ids
+        for i, token in enumerate(tokens):
+            kept = filtered(dense_logits(engine.worker.model.decoder, (*ask.prompt, *tokens[:i]))[0], ask.params)
+            if token not in kept:
+                found.append(f"request {ask.name}: token {i} is {token}; wanted one of {kept}")
+    return found + violations
+
+
+def filtered(logits_V: torch.Tensor, params: SamplingParams) -> list[int]:
+    """What min-p and then top-p leave."""
+    weights, ids = (logits_V.double() / params.temperature).softmax(dim=-1).sort(descending=True)
+    left = weights[weights >= params.min_p * weights[0]]
+    above = left.cumsum(dim=0) - left
+    return ids[: len(left)][above < params.top_p * left.sum() + CLOSE].tolist()
+
+
+def early_ends() -> list[str]:
+    """The model's end token, most likely of all, comes out after `min_tokens` though it is ignored."""
+    engine, end = tiny_engine(overlap=False), 9
+    engine.reader.tokenizer = IdsOnlyTokenizer([end])
+    ask = Ask(name="ignores", prompt=PROMPTS[0], params=greedy(5, min_tokens=3, logit_bias={end: 100.0}))
+    outputs, found = run_asks(engine, [ask])
+    at = [i for i, token in enumerate(outputs["ignores"].outputs[0].token_ids) if token == end]
+    return found if at == [3, 4] else [*found, f"the end token came at {at}"]
+
+
+def stop_across_min_tokens() -> list[str]:
+    """A stop string that the token after `min_tokens` completes ends the text, though it began before."""
+    tokenizer = embedded_reader().tokenizer
+    ids = tokenizer.encode("one two three four", add_special_tokens=False)
+    text, border = tokenizer.decode(ids), len(tokenizer.decode(ids[:2]))
+    params = SamplingParams(stop=text[border - 2 : border + 2], min_tokens=2)
+    request = Request(id="r", prompt=(5,), params=params, max_new_tokens=16, arrival=0)
+    made = ResponseBuilder.begin(request, None, tokenizer, streams=True)
+    for token in ids:
+        request.output.append(token)
+        made.take(token, ())
+        if made.ended_by is not None:
+            break
+    return [] if made.text == text[: border - 2] else [f"the text is {made.text!r}"]
+
+
 FIELD_MUTANTS: tuple[Mutant, ...] = (
     words_a_token_late,
     mask_kept_in_a_row,
     words_forgotten,
     prompt_logprobs_off_by_one,
     prefix_read_for_prompt_logprobs,
+    min_p_after_top_p,
+    ignored_end_comes_early,
+    stop_begun_too_early,
 )
 
 FIELD_CHECKERS: tuple[Checker, ...] = (
     Checker(name="forbidden tokens", run=forbidden_tokens, oracles=(FIELDS_BY_HAND,)),
     Checker(name="prompt logprobs", run=prompt_logprobs, oracles=(FIELDS_BY_HAND,)),
+    Checker(name="drawn tokens", run=drawn_tokens),
+    Checker(name="early ends", run=early_ends),
+    Checker(name="stop across min_tokens", run=stop_across_min_tokens),
 )

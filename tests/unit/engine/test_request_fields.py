@@ -103,7 +103,34 @@ def test_a_text_far_longer_than_the_context_is_cut_to_its_last_tokens(llm):
     assert cut.prompt_token_ids == ids[-50:]
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_stop_string_that_begins_before_min_tokens_and_ends_after_them_is_found(llm, plain, streams):
+    """It is complete with the fourth token, the first that may end the answer."""
+    first, last = (len(llm.tokenizer.decode(plain.token_ids[:n])) for n in (2, 3))
+    stop = plain.text[first - 1 : last + 1]
+    params = replace(GREEDY, stop=[stop], min_tokens=3)
+    found = list(llm.stream(WHALE, params))[-1].outputs[0] if streams else completion(llm, WHALE, params)
+    assert (found.text, found.token_ids, found.stop_reason) == (plain.text[: first - 1], plain.token_ids[:4], stop)
+
+
+def test_a_stop_string_that_min_tokens_have_is_no_stop(llm, plain):
+    """As an end token may be the fourth of an answer with three tokens at least, and not the third."""
+    third = llm.tokenizer.decode(plain.token_ids[2:3])
+    assert plain.text.count(third) == 1
+    assert completion(llm, WHALE, replace(GREEDY, stop=[third], min_tokens=3)).text == plain.text
+    assert completion(llm, WHALE, replace(GREEDY, stop=[third], min_tokens=2)).token_ids == plain.token_ids[:3]
+
+
 # Forbidden tokens.
+
+
+def test_an_end_token_waits_for_min_tokens_where_it_is_ignored_too(llm):
+    (eos,) = llm.tokenizer.special.eos_ids
+    params = SamplingParams(
+        temperature=0, max_tokens=5, min_tokens=3, ignore_eos=True, stop_token_ids=[77], logit_bias={eos: 100, 77: 50}
+    )
+    tokens = completion(llm, WHALE, params).token_ids
+    assert (tokens[3:], {eos, 77}.isdisjoint(tokens[:3])) == ([eos, eos], True)
 
 
 def test_a_bad_word_is_forbidden_at_the_start_of_a_text_and_after_a_space(llm):

@@ -55,6 +55,14 @@ def test_min_p_is_a_share_of_the_best_token_at_the_rows_temperature():
 
 
 @ALL
+def test_top_p_is_a_share_of_what_min_p_left(find):
+    """Of 0.5, 0.3, 0.1, 0.05 and 0.05 min-p leaves three, of which the first two hold 0.89."""
+    logits = torch.tensor([[0.5, 0.3, 0.1, 0.05, 0.05]]).log().expand(4, -1).contiguous()
+    rows = [(1.0, 0, 0.85, 0.15), (1.0, 0, 0.85, 0.0), (1.0, 4, 0.85, 0.15), (1.0, 2, 0.6, 0.15)]
+    assert kept(find, logits, rows).sum(dim=-1).tolist() == [2, 3, 2, 1]
+
+
+@ALL
 def test_rows_without_filters_and_greedy_rows_keep_everything(find):
     logits = torch.randn(4, 300)
     rows = [(1.0, 0, 1.0, 0.0), (0.0, 1, 0.1, 0.9), (9e-6, 2, 1.0, 0.0), (0.7, 1, 1.0, 0.0)]
@@ -70,6 +78,8 @@ ROWS = [
     (0.6, 20, 0.9, 0.0),
     (0.6, 0, 0.9, 0.0),  # top-p alone, and with min-p
     (2.5, 0, 0.9999, 0.02),
+    (1.0, 0, 0.8, 0.05),
+    (1.5, 60, 0.7, 0.1),
     (1.0, 0, 1e-9, 0.0),
 ]
 
@@ -88,7 +98,7 @@ def masked():
     """From row to row fewer tokens are possible; at last one."""
     logits = normal(3.0)
     for row in range(len(ROWS)):
-        logits[row, : 699 - [400, 120, 30, 8, 3, 1, 0][row]] = -math.inf
+        logits[row, : 699 - [400, 120, 60, 30, 15, 8, 3, 1, 0][row]] = -math.inf
     return logits
 
 
@@ -160,13 +170,14 @@ def sorted_by_hand(values, row):
         return set(ids)
     ids.sort(key=lambda i: (-values[i], i))
     best, scale = values[ids[0]], torch.tensor(LOG2_E) / torch.tensor(temperature)
-    left = ids[:top_k] if top_k else ids
+    least = torch.tensor(best) + torch.tensor(temperature) * torch.tensor(min_p).log()
+    left = [i for i in ids if values[i] >= least]
+    left = left[:top_k] if top_k else left
     weights = integer_weights(torch.tensor([[values[i] for i in left]]), torch.tensor([[best]]), scale)[0].tolist()
     limit = max(1, int(torch.tensor(top_p).item() * sum(weights)))
     if top_p < 1:
         left = [i for place, i in enumerate(left) if sum(weights[:place]) < limit]
-    least = torch.tensor(best) + torch.tensor(temperature) * torch.tensor(min_p).log()
-    return {i for i in left if values[i] >= least}
+    return set(left)
 
 
 @settings(max_examples=25)

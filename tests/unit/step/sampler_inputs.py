@@ -61,7 +61,7 @@ quarters = st.integers(-40, 40).map(lambda n: n / 4)
 logit_rows = st.lists(quarters, min_size=VOCAB, max_size=VOCAB)
 
 
-def row_of(params, prompt=(), output=(), ending=(), bad_words=()):
+def row_of(params, prompt=(), output=(), late=(), bad_words=()):
     """A request that has a row, with what it has generated so far."""
     return Request(
         id="row",
@@ -69,7 +69,7 @@ def row_of(params, prompt=(), output=(), ending=(), bad_words=()):
         params=params,
         max_new_tokens=100,
         arrival=0,
-        ending_ids=frozenset(ending),
+        late_ids=frozenset(late),
         bad_words=tuple(bad_words),
         output=list(output),
     )
@@ -91,9 +91,9 @@ def sampler_rows(draw):
         logprobs=draw(st.sampled_from([None, 0, 3, 20])),
         seed=draw(seeds),
     )
-    ending = draw(st.lists(st.integers(0, VOCAB - 1), max_size=3))
+    late = draw(st.lists(st.integers(0, VOCAB - 1), max_size=3))
     output = draw(token_lists)
     # Words that begin as the output ends, and any others.
     starts = st.integers(0, len(output)).map(lambda n: output[n:]) | token_lists
     bad_words = draw(st.lists(st.tuples(starts, tokens).map(lambda word: (*word[0], word[1])), max_size=4))
-    return row_of(params, draw(token_lists), output, ending, bad_words)
+    return row_of(params, draw(token_lists), output, late, bad_words)

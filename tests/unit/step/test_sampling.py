@@ -47,7 +47,7 @@ def oracle_logits(logits, row):
     out = []
     for token, x in enumerate(logits):
         x += params.logit_bias.get(token, 0.0)
-        if len(row.output) < params.min_tokens and token in row.ending_ids:
+        if len(row.output) < params.min_tokens and token in row.late_ids:
             x = -math.inf
         if token not in (params.allowed_token_ids or range(VOCAB)) or oracle_forbids(row, token):
             x = -math.inf
@@ -67,6 +67,10 @@ def oracle_kept(scaled, params):
     """The ids the filters leave, and how near any decision came to the other side."""
     best, margin = max(scaled), 1.0
     kept = sorted((t for t, x in enumerate(scaled) if x > -math.inf), key=lambda t: (-scaled[t], t))
+    if params.min_p > 0:
+        ratio = {t: math.exp(scaled[t] - best) for t in kept}
+        margin = min([margin, *(abs(r - params.min_p) for r in ratio.values() if r != 1)])
+        kept = [t for t in kept if ratio[t] >= params.min_p]
     if 0 < params.top_k < len(kept):
         least = scaled[kept[params.top_k - 1]]
         margin = min([margin, *(abs(scaled[t] - least) for t in kept if scaled[t] != least)])
@@ -77,10 +81,6 @@ def oracle_kept(scaled, params):
         before = {t: sum(weights[:place]) / total for place, t in enumerate(kept)}
         margin = min([margin, *(abs(b - params.top_p) for b in before.values())])
         kept = [t for t in kept if before[t] < params.top_p]
-    if params.min_p > 0:
-        ratio = {t: math.exp(scaled[t] - best) for t in kept}
-        margin = min([margin, *(abs(r - params.min_p) for r in ratio.values() if r != 1)])
-        kept = [t for t in kept if ratio[t] >= params.min_p]
     return kept, margin
 
 
@@ -326,9 +326,9 @@ def test_bias_adds_to_its_token_only():
 
 
 @pytest.mark.parametrize(("num_generated", "token"), [(0, 1), (2, 1), (3, 2)])
-def test_ending_ids_wait_for_min_tokens(num_generated, token):
+def test_late_ids_wait_for_min_tokens(num_generated, token):
     params = SamplingParams(temperature=0, min_tokens=3, logit_bias={2: 100.0})
-    row = row_of(params, output=[0] * num_generated, ending=(2,))
+    row = row_of(params, output=[0] * num_generated, late=(2,))
     assert run([[0.0, 1.0, 2.0]], [row]).tokens_N.tolist() == [token]
 
 
@@ -357,7 +357,7 @@ def test_a_repetition_penalty_pushes_negative_logits_down():
 
 def test_the_smallest_repetition_penalty_lets_no_banned_token_through():
     params = [SamplingParams(repetition_penalty=1e-300, min_tokens=1, seed=s) for s in range(50)]
-    rows = [row_of(one, prompt=[0, 1], ending=[1]) for one in params]
+    rows = [row_of(one, prompt=[0, 1], late=[1]) for one in params]
     assert set(run([[-1.0, 5.0, 0.0]] * 50, rows).tokens_N.tolist()) == {0, 2}
 
 
@@ -398,8 +398,8 @@ def test_masked_tokens_have_logprob_minus_infinity():
 
 def test_ids_that_must_not_end_a_request_yet_need_the_tables():
     params = SamplingParams(temperature=0, min_tokens=2)
-    assert kind_of(row_of(params, ending=[3])) is EVERYTHING
-    assert kind_of(row_of(params, ending=[3], output=[1, 1])) is SamplingKind.GREEDY
+    assert kind_of(row_of(params, late=[3])) is EVERYTHING
+    assert kind_of(row_of(params, late=[3], output=[1, 1])) is SamplingKind.GREEDY
     assert kind_of(row_of(params)) is SamplingKind.GREEDY
 
 
@@ -448,7 +448,7 @@ def test_a_recorded_step_advances_itself():
         presence_penalty=0.5, frequency_penalty=0.3, repetition_penalty=1.2, min_tokens=3, logit_bias=bias
     )
     seeded = [dataclasses.replace(params, seed=seed) for seed in (8, 9)]
-    start = [row_of(one, prompt=[1, 2], ending=[0, 3], bad_words=[(t, 5) for t in range(VOCAB)]) for one in seeded]
+    start = [row_of(one, prompt=[1, 2], late=[0, 3], bad_words=[(t, 5) for t in range(VOCAB)]) for one in seeded]
     logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(2))
     inputs = build_inputs(start, num_rows=2, vocab_size=VOCAB)
 

@@ -13,7 +13,7 @@ from playhead.kernels.op import Work
 
 
 def bind_least_keys(*call: Any) -> Work:
-    """The rows alone that filter something. Of a row, what top-k leaves is sorted, and nothing else."""
+    """The rows alone that filter something. Of a row, what min-p and top-k leave is sorted, and nothing else."""
     least, logits, temperature, top_k, top_p, log_min_p, greedy_below = as_arrays(call)
 
     def work() -> None:
@@ -27,6 +27,7 @@ def bind_least_keys(*call: Any) -> Work:
             best = left.max()
             least[row] = max(EVERY_KEY, least_key_of(best + temperature[row] * log_min_p[row]))
             keys = least_key_of(left) | (ids ^ LAST_ID)
+            keys = keys[keys >= least[row]]
             if 0 < top_k[row] < keys.size:
                 place = keys.size - top_k[row]
                 keys = np.partition(keys, place)[place:]

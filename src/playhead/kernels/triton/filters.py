@@ -279,10 +279,10 @@ def searched(
 
 @triton.jit
 def least_key_of(
-    row_logits, room, counter, lanes, most_J, best, per_logit, top_k, top_p, has_k, has_p,
+    row_logits, room, counter, lanes, most_J, best, per_logit, by_min_p, top_k, top_p, has_k, has_p,
     VOCAB: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_C: tl.constexpr, GRAIN: tl.constexpr,
 ):  # fmt: skip
-    """The least key that top-k and then top-p keep."""
+    """The least key that top-k and then top-p keep of the tokens that reach the key of min-p."""
     # Without top-k: as many as p tends to leave, or more.
     guess = guessed(most_J, best, tl.where(has_k, tl.minimum(top_k, BLOCK_J), BLOCK_C // 2))
     end = ordered(best) + 1
@@ -293,7 +293,7 @@ def least_key_of(
         fits = num <= BLOCK_C
     none = tl.full([], 0, tl.int64)
 
-    key = tl.full([], EVERY_KEY, tl.int64)
+    key = by_min_p
     if has_k:
         if fits:
             key = least_kept(room, num, none, top_k, best, per_logit, False, BLOCK_C)
@@ -303,7 +303,7 @@ def least_key_of(
                 row_logits, room, counter, low, end, none, none, top_k, best, per_logit,
                 False, VOCAB, BLOCK_J, BLOCK_C, GRAIN,
             )  # fmt: skip
-        key = tl.maximum(key, EVERY_KEY)
+        key = tl.maximum(key, by_min_p)
     if has_p:
         held = none
         if fits:
@@ -344,17 +344,17 @@ def least_keys_kernel(
         most_J = lane_maxima(row_logits, VOCAB, BLOCK_J)
         best = tl.max(most_J, 0)
         is_finite = (best > float("-inf")) & (best < float("inf"))
-        if is_finite & (has_k | has_p):
-            per_logit = tl.div_rn(LOG2_E, temperature)
-            row_lanes = lanes + row * (1 + BLOCK_C)
-            key = least_key_of(
-                row_logits, candidates + row * BLOCK_C, row_lanes, row_lanes + 1, most_J, best, per_logit, top_k,
-                top_p, has_k, has_p, VOCAB, BLOCK_J, BLOCK_C, GRAIN,
-            )  # fmt: skip
         if is_finite & has_min_p:
             # The product is rounded before it is added, as the reference's is.
             below = (temperature.to(tl.float64) * log_min_p.to(tl.float64)).to(tl.float32)
             key = tl.maximum(key, keys(best + below, LAST_ID))
+        if is_finite & (has_k | has_p):
+            per_logit = tl.div_rn(LOG2_E, temperature)
+            row_lanes = lanes + row * (1 + BLOCK_C)
+            key = least_key_of(
+                row_logits, candidates + row * BLOCK_C, row_lanes, row_lanes + 1, most_J, best, per_logit, key,
+                top_k, top_p, has_k, has_p, VOCAB, BLOCK_J, BLOCK_C, GRAIN,
+            )  # fmt: skip
     tl.store(least_keys + row, key)
 
 
