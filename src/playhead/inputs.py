@@ -118,17 +118,18 @@ def refuse_keywords(keywords: Mapping[str, Any], names: Sequence[str] = CALL_NAM
 
 def plain_prompt(prompt: object) -> PlainPrompt:
     """A prompt in any of its forms, or `RequestError`."""
-    if isinstance(prompt, str):
-        return PlainPrompt(text=prompt)
-    if isinstance(prompt, Mapping):
-        return _from_table(prompt)
+    if type(prompt) not in PLAIN_LISTS:
+        if isinstance(prompt, str):
+            return PlainPrompt(text=prompt)
+        if isinstance(prompt, Mapping):
+            return _from_table(prompt)
     return PlainPrompt(ids=checked_ids(prompt))
 
 
 def checked_ids(prompt: object) -> list[int]:
     """Token ids as ints, or `RequestError`: a bool, a float or a string among them is refused, not converted."""
-    given = prompt if type(prompt) in PLAIN_LISTS or not isinstance(prompt, Ids) else prompt.tolist()
-    if isinstance(given, Sequence) and not isinstance(given, bytes | bytearray | str):
+    given: Any = prompt.tolist() if type(prompt) not in PLAIN_LISTS and isinstance(prompt, Ids) else prompt
+    if type(given) in PLAIN_LISTS or (isinstance(given, Sequence) and not isinstance(given, bytes | bytearray | str)):
         kinds = set(map(type, given))
         if kinds <= {int}:
             return list(given)
@@ -144,20 +145,22 @@ def checked_ids(prompt: object) -> list[int]:
 
 def as_prompts(prompts: Prompts) -> list[Prompt]:
     """A list of prompts, whether one or many were given. Each is checked when it is read."""
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    if type(prompts) not in PLAIN_LISTS and isinstance(prompts, Ids):
-        return [prompts] if prompts.ndim == 1 else list(prompts.tolist())
-    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
-        found = f"a {type(prompts).__name__}"
-        raise RequestError("prompts", found, "text or ids, one or a list of them", "Put it into a list.")
-    num_numbers = 0 if PLAIN_PROMPTS.issuperset(map(type, prompts)) else sum(is_number(item) for item in prompts)
-    if num_numbers and num_numbers < len(prompts):
+    if type(prompts) not in PLAIN_LISTS:
+        if isinstance(prompts, str | Mapping):
+            return [prompts]
+        if isinstance(prompts, Ids):
+            return [prompts] if prompts.ndim == 1 else list(prompts.tolist())
+        if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
+            found = f"a {type(prompts).__name__}"
+            raise RequestError("prompts", found, "text or ids, one or a list of them", "Put it into a list.")
+    items = cast(Sequence[Any], prompts)
+    num_numbers = 0 if PLAIN_PROMPTS.issuperset(map(type, items)) else sum(is_number(item) for item in items)
+    if num_numbers and num_numbers < len(items):
         found = "ids and whole prompts in one list"
         raise RequestError("prompts", found, "one prompt of ids, or many prompts", "Put the ids into a list.")
     if num_numbers:
-        return [cast(Sequence[int], prompts)]  # as it is: the ids of a conversation know what ends its answer
-    return [item for item in prompts if not isinstance(item, int)]
+        return [items]  # as it is: the ids of a conversation know what ends its answer
+    return [item for item in items if not isinstance(item, int)]
 
 
 def is_number(item: object) -> bool:

@@ -29,6 +29,8 @@ from playhead.sampling_params import SamplingParams
 
 __all__ = ["LLM", "EngineConfig"]
 
+ONLY_AT_THE_END = RequestOptions(streams=False)
+
 
 class LLM:
     """A loaded model. Closing it (or leaving its `with`) aborts what still runs.
@@ -140,7 +142,7 @@ class LLM:
             for i, one in enumerate(split_n(wanted))
         ]
         with prompt_bar(len(pending), enabled=use_tqdm) as advance:
-            for output in self.outputs_of(pending, RequestOptions(streams=False)):
+            for output in self.outputs_of(pending, ONLY_AT_THE_END):
                 results[output.request_id] = output
                 advance(output)
         return [

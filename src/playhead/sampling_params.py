@@ -18,7 +18,7 @@ from typing import Any, NoReturn, Self
 
 from playhead.errors import AbsentFeature, RequestError, did_you_mean, shown
 from playhead.sampling_values import allowed_ids, biases, refused, texts, token_ids
-from playhead.settings import METADATA_KEY, Setting, check_settings, declare, settings_of
+from playhead.settings import METADATA_KEY, Setting, check_values, declare, settings_of
 from playhead.structured_outputs import StructuredOutputs, structured_outputs
 
 GREEDY_BELOW = 1e-5  # vLLM's bound: dividing by less only magnifies rounding
@@ -250,7 +250,11 @@ class SamplingParams:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        check_settings(self, SAMPLING_SETTINGS, refused)
+        self._check(VALUES_OF(self))
+
+    def _check(self, values: tuple[Any, ...]) -> None:
+        """Check all fields, whose values these are."""
+        check_values(self, SAMPLING_SETTINGS, values, refused)
         if self.truncate_prompt_tokens == 0:
             raise refused("truncate_prompt_tokens", 0, "at least 1, or -1 for as many as fit")
         if self.stop and not self.detokenize:
@@ -269,9 +273,10 @@ class SamplingParams:
     def clone(self) -> SamplingParams:
         """A copy, checked anew: fields may have been set since this was made."""
         copied = object.__new__(SamplingParams)  # `__init__` by name takes as long as the check
-        for put, value in zip(PUT_VALUES, VALUES_OF(self), strict=True):
+        values = VALUES_OF(self)
+        for put, value in zip(PUT_VALUES, values, strict=True):
             put(copied, value)
-        copied.__post_init__()
+        copied._check(values)
         return copied
 
     @property
@@ -323,7 +328,8 @@ class SamplingParams:
             ("logit_bias", self.logit_bias),
             ("allowed_token_ids", self.allowed_token_ids),
         ):
-            check_vocabulary(name, ids or (), vocab_size)
+            if ids:
+                check_vocabulary(name, ids, vocab_size)
         return num_wanted
 
     def num_prompt_tokens(self, prompt_len: int, max_context: int) -> int:

@@ -190,8 +190,12 @@ def settings_of(owner: type) -> tuple[Declared, ...]:
 
 def check_settings(owner: object, settings: Sequence[Declared], refused: Refused) -> None:
     """Check every field of a frozen dataclass in its `__post_init__`, and keep what `taken` gives."""
-    for declared in settings:
-        value = declared.value_of(owner)
+    check_values(owner, settings, [declared.value_of(owner) for declared in settings], refused)
+
+
+def check_values(owner: object, settings: Sequence[Declared], values: Sequence[Any], refused: Refused) -> None:
+    """The same where the fields' values are at hand."""
+    for declared, value in zip(settings, values, strict=True):
         if value is declared.default:  # most are
             continue
         taken = declared.taken(plain(value), refused)

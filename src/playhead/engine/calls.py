@@ -104,8 +104,9 @@ class Calls:
 
         The engine is given more as it has room. Closing the generator aborts what is left.
         """
-        self.engine.use.check_caller()
-        checked = [(request_id, self.engine.reader.check(prompt, params)) for request_id, prompt, params in requests]
+        engine = self.engine
+        engine.use.check_caller()
+        checked = [(request_id, engine.reader.check(prompt, params)) for request_id, prompt, params in requests]
         call = Call(waiting=deque(checked), options=options)
         try:
             while call.waiting or call.running:
@@ -152,34 +153,32 @@ class Calls:
 
         The requests that the step has no room for are given behind its launch: the device has work by then.
         """
-        while call.waiting and self.engine.can_take_now:
-            self._submit_one(call)
+        engine = self.engine
+        while call.waiting and engine.can_take_now:
+            self._submit_one(call, engine)
         if call.inbox:
             return
-        if not self.engine.has_work:
+        if not engine.has_work:
             raise PlayheadError(
                 f"request {min(call.running)!r} vanished without a final output. This is a bug in Playhead; "
                 "please report it."
             )
-        self._step()
-        while call.waiting and self.engine.can_take:  # room that a step makes goes to the calls in turn
-            self._submit_one(call)
+        # Its outputs go to the inboxes of the calls that asked for them.
+        engine.advance()
+        engine.hand_out(self._deliver)
+        while call.waiting and engine.can_take:  # room that a step makes goes to the calls in turn
+            self._submit_one(call, engine)
 
-    def _submit_one(self, call: Call) -> None:
+    def _submit_one(self, call: Call, engine: Engine) -> None:
         request_id, checked = call.waiting.popleft()
         self._by_request[request_id] = call
         call.running.add(request_id)
         try:
-            self.engine.submit(request_id, checked, call.options)
+            engine.submit(request_id, checked, call.options)
         except MisuseError:
             raise
         except PlayheadError as error:
             call.inbox.append(never_queued(request_id, checked, error))
-
-    def _step(self) -> None:
-        """One step of the engine. Its outputs go to the inboxes of the calls that asked for them."""
-        self.engine.advance()
-        self.engine.hand_out(self._deliver)
 
     def _deliver(self, output: RequestOutput) -> None:
         call = self._by_request.get(output.request_id)

@@ -34,7 +34,7 @@ from playhead.graph.shapes import Reason
 from playhead.graph.spec import CaptureReport
 from playhead.inputs import Prompt
 from playhead.kv.audit import report
-from playhead.kv.ledger import Findings, KVWatch
+from playhead.kv.ledger import NOTHING, Findings, KVWatch
 from playhead.logs import event, log_failure
 from playhead.models.text.tokenizer import Tokenizer
 from playhead.outputs import FinishReason, RequestOutput
@@ -119,8 +119,9 @@ class Engine:
 
     def entered(self) -> threading.Lock:
         """A lock to do one thing under, or `MisuseError`."""
-        self.check_use()
-        self.take_over()
+        if not self.use.check_caller():  # else this thread has it already
+            self.check_use()
+            self.take_over()
         return self.use.inside
 
     def take_over(self) -> None:
@@ -171,7 +172,7 @@ class Engine:
     @property
     def can_take_now(self) -> bool:
         """The same, if the next step may have room for it."""
-        return self._scheduler.can_queue and not self._scheduler.has_enough_waiting
+        return self._scheduler.can_queue and not (self._scheduler.waiting and self._scheduler.has_enough_waiting)
 
     def add_request(
         self,
@@ -218,7 +219,7 @@ class Engine:
             params=params,
             max_new_tokens=checked.max_new_tokens,
             arrival=arrival,
-            seed=seed_of(self.config.seed, arrival) if params.seed is None else 0,
+            seed=seed_of(self.config.seed, arrival) if params.seed is None and not params.is_greedy else 0,
             priority=options.priority,
             salt=checked.salt or options.salt,
             ending_ids=ending_ids,
@@ -277,27 +278,28 @@ class Engine:
         try:
             started_s = time.perf_counter()
             planned = self._plan()
-            if planned:
+            if planned.requests:
                 self._in_flight.append(self._launch(planned, started_s))
                 self._scheduler.close_plan()
         except BaseException:
             self._take_back()
             raise
-        if not planned and not self._in_flight:
+        if not planned.requests and not self._in_flight:
             self._refuse_to_starve()
         self._scheduler.catch_up()
-        self._read_until(1 if planned and self.overlap else 0)
+        self._read_until(1 if planned.requests and self.overlap else 0)
         if not self._in_flight:
             self._scheduler.release()
-        self._end_the_touched(self._watch.look(is_idle=not (self._scheduler.has_work or self._in_flight)))
+        findings = self._watch.look(is_idle=not (self._scheduler.has_work or self._in_flight))
+        if findings is not NOTHING:
+            self._end_the_touched(findings)
 
     def _end_the_touched(self, findings: Findings) -> None:
         """End the requests whose pages failed an audit: their next tokens could be wrong."""
         self.stats.num_violations += len(findings.violations)
         for request_id, violation in findings.by_request.items():
-            response = self._responses.get(request_id)
-            if response is not None:
-                self._end(response, FinishReason.ERROR, PagesLost(request_id, violation))
+            if request_id in self._responses:
+                self._end(self._responses[request_id], FinishReason.ERROR, PagesLost(request_id, violation))
 
     def kv_report(self) -> str:
         """The account of KV pages as a table, and what was ever found wrong in it."""
@@ -354,12 +356,9 @@ class Engine:
         launched = self.worker.launch(planned)
         if planned.newcomers:
             self.stats.num_prompt_tokens += planned.num_prompt_tokens
+        launched_s = time.perf_counter()
         return LaunchedStep(
-            planned=planned,
-            launched=launched,
-            started_s=started_s,
-            planned_s=planned_s,
-            launched_s=time.perf_counter(),
+            planned=planned, launched=launched, started_s=started_s, planned_s=planned_s, launched_s=launched_s
         )
 
     def _read_until(self, num_left: int) -> None:
@@ -389,7 +388,8 @@ class Engine:
     def _read(self, step: LaunchedStep) -> None:
         """Wait for a step and give its tokens to its requests. A read that was interrupted goes on where it stopped."""
         read_s = time.perf_counter()
-        self._launch_tail(step)
+        if step.launched.tail is not None:
+            self._launch_tail(step)
         if step.collected is None:
             step.collected = self.worker.collect(step.launched)
         collected, collected_s = step.collected, time.perf_counter()

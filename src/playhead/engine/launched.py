@@ -32,7 +32,7 @@ class LaunchedStep:
             reason=decision.reason,
             raw=self.planned.num_tokens,
             padded=decision.bucket,
-            num_requests=len(self.planned),
+            num_requests=len(self.planned.requests),
             started_us=self.started_s * 1e6,
             plan_us=(self.planned_s - self.started_s) * 1e6,
             launch_us=(self.launched_s - self.planned_s) * 1e6,

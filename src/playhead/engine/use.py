@@ -35,14 +35,14 @@ class EngineUse:
         self._user = thread
         return True
 
-    def check_caller(self) -> None:
-        """`MisuseError` if this thread may not use the engine, now or in its turn.
+    def check_caller(self) -> bool:
+        """`MisuseError` if this thread may not use the engine, now or in its turn; gives whether it used it last.
 
         Refused are a forked child, a closed engine, an engine that serves an `AsyncEngine`, and a call from within the
         engine's own step.
         """
         thread = threading.current_thread()
-        if self.is_in_child:
+        if os.getpid() != self._pid:
             raise MisuseError(
                 f"engine: used in process {os.getpid()}, but made in process {self._pid}. A forked child cannot use "
                 "its parent's engine: make one in the child, or start the child by 'spawn'."
@@ -53,11 +53,13 @@ class EngineUse:
             raise MisuseError(
                 "engine: at work for an AsyncEngine. Send requests there, or close the AsyncEngine first."
             )
-        if self.inside.locked() and thread is self._user:
+        is_last = thread is self._user
+        if is_last and self.inside.locked():
             raise MisuseError(
                 "engine: called from within its own step, by a callback or a finalizer. Call it after the step has "
                 "returned."
             )
+        return is_last
 
     def check(self, *, has_work: bool) -> None:
         """`MisuseError` if this thread may not use the engine now.

@@ -345,7 +345,10 @@ class CudaGraphBufferRegistry:
         live[...] = array
 
     def _reset_staged_tail(self, slot: GraphSlot, values: np.ndarray[Any, Any], raw: int, left: int) -> None:
-        (slot.slice_fn or leading_rows)(values, raw, left)[...] = slot.pad_value
+        if slot.slice_fn is None:
+            values[raw:left] = slot.pad_value
+        else:
+            slot.slice_fn(values, raw, left)[...] = slot.pad_value
 
     def _reset_tail(self, entry: DeviceEntry, ctx: FillContext) -> None:
         """Padding of one device-sourced slot. FILL_ONCE writes only what a larger fill, or another filler, left."""

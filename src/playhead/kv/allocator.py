@@ -151,16 +151,16 @@ class PageAllocator:
         whole: list[int] = []
         for page in pages:
             slab = page // per_slab
-            free = free_in.get(slab)
-            if free is None:
+            if slab not in free_in:
                 free_in[slab] = [page]
-            elif len(free) + 1 < per_slab:
-                free.append(page)
+            elif len(free_in[slab]) + 1 < per_slab:
+                free_in[slab].append(page)
             else:
                 del free_in[slab]
                 whole.append(slab)
-        self._num_free += len(pages) - len(whole) * per_slab
-        self.num_slabs -= len(whole)
+        num_whole = len(whole)
+        self._num_free += len(pages) - num_whole * per_slab
+        self.num_slabs -= num_whole
         self._arena.give_back(whole)
 
     def distrust(self, pages: set[int]) -> None:

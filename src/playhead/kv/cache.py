@@ -16,7 +16,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from itertools import chain, compress
+from itertools import compress
 
 import numpy as np
 
@@ -398,9 +398,14 @@ class HybridKVCache:
                 if seq.offered_key:
                     self.prefix.touch(seq.salt, seq.offered_key)
             for window_group in range(len(self._windows)):
-                seen = (seq.pages[seq.frontiers[window_group] :] for seq in seqs)
-                self._drop_windows(window_group, list(chain.from_iterable(seen)), slid=False)
-            self.allocator.drop(list(chain.from_iterable(seq.pages for seq in seqs)))
+                seen: list[int] = []
+                for seq in seqs:
+                    seen += seq.pages[seq.frontiers[window_group] :]
+                self._drop_windows(window_group, seen, slid=False)
+            pages: list[int] = []
+            for seq in seqs:
+                pages += seq.pages
+            self.allocator.drop(pages)
             for seq in seqs:
                 self.rows.give_back(seq.row)
 
@@ -410,7 +415,8 @@ class HybridKVCache:
 
     def _drop_windows(self, window_group: int, full_pages: Sequence[int], *, slid: bool) -> None:
         kept = self.allocator.drop_windows(window_group, full_pages)
-        self.prefix.windows_idle(window_group, kept, slid=slid)
+        if kept:
+            self.prefix.windows_idle(window_group, kept, slid=slid)
 
     def _write_row(self, seq: SequenceKV, first: int, pages: Sequence[int]) -> None:
         """Show these pages in a sequence's row, from entry `first` on."""

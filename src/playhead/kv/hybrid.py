@@ -154,7 +154,8 @@ class HybridAllocator:
         index, is_retained = window_group + 1, self._is_retained
         window_pages = self.mapping.window_pages(window_group, full_pages)
         if is_each_once(window_pages, self._holders[index]) and not any(map(is_retained.__getitem__, full_pages)):
-            self._give_up(index, self.mapping.remove(window_group, full_pages))
+            self.mapping.unmap(window_group, full_pages, window_pages)  # each has one, or it would have no holder
+            self._give_up(index, window_pages)
             return []
         idle = self.mapping.full_pages(window_group, self._drop(index, window_pages))
         self._free_windows(window_group, [page for page in idle if not is_retained[page]])

@@ -46,7 +46,7 @@ class RowTables:
         )
         self._free = [Row(row) for row in range(max_running, 0, -1)]
         self.num_pages: Int32Array = np.zeros(1 + max_running, dtype=np.int32)
-        """Entries of each row that have been used since it was taken."""
+        """Entries of each row that have been used since it was taken: a window page has a full page over it."""
         self._max_pages = max_pages
         # Entries [first, end) of the full group's table, all rows one after the other, that the device's copy lacks.
         # A dict for its keys: a row that is given back and taken again has the same entries.
@@ -91,8 +91,8 @@ class RowTables:
         """Put a group's pages into a row, from entry `first` on."""
         end = first + len(pages)
         self.tables[group_index][row, first:end] = pages
-        self.num_pages[row] = max(int(self.num_pages[row]), end)
         if group_index == FULL:  # the device has a copy of this table alone: it finds window pages by the mapping
+            self.num_pages[row] = max(int(self.num_pages[row]), end)
             self.must_publish = True
             self._mark(row, first, end)
 
@@ -112,19 +112,20 @@ class RowTables:
         self.tables[group_index][row, first:end] = NO_PAGE
 
     def take_changed(self) -> tuple[npt.NDArray[np.int64], Int32Array]:
-        """Entries of the full group's table that changed since the last call, and their values now.
+        """Entries of the full group's table that changed since the last call, and their values until the next change.
 
         Entry 3 of row 2 is 19, with 8 a row. An entry may stand twice.
         """
         spans = list(self._changed)
         self._changed.clear()
         self.must_publish = False
+        table = self.tables[FULL].reshape(-1)
         if len(spans) == 1:  # one prompt
-            entries = np.arange(*spans[0], dtype=np.int64)
-        else:
-            firsts, ends = pairs_of(spans, np.int64).T
-            entries = ranges(firsts, ends - firsts) if spans else firsts
-        return entries, self.tables[FULL].reshape(-1)[entries]
+            ((first, end),) = spans
+            return np.arange(first, end, dtype=np.int64), table[first:end]
+        firsts, ends = pairs_of(spans, np.int64).T
+        entries = ranges(firsts, ends - firsts) if spans else firsts
+        return entries, table[entries]
 
     def _mark(self, row: Row, first: int, end: int) -> None:
         if first < end:
@@ -219,18 +220,22 @@ class WindowMapping:
 
     def remove(self, window_group: int, full_pages: Sequence[int]) -> list[int]:
         """Take the window pages from under full pages and return them; each must have one, or nothing changes."""
-        window_of, full_of = self._window_of[window_group], self._full_of[window_group]
         window_pages = self.window_pages(window_group, full_pages)
         if NO_PAGE in window_pages:
             full_page = full_pages[window_pages.index(NO_PAGE)]
             raise LedgerError(
                 f"window mapping: full page {full_page} has no window page to remove. Its window has expired"
             )
+        self.unmap(window_group, full_pages, window_pages)
+        return window_pages
+
+    def unmap(self, window_group: int, full_pages: Sequence[int], window_pages: Sequence[int]) -> None:
+        """Take window pages from under the full pages that `window_pages` found them under."""
+        window_of, full_of = self._window_of[window_group], self._full_of[window_group]
         for full, window in zip(full_pages, window_pages, strict=True):
             window_of[full] = full_of[window] = NO_PAGE
         self._unpublished[window_group].update(dict.fromkeys(full_pages, NO_PAGE))
         self.version += 1
-        return window_pages
 
     def clear(self) -> None:
         """Forget every pair of every group."""

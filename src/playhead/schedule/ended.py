@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 
 from playhead.schedule.request import Request
 from playhead.schedule.step_plan import StepPlan
@@ -27,10 +28,11 @@ class EndedRequests:
 
     def places_in(self, planned: StepPlan) -> list[int]:
         """The places of the requests that have ended since a step was planned."""
-        if self.count == planned.num_ended_before:
+        num_ended = self.count - planned.num_ended_before
+        if not num_ended:
             return []
-        if self.count - planned.num_ended_before > len(self.newest):
+        if num_ended > len(self.newest):
             return planned.ended()
         # Few requests end during a step: they are looked for among the others, not the others looked at.
-        newest = [request for number, request in self.newest if number > planned.num_ended_before]
-        return sorted(planned.requests.index(request) for request in newest if request in planned.requests)
+        requests, newest = planned.requests, islice(reversed(self.newest), num_ended)
+        return sorted(requests.index(request) for _, request in newest if request in requests)

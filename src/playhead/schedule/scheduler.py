@@ -121,7 +121,7 @@ class Scheduler:
         except BaseException:
             self.take_back()
             raise
-        if not planned:
+        if not planned.requests:
             self.close_plan()
         return planned
 
@@ -180,7 +180,7 @@ class Scheduler:
             self._kv.flush_prefixes()
             self._admit(room, chunks)
         planned = self._opened(StepPlan.of(list(chunks.values())))
-        self._last = planned if planned and is_whole else None
+        self._last = planned if planned.requests and is_whole else None
         return planned
 
     def _follow(self) -> StepPlan | None:
@@ -197,7 +197,7 @@ class Scheduler:
             return self._gone_on(last.next_decode())
         under_way = [] if last.is_decode else np.flatnonzero(~last.samples).tolist()
         gone = {*under_way, *last.at_their_end(), *self._ended.places_in(last)}
-        if len(gone) == len(last) or not is_in_order(last, gone):
+        if len(gone) == len(last.requests) or not is_in_order(last, gone):
             return None
         planned = self._in_stride(last, sorted(gone))
         planned.num_sure, planned.num_ended_before = self._num_sure(planned), self._ended.count
@@ -210,15 +210,16 @@ class Scheduler:
 
     def _in_stride(self, last: StepPlan, gone: list[int]) -> StepPlan:
         """The next decode step without the requests at the places `gone`, which keep the tokens that they have."""
+        alone = Stride()  # it never advances
         for place in gone:
             if place < last.num_going_on:
-                last.seqs[place].join(Stride())
-                last.requests[place].join(Stride())
+                last.seqs[place].join(alone)
+                last.requests[place].join(alone)
         planned = last.following(gone)
         num_in_stride = last.num_going_on - bisect_left(gone, last.num_going_on)
         if planned.stride is None:
             planned.stride, num_in_stride = Stride(), 0
-        if num_in_stride < len(planned):
+        if num_in_stride < len(planned.requests):
             self._kv.join(planned.stride, planned.seqs[num_in_stride:])
             for request in planned.requests[num_in_stride:]:
                 request.join(planned.stride)
@@ -255,7 +256,8 @@ class Scheduler:
     def _opened(self, planned: StepPlan) -> StepPlan:
         """Complete a plan whose tokens have places: reserve places ahead, and count what its newcomers sample."""
         self._reserve(planned)
-        planned.num_sure = self._num_sure(planned) if planned and planned.is_decode else 0
+        if not planned.goes_on or planned.first_slack is None:  # else it is known, and no page has come
+            planned.num_sure = self._num_sure(planned) if planned.requests and planned.is_decode else 0
         self.open_plan, planned.num_ended_before = planned, self._ended.count
         for chunk in planned.newcomers:
             if chunk.samples:
@@ -297,7 +299,7 @@ class Scheduler:
         """
         if self._has_next_places(planned):
             return
-        decoding = np.flatnonzero(planned.samples & (planned.num_left > 0))
+        (decoding,) = (planned.samples & (planned.num_left > 0)).nonzero()
         lacking = decoding[self._slack(planned)[decoding] < planned.num_on]
         if len(lacking) and self._has_vacancy(len(decoding)):
             who = decoding if lacking[0] < planned.num_going_on else lacking
@@ -367,10 +369,8 @@ class Scheduler:
 
     def _looked_at(self, planned: StepPlan, tokens: list[int]) -> list[int]:
         """The rows whose tokens must be looked at one by one, in order."""
-        more = set(planned.beginners())
-        if planned.num_sure <= 0:
-            more.update(planned.at_their_end())
-        more.update(self._ended.places_in(planned))
+        at_their_end = planned.at_their_end() if planned.num_sure <= 0 else ()
+        more = {*planned.beginners(), *at_their_end, *self._ended.places_in(planned)}
         if planned.ending_ids and not planned.ending_ids.isdisjoint(tokens):
             more.update(row for row, token in enumerate(tokens) if token in planned.ending_ids)
         return sorted(more.union(planned.watched)) if more else planned.watched

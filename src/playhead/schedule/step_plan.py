@@ -77,14 +77,16 @@ class StepPlan(Sequence[Chunk]):
         # One call of numpy for many arrays: of a step with one prompt the calls are most of the work.
         rows, ends, tokens, lens = np.array(
             [
-                [one.seq.row for one in chunks],
-                [one.end for one in chunks],
-                [one.tokens[0] for one in chunks],
-                num_tokens,
+                *[one.seq.row for one in chunks],
+                *[one.end for one in chunks],
+                *[one.tokens[0] for one in chunks],
+                *num_tokens,
             ],
             dtype=np.int32,
-        )
-        generated, left = np.array([[one.num_generated for one in chunks], list(map(num_left, chunks))], dtype=np.int64)
+        ).reshape(4, len(chunks))
+        generated, left = np.array(
+            [*[one.num_generated for one in chunks], *map(num_left, chunks)], dtype=np.int64
+        ).reshape(2, len(chunks))
         return cls(
             requests=[chunk.request for chunk in chunks],
             seqs=[chunk.seq for chunk in chunks],
@@ -129,7 +131,11 @@ class StepPlan(Sequence[Chunk]):
         following = self._copied()
         if not self.goes_on:
             following.first_tokens, following.num_tokens = -self.rows, len(self.requests)
-            following.lens, following.is_decode = np.ones(len(self.requests), np.int32), True
+            following.lens, following.samples = (
+                np.ones(len(self.requests), np.int32),
+                np.ones(len(self.requests), np.bool_),
+            )
+            following.is_decode = True
             following.goes_on, following.num_going_on, following.newcomers = True, len(self.requests), ()
         following.num_on, following.num_sure = self.num_on + 1, self.num_sure - 1
         following.takes_places, following.ending = False, None
@@ -165,7 +171,7 @@ class StepPlan(Sequence[Chunk]):
         rest.first_generated, rest.first_left = self.first_generated[kept], self.first_left[kept]
         rest.first_tokens = -rest.rows
         rest.first_slack = None if self.first_slack is None else self.first_slack[kept]
-        rest.lens, rest.samples = rest.lens[: rest.num_tokens], self.samples[kept]
+        rest.lens, rest.samples = rest.lens[: rest.num_tokens], rest.samples[: rest.num_tokens]
         if self.formed:
             rest.formed = [at for at, request in enumerate(rest.requests) if request.matcher is not None]
         if self.watched:
@@ -219,8 +225,10 @@ class StepPlan(Sequence[Chunk]):
         """
         outputs, left, first = self.outputs, list[int](), 0
         if looked_at:
-            outputs, tokens = without(outputs, looked_at), without(tokens, looked_at)
             left = [row for row in reversed(looked_at) if self.is_decode or self.samples[row]]
+            if len(looked_at) == len(outputs):
+                return 0, left
+            outputs, tokens = without(outputs, looked_at), without(tokens, looked_at)
             first = next((row for row, other in enumerate(looked_at) if row != other), len(looked_at))
         if not outputs or not lacks_token(outputs[0], self.first_generated[first] + self.num_on):
             return 0, left
@@ -257,11 +265,13 @@ class StepPlan(Sequence[Chunk]):
 
 def is_in_order(planned: StepPlan, gone: Container[int]) -> bool:
     """Whether a plan's newcomers belong behind the batch that goes on, in the order they have, but for some places."""
+    if planned.goes_on:
+        return True
     first = max(0, planned.num_going_on - 1)
     orders = [
         one.order for place, one in enumerate(planned.requests[first:], first) if place == first or place not in gone
     ]
-    return planned.goes_on or orders == sorted(orders)
+    return orders == sorted(orders)
 
 
 def without(items: Sequence[T], places: Sequence[int]) -> list[T]:

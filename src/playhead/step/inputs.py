@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -51,9 +52,12 @@ class TokenLayout(NamedTuple):
 def layout_of(planned: StepPlan) -> TokenLayout:
     """Where a plan's tokens are: request after request, as decode has them one by one."""
     lens, ends, rows = planned.lens, planned.ends, planned.rows
-    stops = lens.cumsum(dtype=np.int32)
     if planned.is_decode:
-        return TokenLayout(ends, lens, stops, rows, ends - np.int32(1))
+        return TokenLayout(ends, lens, np.arange(1, len(lens) + 1, dtype=np.int32), rows, ends - np.int32(1))
+    if len(lens) == 1:  # a lone prompt waits for every call of numpy
+        num_tokens, end = planned.num_tokens, ends[0]
+        return TokenLayout(ends, lens, lens, rows.repeat(num_tokens), np.arange(end - num_tokens, end, dtype=np.int32))
+    stops = lens.cumsum(dtype=np.int32)
     # The token at index i stands as far before its request's end as i before the request's stop.
     positions = np.arange(planned.num_tokens, dtype=np.int32) + (ends - stops).repeat(lens)
     return TokenLayout(ends, lens, stops, rows.repeat(lens), positions)
@@ -65,27 +69,18 @@ class StepRequests:
     def __init__(self, chunks: Sequence[Chunk], kv: HybridKVCache, sampler: SamplerRows) -> None:
         self.chunks, self.kv, self.sampler = StepPlan.of(chunks), kv, sampler
         self.rows = self.chunks.rows
-        # Found when they are first asked for: a step that its slots hold already needs none of them.
-        self._tokens: TokenLayout | None = None
-        self._numbers: dict[str, npt.NDArray[Any]] | None = None
+        self.is_decode = self.chunks.is_decode
 
-    @property
+    # Found when they are first asked for, most inputs ask. A step that its slots hold already needs none of them.
+
+    @cached_property
     def numbers(self) -> dict[str, npt.NDArray[Any]]:
         """What each request's sampling parameters are, by name."""
-        if self._numbers is None:
-            self._numbers = self.sampler.numbers_of(self.rows)
-        return self._numbers
+        return self.sampler.numbers_of(self.rows, self.chunks.kind)
 
-    @property
-    def is_decode(self) -> bool:
-        """Whether the step runs as decode."""
-        return self.chunks.is_decode
-
-    @property
+    @cached_property
     def tokens(self) -> TokenLayout:
-        if self._tokens is None:
-            self._tokens = layout_of(self.chunks)
-        return self._tokens
+        return layout_of(self.chunks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

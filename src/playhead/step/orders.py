@@ -96,7 +96,7 @@ def step_order(requests: StepRequests, kind: SamplingKind, batch: Batch | None, 
         is_decode=is_decode,
         is_masked=is_masked,
         num_requests=num_requests,
-        num_tokens=num_requests if is_decode else len(requests.tokens.rows),
+        num_tokens=requests.chunks.num_tokens,
         batch=batch,
         report=None if is_decode else PromptReport.wanted(requests),
     )

@@ -12,7 +12,9 @@ Shapes: N requests of a step, R rows of running requests, V vocabulary, L report
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,6 +43,8 @@ from playhead.types import Row, TokenReport
 
 NUMBERS = {name: one for name, one in PARAMETERS.items() if one.number is not None}
 """The parameters of which a sampler reads one number per request."""
+KINDS = tuple(SamplingKind)
+"""By their numbers, found in less time than by a call of the enum."""
 MASKS_SLOT = "allowed_tokens"
 """The slot of masks, which only steps with a grammar have."""
 
@@ -56,6 +60,14 @@ def names_by_dtype() -> dict[torch.dtype, list[str]]:
     for name, one in NUMBERS.items():
         found.setdefault(dtype_of(one.off), []).append(name)
     return found
+
+
+def number_makers(names: list[str]) -> tuple[Callable[[Any], tuple[Any, ...]], tuple[Callable[[Any], float], ...]]:
+    """What gives the values of these parameters, and what makes a number of each."""
+    return attrgetter(*names), tuple(make for name in names if (make := NUMBERS[name].number) is not None)
+
+
+MADE_BY_DTYPE = tuple(map(number_makers, names_by_dtype().values()))
 
 
 class SampledTokens(NamedTuple):
@@ -150,6 +162,8 @@ class SamplerRows:
         self.numbers: dict[str, npt.NDArray[Any]] = {
             name: numbers_R for names, table in self._tables for name, numbers_R in zip(names, table.T, strict=True)
         }
+        self._off = {name: np.full_like(numbers_R, NUMBERS[name].off) for name, numbers_R in self.numbers.items()}
+        self._off_by_size: dict[int, dict[str, npt.NDArray[Any]]] = {}
         self._kinds = bytearray(self._num_rows)
         self._parts_RX, self._arrivals_R = choose_scratch(max_running, vocab_size, device)
         self._best_R = head_scratch(max_running, device)
@@ -161,11 +175,11 @@ class SamplerRows:
 
         Everything the request has generated so far has been read by then.
         """
-        values = request.params.values()
-        if request.params.seed is None:
-            values["seed"] = request.seed
-        for names, table in self._tables:
-            table[row] = [number_of(name, values[name]) for name in names]
+        params = request.params
+        for (_, table), (values_of, numbers) in zip(self._tables, MADE_BY_DTYPE, strict=True):
+            table[row] = [number(value) for number, value in zip(numbers, values_of(params), strict=True)]
+        if params.seed is None:
+            self.numbers["seed"][row] = request.seed
         kind = self._kinds[row] = kind_of(request)
         # A step that looks at the tables looks at every row's bias and counts every row's tokens: what a former request
         # left must go, whether it was written for it or counted beside somebody else.
@@ -185,14 +199,23 @@ class SamplerRows:
                 found = "no device memory for the tables of bias, penalties and logprobs"
                 raise RequestError("sampling", found, "a request without them", "Lower kv_memory_bytes.") from None
 
-    def numbers_of(self, rows: npt.NDArray[np.int32]) -> dict[str, npt.NDArray[Any]]:
-        """Each parameter's numbers of these rows."""
+    def numbers_of(self, rows: npt.NDArray[np.int32], kind: SamplingKind | None) -> dict[str, npt.NDArray[Any]]:
+        """Each parameter's numbers of these rows. A greedy step reads none of them: its parameters are off."""
+        if kind is SamplingKind.GREEDY:
+            return self._numbers_off(len(rows))
         gathered = [(names, table.take(rows, axis=0)) for names, table in self._tables]
         return {name: numbers_N for names, table in gathered for name, numbers_N in zip(names, table.T, strict=True)}
 
+    def _numbers_off(self, num_rows: int) -> dict[str, npt.NDArray[Any]]:
+        numbers = self._off_by_size.get(num_rows)
+        if numbers is None:
+            numbers = {name: numbers_R[:num_rows] for name, numbers_R in self._off.items()}
+            self._off_by_size[num_rows] = numbers
+        return numbers
+
     def kind(self, rows: npt.NDArray[np.int32]) -> SamplingKind:
         """The least kind of sampling that serves these rows."""
-        return SamplingKind(max(map(self._kinds.__getitem__, rows.tolist())))
+        return KINDS[max(map(self._kinds.__getitem__, rows.tolist()))]
 
     def inputs(self, slots: Inputs, rows_N: torch.Tensor) -> SamplerInputs:
         """What a sampler reads, from a step's slots."""
@@ -224,13 +247,6 @@ class SamplerRows:
     def _clear_tables(self, row: Row) -> None:
         self.make_tables().clear_(row)
         self._written_rows.discard(row)
-
-
-def number_of(name: str, value: Any) -> float:
-    """The number that a sampler reads of a parameter."""
-    make = NUMBERS[name].number
-    assert make is not None, "NUMBERS has these alone"
-    return make(value)
 
 
 def kind_of(request: Request) -> SamplingKind:

@@ -41,6 +41,8 @@ from playhead.step.publish import Publisher
 from playhead.step.sampling import ReadTokens, SampledTokens, SamplerRows
 from playhead.types import Mode, Step
 
+NOTHING_TO_LEAD = nullcontext()  # where there are no other ranks
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
@@ -158,7 +160,7 @@ class Worker:
     def capture_all(self, progress: Callable[[CaptureReport], None] | None = None) -> None:
         """Capture every bucket of the usual runners now."""
         gc.collect()  # what it frees now is room for the graphs
-        with nullcontext() if self.leader is None else self.leader.leading_captures():
+        with NOTHING_TO_LEAD if self.leader is None else self.leader.leading_captures():
             for runner in self.usual_runners:
                 runner.capture_all(progress)
 
@@ -223,7 +225,7 @@ class Worker:
             leader, is_masked = self.leader, masked is not None
             tail = None if masked is None else Tail(steps=masked, kind=kind, stopwatch=stopwatch, leader=leader)
             led = leader and leader.leading(step_order(requests, kind, batch, is_masked=is_masked))
-            with led or nullcontext():
+            with led or NOTHING_TO_LEAD:
                 if tail is not None:
                     decision, logits_NV, prompt = tail.launch_body(self, requests, batch)
                 else:
@@ -273,7 +275,7 @@ class Worker:
         """A step over tokens up to its hidden states, with what sampling reads."""
         assert batch is not None, "a step over tokens is filled"
         num_requests = len(requests.chunks)
-        result = self.prefill.run(batch, raw_bs=num_requests, raw_num_tokens=len(requests.tokens.rows))
+        result = self.prefill.run(batch, raw_bs=num_requests, raw_num_tokens=requests.chunks.num_tokens)
         report = PromptReport.wanted(requests)
         reported = None if report is None else report.compute(self.forward, result.output)
         return result, self.sampling_inputs(num_requests), reported
@@ -292,7 +294,7 @@ class Worker:
 
     def collect(self, launched: InFlight) -> Collected:
         """Wait for a step's tokens. What was given up while it ran can be reused. A second time gives the same."""
-        with nullcontext() if self.leader is None else self.leader.waiting():
+        with NOTHING_TO_LEAD if self.leader is None else self.leader.waiting():
             prompt = None if launched.prompt_readback is None else launched.prompt_readback.wait()
             sampled = launched.readback.wait()
         self._in_flight.pop(launched.step, None)

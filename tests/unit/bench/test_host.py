@@ -28,7 +28,7 @@ def calls(engine: MeteredEngine, name: str, num_requests: int) -> int:
 
 @pytest.mark.parametrize(
     ("name", "most"),
-    [("steady", 225), ("one ends", 600), ("one ends, one comes", 1370)],
+    [("steady", 225), ("one ends", 500), ("one ends, one comes", 1370)],
 )
 def test_a_step_calls_few_functions_however_many_requests_it_has(engine, name, most):
     few, many = calls(engine, name, FEW), calls(engine, name, MANY)

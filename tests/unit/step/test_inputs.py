@@ -189,6 +189,38 @@ def test_the_inputs_of_a_step_are_made_from_its_requests():
     assert {name: made[name].tolist() for name in wanted} == wanted
 
 
+def test_a_lone_piece_of_a_prompt_is_laid_out_as_one_among_others():
+    worker = tiny_worker(page_size=2)
+    seq = worker.kv.admit("lone", [7, 8, 9, 10, 11])
+    worker.kv.extend(seq, 5)
+    made = batch_of(InputFeatures(extra=OVER_TOKENS).made, worker.requests([Chunk.newest(seq, [9, 10, 11])]))
+    wanted = {
+        "positions": [2, 3, 4],
+        "out_cache_loc": [worker.kv.full_loc(seq, at) for at in (2, 3, 4)],
+        "seq_lens": [5],
+        "token_rows": [seq.row] * 3,
+        "query_starts": [0],
+        "query_lens": [3],
+        "last_token_index": [2],
+    }
+    assert {name: made[name].tolist() for name in wanted} == wanted
+    assert {made[name].dtype for name in wanted} == {np.dtype(np.int32)}
+
+
+def test_a_greedy_step_shows_no_numbers_of_its_requests():
+    """Nobody reads them. Beside a request that draws, a greedy one shows its own."""
+    worker = tiny_worker()
+    chunks = [decode_chunk(worker, name) for name in ("greedy", "drawn")]
+    for chunk, temperature in zip(chunks, (0.0, 0.5), strict=True):
+        params = SamplingParams(temperature=temperature, top_k=3, seed=8)
+        worker.sampler.set(chunk.seq.row, replace(chunk.request, params=params))
+    for some, wanted in ((chunks[:1], ([0.0], [0], [0])), (chunks, ([0.0, 0.5], [3, 3], [8, 8]))):
+        step = worker.requests(some)
+        step.chunks.kind = worker.sampler.kind(step.rows)
+        made = batch_of(SAMPLING, step)
+        assert tuple(made[name].tolist() for name in ("temperature", "top_k", "seed")) == wanted
+
+
 def test_the_sampler_s_inputs_are_the_numbers_of_the_requests_in_these_rows():
     worker = tiny_worker()
     chunks = [decode_chunk(worker, name) for name in ("one", "two")]

@@ -8,14 +8,17 @@ import torch
 
 from playhead.kv.device_tables import DeviceWrite
 from playhead.kv.tables import RowTables
+from playhead.step import publish
 from playhead.step.publish import Publisher
 from playhead.step.worker import Worker
 from playhead.testing.tiny_worker import TINY_GEMMA3, tiny_worker
 from tests.counting import CalledOps
 
 
+@pytest.mark.parametrize("few_entries", [2, 1024])
 @pytest.mark.parametrize("max_entries", [1, 3, 8, 100])
-def test_every_value_arrives_however_the_copies_are_cut(max_entries):
+def test_every_value_arrives_however_the_copies_are_cut(max_entries, few_entries, monkeypatch):
+    monkeypatch.setattr(publish, "FEW_ENTRIES", few_entries)
     memory = torch.zeros(60, dtype=torch.int32)
     publisher, wanted = Publisher(memory, max_entries=max_entries), memory.clone()
     rng = np.random.default_rng(max_entries)
