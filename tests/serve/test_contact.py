@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-import time
 
 import pytest
 import uvloop
@@ -369,13 +368,16 @@ def test_what_was_computed_for_steps_that_have_ended_says_nothing_of_the_next():
 
 
 def test_a_thread_s_share_of_a_processor_is_its_own():
-    begun_s = time.thread_time()
-    while time.thread_time() < begun_s + 0.1:
-        sum(range(1000))
-    assert cpu_s_of(threading.current_thread()) >= 0.05
-    idle, may_end = threading.Thread(target=(event := threading.Event()).wait), event
+    me, may_end = threading.current_thread(), threading.Event()
+    idle = threading.Thread(target=may_end.wait)
     idle.start()
-    assert cpu_s_of(idle) < 0.05
+    before = cpu_s_of(me), cpu_s_of(idle)
+    for _ in range(100_000):
+        if cpu_s_of(me) > before[0]:
+            break
+        sum(range(1000))
+    assert cpu_s_of(me) > before[0]
+    assert cpu_s_of(idle) == before[1]
     may_end.set()
     idle.join()
     assert cpu_s_of(idle) == cpu_s_of(None) == 0.0

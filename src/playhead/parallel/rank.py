@@ -45,10 +45,10 @@ COMPUTING_CPU_S = 0.02
 
 
 class Link:
-    """This rank's end of the socket. Two threads write."""
+    """This rank's end of the socket. Two threads write. `cpu_clock` says how long the process has computed."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self.connection = connection
+    def __init__(self, connection: socket.socket, cpu_clock: Callable[[], float] = time.process_time) -> None:
+        self.connection, self._cpu_clock = connection, cpu_clock
         self._writing = threading.Lock()
         self.num_orders = 0
         self.worker: Worker | None = None
@@ -66,7 +66,7 @@ class Link:
         On a CPU that shows that a rank which others wait for is on its way: it has much to compute, or shares its cores
         with other processes. A GPU's driver may use a processor to wait.
         """
-        self._cpu_s.append(time.process_time())
+        self._cpu_s.append(self._cpu_clock())
         is_on_cpu = self.worker is not None and self.worker.device.type == "cpu"
         return is_on_cpu and self._cpu_s[-1] - self._cpu_s[0] >= COMPUTING_CPU_S
 

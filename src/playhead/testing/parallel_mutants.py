@@ -223,12 +223,9 @@ def rank_that_computes() -> list[str]:
     """A rank on a CPU that has used a processor since its last beat says so."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        link = Link(ours)
+        link = Link(ours, cpu_clock=iter((1.0, 1.2)).__next__)
         link.worker = tiny_worker()
         link.computes()
-        begun_s = time.process_time()
-        while time.process_time() < begun_s + 0.05:
-            torch.ones(64).sum()
         return [] if link.computes() else ["it would be given up after three seconds"]
 
 
