@@ -13,6 +13,7 @@ PlayheadError
 ├── StepFailed              a step raised, and this request was in flight
 ├── RequestTimedOut         this request waited or ran longer than it may; others go on
 ├── EngineStopped           an AsyncEngine was closed, or it is dead
+│   └── EnginesLost         one engine after another was lost while it had this request
 ├── RankLost                a rank of a tensor-parallel engine has gone, and the engine with it
 ├── MisuseError             closed, a second event loop, a forked child, or a call from within a step
 ├── OutOfPages              a KV group has no free page; the scheduler handles it
@@ -159,6 +160,18 @@ class EngineStopped(PlayheadError):
 
     def __init__(self, where: str) -> None:
         super().__init__(f"{where}: the engine was closed, or it is dead. Start it again, or make a new one.")
+
+
+class EnginesLost(EngineStopped):
+    """One engine after another was lost while it had this request, which may be what ends them."""
+
+    def __init__(self, request_id: str, num_engines: int) -> None:
+        PlayheadError.__init__(
+            self,
+            f"request {request_id!r}: {num_engines} engines were lost while they had it. It may be what ends them: do "
+            "not send it again as it is.",
+        )
+        self.request_id, self.num_engines = request_id, num_engines
 
 
 class RankLost(PlayheadError):

@@ -14,8 +14,9 @@ from playhead.serve import wire
 from playhead.serve.contact import BEAT_S, FRONT_SILENT_S, LOADING_S, PREPARING_S, SILENT_S, Contact, Listening
 from playhead.serve.engine_child import EngineChild
 from playhead.serve.engine_process import Beats, EngineLoop, Inbox, Outbox
-from playhead.serve.limits import CHECK_S
+from playhead.serve.limits import CHECK_S, COMPUTING_S, Pulse, ServeLimits
 from playhead.serve.link import EngineLink
+from playhead.serve.local import cpu_s_of
 from playhead.structured_outputs import StructuredOutputs
 from playhead.testing.tiny_engine import small_llm
 from tests.serve.backends import HandClock
@@ -294,3 +295,89 @@ def test_a_grammar_that_nobody_waits_for_any_more_is_not_compiled():
         llm.close()
     assert grammars.num_compiled == num_before + 1
     assert [order.number for order in child.inbox.take(waits=False)] == [2]
+
+
+def test_an_engine_says_that_it_prepares_until_a_grammar_is_compiled_wanted_or_not(monkeypatch):
+    """Its client has left. The compiler goes on to its end, and may let no other thread run until then."""
+    llm = small_llm()
+    child, params = Child(llm.engine), SamplingParams(structured_outputs=StructuredOutputs(choice=["a", "b"]))
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def compile_slowly(self, form):
+        has_begun.set()
+        may_end.wait()
+        raise ValueError
+
+    monkeypatch.setattr(type(llm.engine.reader.grammars), "compile", compile_slowly)
+    try:
+        child.loop._submit(wire.Submit(number=1, ids=b"", params=wire.params_fields(params), max_new_tokens=4))
+        has_begun.wait()
+        child.loop._follow(wire.Abort((1,)))
+        assert child.loop.beat.is_preparing
+        may_end.set()
+        child.loop._compiler.shutdown()
+        assert not child.loop.beat.is_preparing
+    finally:
+        may_end.set()
+        child.close()
+        llm.close()
+
+
+class Paced:
+    """A pulse of an engine with work, and its clock."""
+
+    def __init__(self):
+        self.clock, self.cpu_s = HandClock(), 0.0
+        self.pulse = Pulse(ServeLimits(wedged_after_s=4), self.clock)
+        self.pulse.saw(1, has_work=True)
+        self.pulse.used(0.0)
+
+    def seconds_until_stuck(self, cpu_s):
+        """When an engine that uses so much of a processor between two looks counts as stuck."""
+        while not self.pulse.is_stuck:
+            self.clock.now += CHECK_S
+            self.cpu_s += cpu_s
+            self.pulse.saw(1, has_work=True)
+            self.pulse.used(self.cpu_s)
+        return self.clock.now
+
+
+def test_a_step_that_lasts_is_no_stuck_one_while_it_computes():
+    """A long prompt on a CPU takes a minute. To replace its engine would begin that minute again."""
+    assert Paced().seconds_until_stuck(cpu_s=0.0) == 4.5
+    assert Paced().seconds_until_stuck(cpu_s=0.001) == 4.5
+    assert Paced().seconds_until_stuck(cpu_s=0.05) == COMPUTING_S + CHECK_S
+
+
+def test_an_engine_that_stops_computing_is_stuck_after_the_usual_time():
+    paced = Paced()
+    for _ in range(60):
+        paced.clock.now += CHECK_S
+        paced.cpu_s += 0.4
+        paced.pulse.used(paced.cpu_s)
+    assert not paced.pulse.is_stuck
+    assert paced.seconds_until_stuck(cpu_s=0.0) == 30 + 4.5
+
+
+def test_what_was_computed_for_steps_that_have_ended_says_nothing_of_the_next():
+    paced = Paced()
+    paced.pulse.saw(2, has_work=True)
+    paced.pulse.used(9.0)
+    paced.clock.now += 5
+    assert paced.pulse.is_stuck
+
+
+def test_a_thread_s_share_of_a_processor_is_its_own():
+    me, may_end = threading.current_thread(), threading.Event()
+    idle = threading.Thread(target=may_end.wait)
+    idle.start()
+    before = cpu_s_of(me), cpu_s_of(idle)
+    for _ in range(100_000):
+        if cpu_s_of(me) > before[0]:
+            break
+        sum(range(1000))
+    assert cpu_s_of(me) > before[0]
+    assert cpu_s_of(idle) == before[1]
+    may_end.set()
+    idle.join()
+    assert cpu_s_of(idle) == cpu_s_of(None) == 0.0

@@ -153,3 +153,29 @@ def test_the_engines_process_is_not_given_the_keys(monkeypatch):
     assert "secret" not in for_engine_process(["/a", "", "/b"]).values()
     assert for_engine_process(["/a", "", "/b"])["PYTHONPATH"] == "/a:/b"
     assert for_engine_process([], "info,json")["PLAYHEAD_LOG"] == "info,json"
+
+
+IMPORTS = """
+import sys, threading, types
+from playhead.serve import engine_entry
+sys.modules["playhead.serve.engine_process"] = types.SimpleNamespace(serve_engine=lambda descriptor: forever.wait())
+forever = threading.Event()
+print("here", flush=True)
+engine_entry.main(int(sys.argv[1]), "")
+"""
+
+
+def test_an_engine_that_does_not_listen_yet_ends_with_its_socket():
+    """It imports torch, for seconds on a busy machine. Whoever ends a server that starts would wait for that."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-c", IMPORTS, str(theirs.fileno())],
+            stdout=subprocess.PIPE,
+            pass_fds=[theirs.fileno()],
+            env=for_engine_process(sys.path),
+        )
+    with child.stdout:
+        assert child.stdout.readline() == b"here\n"
+    ours.close()
+    assert child.wait() == 0

@@ -8,9 +8,11 @@ from dataclasses import fields, replace
 
 import msgspec
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import playhead
 from playhead.engine.config import EngineConfig
 from playhead.engine.snapshot import take_snapshot
 from playhead.errors import (
@@ -25,7 +27,7 @@ from playhead.errors import (
     StepFailed,
 )
 from playhead.sampling_params import RequestOutputKind, SamplingParams
-from playhead.serve import wire
+from playhead.serve import engine_process, wire
 from playhead.serve.engine_process import EngineLoop, Inbox, Outbox
 from playhead.structured_outputs import StructuredOutputs
 from playhead.testing.tiny_engine import small_llm
@@ -123,6 +125,8 @@ def test_a_step_travels_in_any_pieces(rows, data):
         lambda: wire.read_order(msgspec.msgpack.encode({"type": "abort", "numbers": ["1"]})),
         lambda: wire.read_step(b"\0" * 8),
         lambda: wire.read_step(wire.STEP_HEAD.pack(1, 2, 3) + b"\0" * 8),
+        lambda: wire.read_step(wire.STEP_HEAD.pack(1, 1, 1) + array("I", [7, 2, 0, 0, 5]).tobytes()),
+        lambda: wire.read_step(wire.STEP_HEAD.pack(1, 1, 1) + array("I", [7, 1, 99, 0, 5]).tobytes()),
         lambda: wire.words_of(b"\0" * 7),
     ],
 )
@@ -223,3 +227,49 @@ def test_a_snapshot_travels():
     shown = wire.Shown(take_snapshot(llm.engine))
     ((_, payload),) = wire.Frames().feed(wire.framed(shown))
     assert wire.read_news(payload) == shown
+
+
+def test_logprobs_of_a_long_prompt_come_in_messages_of_a_bounded_size(pair, monkeypatch):
+    """All in one could be larger than a frame may be, and the engine would die of the request that asked for them."""
+    monkeypatch.setattr(engine_process, "REPORTS_PER_FRAME", 12)
+    ours, theirs = pair
+    llm = small_llm()
+    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, prompt_logprobs=2, logprobs=1)
+    wanted = llm.generate([5, 6, 7, 8, 9, 10, 11, 12], params)[0]
+    loop = EngineLoop(llm.engine, Inbox(theirs, on_end=lambda: None), Outbox(theirs))
+    ids = array("I", [5, 6, 7, 8, 9, 10, 11, 12]).tobytes()
+    order = wire.Submit(number=1, ids=ids, params=wire.params_fields(params), max_new_tokens=2)
+    ours.sendall(wire.framed(order))
+    turns(loop, llm)
+    reports = [news for news in news_from(ours) if isinstance(news, wire.Reports)]
+    assert max(sum(map(len, one.prompt)) for one in reports) <= 12
+    prompt = [position for one in reports for position in one.prompt]
+    assert [[entry[0] for entry in position] for position in prompt] == [[*one] for one in wanted.prompt_logprobs[1:]]
+    tokens = [position[0][0] for one in reports for position in one.tokens]
+    assert tokens == wanted.outputs[0].token_ids
+
+
+@pytest.mark.parametrize("version", ["0.0.0", ""])
+def test_an_engine_of_another_version_than_its_front_is_refused_in_words(version):
+    """Its messages may mean something else. Nodes of a cluster can have different packages."""
+    with pytest.raises(ConfigError, match=f"and its front has {version}. Install the same on every node"):
+        engine_process.check_version(version)
+    assert wire.read_order(wire.ENCODER.encode(wire.Begin("m", {}, None))).version == playhead.__version__
+
+
+def test_an_engine_whose_device_is_lost_ends_and_tells_its_requests_nothing(pair, monkeypatch):
+    """Its process ends, and its requests go on elsewhere. It would fail everything that it is sent from then on."""
+    ours, theirs = pair
+    llm = small_llm()
+    loop = EngineLoop(llm.engine, Inbox(theirs, on_end=lambda: None), Outbox(theirs))
+    ours.sendall(submit(1, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)))
+    monkeypatch.setattr(llm.engine.worker, "launch", lambda chunks: 1 / 0)
+    monkeypatch.setattr(engine_process, "device_is_lost", lambda device: True)
+    with pytest.raises(ZeroDivisionError):
+        turns(loop, llm)
+    assert not [news for news in news_from(ours) if isinstance(news, wire.Failed)]
+    llm.engine.abort("1")
+
+
+def test_a_cpu_is_never_lost():
+    assert not engine_process.device_is_lost(torch.device("cpu"))

@@ -8,20 +8,18 @@ killed, which ends the collective that this process is in, and the step raises `
 from __future__ import annotations
 
 import json
+import os
 import queue
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,8 +38,8 @@ SILENCE_S = 3.5
 """A rank that runs says something every half second."""
 PATIENCE_S = 3.0
 """How long this rank waits for another one in a collective, or for its GPU."""
-CAPTURE_PATIENCE_S = 120.0
-"""The same while the other one captures or audits graphs: ranks do not do that equally fast."""
+SLOW_PATIENCE_S = 120.0
+"""The same while the other one captures or audits graphs, or computes on a CPU: ranks are not equally fast then."""
 QUIET_S = 2.0
 """A rank that was silent for so long is not late but gone."""
 TICK_S = 0.2
@@ -67,14 +65,14 @@ class OtherRank:
     num_meetings: int = 0
     came_s: float = 0.0
     """When it was last seen to come to a collective, or nobody waited for it."""
-    is_capturing: bool = False
+    is_slow: bool = False
     is_ready: bool = False
     error: str = ""
 
     @property
     def patience_s(self) -> float:
         """How long it may be waited for."""
-        return CAPTURE_PATIENCE_S if self.is_capturing else PATIENCE_S
+        return SLOW_PATIENCE_S if self.is_slow else PATIENCE_S
 
     def how_it_ended(self) -> str:
         """What is known of a process whose socket has ended."""
@@ -87,8 +85,8 @@ class OtherRank:
         return f"ended with code {code}"
 
 
-def start_rank(rank: int) -> OtherRank:
-    """A process that imports what a rank needs and waits for its first order."""
+def start_rank(rank: int, store: int) -> OtherRank:
+    """A process that imports what a rank needs and waits for its first order. It has the store's descriptor too."""
     ours, theirs = socket.socketpair()
     with theirs:
         # -P: a file in the working directory must not be taken for one of ours. The process has this one's path.
@@ -96,7 +94,7 @@ def start_rank(rank: int) -> OtherRank:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", MODULE, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), store],
                 env=for_engine_process(sys.path, shown_words()),
             )
         except BaseException:
@@ -116,11 +114,12 @@ class Ranks:
         self._waits_since_s: float | None = None
         self._clock = AwakeClock(2 * TICK_S)  # of the thread that watches
         self._lock = threading.Lock()
-        self._directory = tempfile.mkdtemp(prefix="playhead-ranks-")  # its owner alone may enter
+        # Where ranks find each other: a file without a name, which ends with the last of them, however it ends.
+        self._store = os.memfd_create("playhead ranks")
         self.others: list[OtherRank] = []
         try:
             for rank in range(1, num_ranks):
-                self.others.append(start_rank(rank))
+                self.others.append(start_rank(rank, self._store))
         except BaseException:  # no process, or no descriptor, is to be had
             self._end_others()
             raise
@@ -143,7 +142,7 @@ class Ranks:
         """Wait until all have loaded, then meet them."""
         for other in self.others:
             self.wait_for(other, Kind.LOADED)
-        store = str(Path(self._directory) / "store")
+        store = f"/proc/self/fd/{self._store}"  # a rank has the same number for it
         frame = wire.framed_json(Kind.JOIN, {"store": store})
         for other in self.others:
             self._send(other, frame)
@@ -227,7 +226,7 @@ class Ranks:
             other.process.kill()
             other.process.wait()
             other.connection.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        os.close(self._store)
 
     def _send(self, other: OtherRank, frame: bytes) -> None:
         try:
@@ -305,11 +304,11 @@ class Ranks:
                 other.replies.put((kind, payload))
         return True
 
-    def _take_beat(self, other: OtherRank, num_orders: int, num_meetings: int, is_capturing: bool) -> None:
+    def _take_beat(self, other: OtherRank, num_orders: int, num_meetings: int, is_slow: bool) -> None:
         if num_meetings > other.num_meetings:
             other.came_s = self._clock.now_s
         other.num_beats += 1
-        other.num_orders, other.num_meetings, other.is_capturing = num_orders, num_meetings, is_capturing
+        other.num_orders, other.num_meetings, other.is_slow = num_orders, num_meetings, is_slow
 
     def _look_for_silence(self) -> None:
         for other in self.others:

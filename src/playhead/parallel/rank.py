@@ -16,7 +16,9 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,22 +38,37 @@ from playhead.step.worker import Worker, WorkerConfig
 from playhead.types import LoadFormat, Mode, TPMode
 
 BEAT_S = 0.5
+LOOKS = 5
+"""Beats over which a rank that is waited for may be seen to compute: two seconds."""
+COMPUTING_CPU_S = 0.02
+"""Of a processor, in that time: less is the noise of a rank that waits."""
 
 
 class Link:
-    """This rank's end of the socket. Two threads write."""
+    """This rank's end of the socket. Two threads write. `cpu_clock` says how long the process has computed."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self.connection = connection
+    def __init__(self, connection: socket.socket, cpu_clock: Callable[[], float] = time.process_time) -> None:
+        self.connection, self._cpu_clock = connection, cpu_clock
         self._writing = threading.Lock()
         self.num_orders = 0
         self.worker: Worker | None = None
         self.is_auditing = False
+        self._cpu_s: deque[float] = deque(maxlen=LOOKS)
 
     @property
     def is_capturing(self) -> bool:
         """Whether this rank is at work that takes ranks unequally long. Any thread may ask."""
         return self.is_auditing or (self.worker is not None and self.worker.is_capturing)
+
+    def computes(self) -> bool:
+        """Whether this rank has used a processor lately. For the beat thread.
+
+        On a CPU that shows that a rank which others wait for is on its way: it has much to compute, or shares its cores
+        with other processes. A GPU's driver may use a processor to wait.
+        """
+        self._cpu_s.append(self._cpu_clock())
+        is_on_cpu = self.worker is not None and self.worker.device.type == "cpu"
+        return is_on_cpu and self._cpu_s[-1] - self._cpu_s[0] >= COMPUTING_CPU_S
 
     def send(self, frame: bytes) -> None:
         with self._writing:
@@ -63,7 +80,8 @@ class Link:
         ended.register(self.connection, select.POLLRDHUP)
         while not ended.poll(1000 * BEAT_S):
             try:
-                beat = wire.BEAT.pack(self.num_orders, group.num_meetings(), self.is_capturing)
+                is_slow = self.computes() or self.is_capturing
+                beat = wire.BEAT.pack(self.num_orders, group.num_meetings(), is_slow)
                 self.send(wire.framed(Kind.BEAT, beat))
             except OSError:
                 break

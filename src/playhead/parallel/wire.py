@@ -38,7 +38,8 @@ class Kind(IntEnum):
     LOADED = 8
     READY = 9
     BEAT = 10
-    """From another rank: it lives; orders it has followed, how often it met the others, whether it captures."""
+    """From another rank: it lives; orders it has followed, how often it met the others, whether it is at work that may
+    take it longer than others: it captures, or computes on a CPU."""
     REPORT = 11
     FAILED = 12
 

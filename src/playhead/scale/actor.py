@@ -15,11 +15,14 @@ import hmac
 import math
 import os
 import socket
+import struct
 import threading
 
 from playhead.serve.contact import FRONT_SILENT_S, SILENT_S
 
 ACCEPT_S = 60.0
+SECRET_S = 2.0
+"""For a caller to say the secret. One that says nothing keeps the front waiting behind it."""
 CONNECT_S = 10.0
 SECRET_BYTES = 32
 
@@ -72,9 +75,27 @@ def watch(connection: socket.socket, silent_s: float) -> None:
 def reached(host: str, port: int, secret: bytes) -> socket.socket:
     """The front's end of the connection to an actor that listens there."""
     connection = socket.create_connection((host, port), timeout=CONNECT_S)
-    connection.sendall(secret)
-    watch(connection, SILENT_S)
+    try:
+        connection.sendall(secret)
+        watch(connection, SILENT_S)
+    except BaseException:
+        connection.close()
+        raise
     return connection
+
+
+def said_by(connection: socket.socket) -> bytes:
+    """As many bytes as a secret has, or fewer if no more come in time."""
+    # By the kernel: with a time-out of Python's, a read would give what has come so far, and not wait for the rest.
+    seconds = struct.pack("@ll", int(SECRET_S), int(SECRET_S % 1 * 1e6))
+    connection.settimeout(None)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
+    try:
+        said = connection.recv(SECRET_BYTES, socket.MSG_WAITALL)
+    except OSError:
+        return b""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 0, 0))
+    return said
 
 
 def admitted(listener: socket.socket, secret: bytes) -> socket.socket:
@@ -82,13 +103,7 @@ def admitted(listener: socket.socket, secret: bytes) -> socket.socket:
     with listener:
         while True:
             connection, _ = listener.accept()
-            connection.settimeout(ACCEPT_S)
-            try:
-                said = connection.recv(SECRET_BYTES, socket.MSG_WAITALL)
-            except OSError:
-                said = b""
-            if hmac.compare_digest(said, secret):
-                connection.settimeout(None)
+            if hmac.compare_digest(said_by(connection), secret):
                 watch(connection, FRONT_SILENT_S)
                 return connection
             connection.close()

@@ -28,7 +28,8 @@ from playhead.serve.remote_stream import Sample
 
 LOG = logging.getLogger(__name__)
 MAX_DELAY_S = 30.0
-HOPELESS_AFTER = 4  # failed starts in a row, without any engine left
+MAX_DOUBLINGS = 5  # of a second: a power of two that nobody waits for must not be computed, it may be no number
+HOPELESS_AFTER = 4  # failed starts of one starter in a row, without any engine left
 BUSY = 0.8  # of the sequences that an engine can run at once: what an autoscaled fleet aims at
 
 
@@ -63,8 +64,11 @@ class FleetOwner(Protocol):
     def on_leaving(self, engine: RemoteEngine) -> None:
         """An engine takes no new sequences from now on."""
 
-    def on_gone(self, engine: RemoteEngine) -> None:
-        """An engine runs nothing any more. What is left in `samples` must go on elsewhere."""
+    def on_gone(self, engine: RemoteEngine, *, was_lost: bool) -> None:
+        """An engine runs nothing any more. What is left in `samples` must go on elsewhere.
+
+        An engine that `was_lost` may have died of one of them. Another one was told to end.
+        """
 
     def on_ended(self, engine: RemoteEngine, sample: Sample) -> None:
         """A sequence has ended."""
@@ -80,7 +84,6 @@ class FleetCounts:
 
     num_lost: int = 0
     num_started_later: int = 0
-    num_failed_starts: int = 0
 
 
 @dataclass(slots=True, kw_only=True)  # mutable: when it was first seen to be so
@@ -154,11 +157,11 @@ class Fleet:
         for engine in list(self.engines.values()):
             if self._stuck.seconds(engine.name, now_s, is_so=engine.is_stuck) > self.config.stuck_s:
                 event(LOG, logging.ERROR, "replica stuck", replica=engine.name, requests=len(engine.samples))
-                self._let_go(engine)
+                self._let_go(engine, was_lost=True)
         for engine in list(self.draining.values()):
             waited_s = self._drained.seconds(engine.name, now_s, is_so=True)
             if not engine.samples or waited_s > self.config.drain_s:
-                self._let_go(engine)
+                self._let_go(engine, was_lost=False)
         if self._scaler is not None:
             there = len(self.engines) + self.num_starting
             self.target = self._scaler.wanted(now_s, num_sequences=self.owner.num_sequences, num_replicas=there)
@@ -190,7 +193,7 @@ class Fleet:
         finally:
             self._loading.discard(engine)
         self.engines[engine.name] = engine
-        self.is_hopeless, self.counts.num_failed_starts = False, 0
+        self.is_hopeless = False
         self._aim(ready)
         event(LOG, logging.INFO, "replica serves", replica=engine.name, pid=engine.pid)
         self.owner.on_joined(engine, ready)
@@ -213,7 +216,8 @@ class Fleet:
         for _ in range(self.target - len(self.engines) - self.num_starting):
             self._keep_starter(self._keep_starting())
         for _ in range(min(len(self.engines) - self.target, len(self.engines) - 1)):
-            self._drain(min(self.engines.values(), key=lambda engine: len(engine.samples)))
+            # Of several with as little to do, the newest: the others have more in their prefix caches.
+            self._drain(min(reversed(self.engines.values()), key=lambda engine: len(engine.samples)))
 
     def _keep_starter(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """An engine is on its way from now on."""
@@ -229,44 +233,55 @@ class Fleet:
         self._drained.seconds(engine.name, self._clock(), is_so=True)
         self.owner.on_leaving(engine)
 
-    def _let_go(self, engine: RemoteEngine) -> None:
+    def _let_go(self, engine: RemoteEngine, *, was_lost: bool) -> None:
         """End an engine. What it has left goes on elsewhere."""
-        self._forget(engine)
+        self._forget(engine, was_lost=was_lost)
         ending = asyncio.create_task(engine.end())
         self._tasks.add(ending)
         ending.add_done_callback(self._tasks.discard)
         self._follow_target()
 
-    def _forget(self, engine: RemoteEngine) -> None:
+    def _forget(self, engine: RemoteEngine, *, was_lost: bool) -> None:
         was_serving = self.engines.pop(engine.name, None) is not None
         self.draining.pop(engine.name, None)
         for watch in (self._stuck, self._drained):
             watch.seconds(engine.name, 0.0, is_so=False)
         if was_serving:
             self.owner.on_leaving(engine)
-        self.owner.on_gone(engine)
+        self.owner.on_gone(engine, was_lost=was_lost)
 
     def on_lost(self, engine: RemoteEngine) -> None:
         """Its process has died, or is out of reach."""
         event(LOG, logging.ERROR, "replica lost", replica=engine.name, requests=len(engine.samples))
         self.counts.num_lost += 1
-        self._let_go(engine)
+        self._let_go(engine, was_lost=True)
 
     def on_ended(self, engine: RemoteEngine, sample: Sample) -> None:
         self.owner.on_ended(engine, sample)
 
     async def _keep_starting(self) -> None:
-        """Start an engine in place of one that is missing, and try again if that fails."""
+        """Start an engine in place of one that is missing, and try again if that fails.
+
+        Each starter counts its own failures. A place that is broken beside engines that serve says nothing of them.
+        """
+        num_failed = num_alone = 0  # in a row; and of those, while no engine was left
         while len(self.engines) < self.target:
             try:
                 await self._start_one()
             except (PlayheadError, OSError) as error:
-                self.counts.num_failed_starts += 1
+                num_failed += 1
                 event(LOG, logging.ERROR, "replica did not start", error=type(error).__name__)
             else:
                 self.counts.num_started_later += 1
                 return
             # An engine that is being ended may still have the GPU that this one needs.
             has_none = not self.engines and not self._tasks
-            self.is_hopeless = has_none and self.counts.num_failed_starts >= HOPELESS_AFTER
-            await asyncio.sleep(min(MAX_DELAY_S, 2.0 ** (self.counts.num_failed_starts - 1)))
+            num_alone = num_alone + 1 if has_none else 0
+            if num_alone >= HOPELESS_AFTER:
+                self.is_hopeless = True  # until an engine serves
+            await asyncio.sleep(delay_s(num_failed))
+
+
+def delay_s(num_failed: int) -> float:
+    """How long to wait after so many failures in a row: 1, 2, 4 ... 30 s."""
+    return min(MAX_DELAY_S, 2.0 ** min(num_failed - 1, MAX_DOUBLINGS))

@@ -19,7 +19,7 @@ from dataclasses import replace
 from playhead.engine.front import CheckedPrompt, RequestOptions
 from playhead.engine.seeds import seed_of
 from playhead.engine.snapshot import EngineSnapshot
-from playhead.errors import EngineStopped
+from playhead.errors import EnginesLost, EngineStopped
 from playhead.logs import event
 from playhead.scale.fleet import Fleet, FleetConfig
 from playhead.scale.launch import Launcher
@@ -54,7 +54,7 @@ class ReplicatedBackend(RemoteFront):
         self._ready: wire.Ready | None = None
         self._engine_of: dict[int, RemoteEngine] = {}
         self._homeless: dict[int, Sample] = {}  # sequences that no engine can take now
-        self._moves: Counter[int] = Counter()
+        self._losses: Counter[int] = Counter()  # engines that were lost while they had a sequence
         self.num_moved = 0
         self._is_closed = False
         self._timer: asyncio.Task[None] | None = None
@@ -183,19 +183,22 @@ class ReplicatedBackend(RemoteFront):
     def on_leaving(self, engine: RemoteEngine) -> None:
         self.router.forget(engine.name)
 
-    def on_gone(self, engine: RemoteEngine) -> None:
-        """Send what the engine had to others. A sequence that was sent often enough may be what kills them: it ends."""
+    def on_gone(self, engine: RemoteEngine, *, was_lost: bool) -> None:
+        """Send what the engine had to others. A sequence that lost too many engines may be what kills them: it ends.
+
+        No engine was lost by being told to end, so a sequence may leave any number of those.
+        """
         self._loads.remove(engine.name)
         left, engine.samples = list(engine.samples.values()), {}
         for sample in left:
             del self._engine_of[sample.number]
         for sample in left:
             if sample.stream.is_over:
-                continue  # another of its samples was sent too often
+                continue  # another of its samples has lost too many
             sample.interrupted()
-            self._moves[sample.number] += 1
-            if self._moves[sample.number] > self._max_retries:
-                self._fail([sample.stream])
+            self._losses[sample.number] += was_lost
+            if self._losses[sample.number] > self._max_retries:
+                sample.stream.give_up(given_up(sample.stream.request_id, self._losses[sample.number]))
                 continue
             self.num_moved += 1
             self._place([sample])
@@ -221,8 +224,13 @@ class ReplicatedBackend(RemoteFront):
             if engine is not None:
                 self._loads.add(engine.name, -1)
             self._homeless.pop(sample.number, None)
-            self._moves.pop(sample.number, None)
+            self._losses.pop(sample.number, None)
         self._forget({sample.stream for sample in samples})
 
     def _is_running(self, sample: Sample) -> bool:
         return sample.number in self._engine_of or sample.number in self._homeless
+
+
+def given_up(request_id: str, num_lost: int) -> EngineStopped:
+    """What a request ends with that has lost so many engines. One engine may be lost for any reason."""
+    return EnginesLost(request_id, num_lost) if num_lost > 1 else EngineStopped(f"request {request_id!r}")

@@ -23,6 +23,9 @@ KEY_BYTES = 8  # two prompts of the same key would share a replica, and nothing 
 POINTS_PER_REPLICA = 32
 MAX_HOLDERS = 4  # of one page: a prefix that more replicas have is found at one of these
 MAX_PAGES = 1 << 18
+MAX_PROMPT_PAGES = 1 << 12
+"""Pages from a prompt's start on that are looked at, 65,536 tokens of 16 each. A prompt of a million tokens would hold
+the event loop for half a second, and a few of them would take the places of all other prompts."""
 
 PageKey = bytes
 
@@ -81,14 +84,16 @@ class Loads:
 
 
 def page_keys(tokens: Sequence[int], salt: str, *, page_tokens: int) -> list[PageKey]:
-    """A key for every whole page. Equal keys mean an equal salt and equal tokens up to the page's end.
+    """A key for each of the first `MAX_PROMPT_PAGES` whole pages.
+
+    Equal keys mean an equal salt and equal tokens up to the page's end.
 
     >>> first, second = (page_keys(tokens, "tenant", page_tokens=2) for tokens in ([1, 2, 3, 4, 5], [1, 2, 9, 9]))
     >>> len(first), len(second), first[0] == second[0], first[1] == second[1]
     (2, 2, True, False)
     """
     so_far = hashlib.blake2b(salt.encode(errors="surrogatepass"), digest_size=KEY_BYTES)
-    data = memoryview(array("i", tokens)).cast("B")
+    data = memoryview(array("i", tokens[: MAX_PROMPT_PAGES * page_tokens])).cast("B")
     page_bytes = 4 * page_tokens
     keys = []
     for at in range(0, len(data) - page_bytes + 1, page_bytes):
@@ -161,10 +166,15 @@ class Router:
         return Choice(replica, Reason.SPILLED, num_known if replica in holders else 0)
 
     def observe(self, keys: Sequence[PageKey], replica: str) -> None:
-        """This replica has computed these pages, or will before any request that is sent to it from now on."""
+        """This replica has computed these pages, or will before any request that is sent to it from now on.
+
+        One that takes no more requests has nothing to remember: it would take the places of those that do.
+        """
+        if replica not in self._replicas:
+            return
         for key in keys:
             before = self._holders.pop(key, ())
-            others = tuple(name for name in before if name != replica)
+            others = tuple(name for name in before if name != replica and name in self._replicas)
             self._holders[key] = (replica, *others[: MAX_HOLDERS - 1])
         while len(self._holders) > self._max_pages:
             self._holders.popitem(last=False)

@@ -52,12 +52,16 @@ def start_child(config: EngineConfig) -> EngineChild:
     ours, theirs = socket.socketpair()
     with theirs:
         # -P: a file in the working directory must not be taken for one of ours. The process has this one's path.
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", MODULE, str(theirs.fileno()), gpu_of(config)],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            env=for_engine_process(sys.path, shown_words()),
-        )
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", MODULE, str(theirs.fileno()), gpu_of(config)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=for_engine_process(sys.path, shown_words()),
+            )
+        except BaseException:  # no process is to be had
+            ours.close()
+            raise
     return EngineChild(process=process, connection=ours)
 
 

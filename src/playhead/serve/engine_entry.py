@@ -7,6 +7,8 @@ torch is imported. Torch finds the context made.
 from __future__ import annotations
 
 import ctypes
+import os
+import select
 import signal
 import sys
 import threading
@@ -24,11 +26,20 @@ def make_context(gpu: int) -> None:
         driver.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), gpu)
 
 
+def end_with(descriptor: int) -> None:
+    """End this process when the other end of its socket is closed. While it imports, nothing else would notice."""
+    ended = select.poll()
+    ended.register(descriptor, 0)  # an end is told without being asked for
+    ended.poll()
+    os._exit(0)
+
+
 def main(descriptor: int, gpu: str) -> int:
     """Import the engine beside the driver's work, then run it."""
     # Ctrl-C and a service's stop signal reach every process. The server drains first, and then closes the socket.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=end_with, args=(descriptor,), name="playhead end", daemon=True).start()
     if gpu:
         threading.Thread(target=make_context, args=(int(gpu),), name="playhead context", daemon=True).start()
     # Here and not at the top: this import is what the thread runs beside.

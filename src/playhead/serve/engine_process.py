@@ -27,6 +27,7 @@ from pathlib import Path
 
 import torch
 
+from playhead import __version__
 from playhead.engine.build import build_engine
 from playhead.engine.config import EngineConfig
 from playhead.engine.engine import Engine
@@ -34,7 +35,7 @@ from playhead.engine.front import CheckedPrompt, RequestOptions
 from playhead.engine.response import ResponseBuilder
 from playhead.engine.snapshot import take_snapshot
 from playhead.engine.tokenizer_files import resolve_model_name, tokenizer_path
-from playhead.errors import PlayheadError, RankLost, RequestError, RequestFailed, StepFailed, caused
+from playhead.errors import ConfigError, PlayheadError, RankLost, RequestError, RequestFailed, StepFailed, caused
 from playhead.models.checkpoint.hub import resolve_model
 from playhead.outputs import CompletionOutput, RequestOutput
 from playhead.serve import wire
@@ -42,6 +43,8 @@ from playhead.serve.contact import BEAT_S, FRONT_SILENT_S, Listening
 from playhead.serve.facts import facts_of
 
 RECEIVED_BYTES = 1 << 18
+REPORTS_PER_FRAME = 1 << 16
+"""Logprobs in one message, a megabyte or two. Those of a long prompt could be more than a frame may have."""
 
 
 class Outbox:
@@ -176,13 +179,15 @@ class Sent:
         params = self.response.request.params
         return params.logprobs is not None or params.prompt_logprobs is not None
 
-    def new_reports(self) -> wire.Reports:
-        """The logprobs that the HTTP side does not have yet."""
+    def new_reports(self) -> list[wire.Reports]:
+        """The logprobs that the HTTP side does not have yet, in messages of a bounded size."""
         response = self.response
         tokens = tuple(wire.report_of(table) for table in response.logprobs[self.num_tokens :])
         prompt = tuple(wire.report_of(table or {}) for table in response.prompt_logprobs[self.num_prompt :])
         self.num_prompt += len(prompt)
-        return wire.Reports(self.number, tokens, prompt)
+        most = max(1, REPORTS_PER_FRAME // max(map(len, prompt), default=1))
+        parts = [wire.Reports(self.number, (), prompt[at : at + most]) for at in range(0, len(prompt), most)]
+        return [*parts, wire.Reports(self.number, tokens)] if tokens else parts
 
 
 class EngineLoop:
@@ -193,15 +198,19 @@ class EngineLoop:
         self._sent: dict[str, Sent] = {}
         self._captures = CapturesLeft(engine)
         self._compiling: set[int] = set()
-        self._is_about_to_capture = False
+        self._is_about_to_capture = self._is_compiling = False
+        self._is_on_cpu = engine.worker.device.type == "cpu"
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="playhead grammars")
         engine.max_waiting = sys.maxsize  # the HTTP side refuses what is too much
 
     @property
     def beat(self) -> wire.Beat:
         """How far the engine is. Any thread may ask."""
-        is_preparing = self._is_about_to_capture or bool(self._compiling) or self._engine.worker.is_capturing
-        return wire.Beat(self._engine.stats.num_steps, is_preparing, self._inbox.num_heard)
+        # A grammar that nobody wants any more is compiled to its end, and may silence this process until then.
+        is_compiling = self._is_compiling or bool(self._compiling)
+        is_preparing = self._is_about_to_capture or is_compiling or self._engine.worker.is_capturing
+        cpu_s = time.process_time() if self._is_on_cpu else 0.0  # a GPU's driver may compute while it waits
+        return wire.Beat(self._engine.stats.num_steps, is_preparing, self._inbox.num_heard, cpu_s)
 
     def turn(self) -> None:
         """Follow the orders that have come, then run a step or capture a graph. Without either, wait for an order."""
@@ -269,12 +278,15 @@ class EngineLoop:
             return  # aborted while it waited: clients that come and leave must not keep those that stay waiting
         form, error = checked.params.structured_outputs, None
         assert form is not None, "it has a grammar"
+        self._is_compiling = True
         try:
             checked = replace(checked, grammar=self._engine.reader.grammars.compile(form))
         except PlayheadError as refusal:
             error = refusal
         except Exception as raised:  # noqa: BLE001  whatever it is, it is this request's
             error = caused(RequestFailed(str(number)), raised)
+        finally:
+            self._is_compiling = False
         self._inbox.put(Compiled(number=number, checked=checked, options=options, error=error))
 
     def _take_compiled(self, compiled: Compiled) -> None:
@@ -304,8 +316,11 @@ class EngineLoop:
         except BaseException as raised:  # noqa: BLE001  the requests must hear of any error
             error = raised
         self._tell(self._engine.take_ready())
-        if error is not None:
-            self._give_all_up()
+        if error is None:
+            return
+        if device_is_lost(self._engine.worker.device):  # the requests can go on with another process
+            raise error
+        self._give_all_up()
         if isinstance(error, RankLost):  # no step will ever run again: the server starts another process
             raise error
 
@@ -336,7 +351,7 @@ class EngineLoop:
         counts: list[int] = []
         for sent, _ in rows:
             if sent.wants_reports:
-                frames.append(wire.framed(sent.new_reports()))
+                frames += map(wire.framed, sent.new_reports())
             new = sent.response.request.output[sent.num_tokens :]
             sent.num_tokens += len(new)
             counts.append(len(new))
@@ -350,6 +365,20 @@ class EngineLoop:
             tokens=tokens,
         )
         self._outbox.send(b"".join((*frames, wire.framed_step(step))))
+
+
+def device_is_lost(device: torch.device) -> bool:
+    """Whether a GPU refuses all work since an error: an illegal access breaks what a process has there, for good.
+
+    Such an engine would fail every request at once, have the least to do, and so be sent the next ones.
+    """
+    if device.type != "cuda":
+        return False
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return True
+    return False
 
 
 def resumed_from(order: wire.Submit) -> tuple[CompletionOutput, ...]:
@@ -431,6 +460,14 @@ def ready(engine: Engine, model: str, config: EngineConfig, name: str | None) ->
     )
 
 
+def check_version(front: str) -> None:
+    """`ConfigError` if the front is of another version: it may say things that mean something else here."""
+    if front != __version__:
+        raise ConfigError(
+            f"engine process: it has Playhead {__version__}, and its front has {front}. Install the same on every node."
+        )
+
+
 def end_at_once() -> None:
     """End the process without cleaning up: its front is gone, nothing is to be saved, and a step may be stuck."""
     os._exit(0)
@@ -449,6 +486,7 @@ def serve_engine(descriptor: int) -> int:
     if not isinstance(begin, wire.Begin):
         raise RequestError("engine process", type(begin).__name__, "Begin", "Send it first.")
     try:
+        check_version(begin.version)
         config = wire.config_of(begin.config)
         engine = build_engine(begin.model, config, reads_text=False)  # the HTTP side does
         outbox.send(wire.framed(ready(engine, begin.model, config, begin.name)))

@@ -6,6 +6,7 @@
 | 404 | `UnknownModel`: another model was asked for |
 | 429 | `QueueFull`: the same request may be served later, when `Retry-After` says |
 | 503 | `EngineStopped`: there is no engine now; `RequestTimedOut`: the request waited or ran too long |
+| 500 | `EnginesLost`: engine after engine was lost with the request; clients are told not to send it again |
 | 500 | `StepFailed`, `RequestFailed`, and everything unforeseen, of which nothing is told |
 
 A message repeats at most a few characters of what its own sender sent. It shows no path, no trace and no key.
@@ -21,6 +22,7 @@ import msgspec
 
 from playhead.errors import (
     ChatTemplateError,
+    EnginesLost,
     EngineStopped,
     QueueFull,
     RequestError,
@@ -69,6 +71,9 @@ def detail_of(error: BaseException, names: Mapping[str, str] = NO_NAMES) -> tupl
             return 400, ErrorDetail(
                 message=str(error), type=INVALID, param=names.get("prompt", "prompt"), code="chat_template_error"
             )
+        case EnginesLost():
+            message = "One engine after another was lost while it had this request. Do not send it again as it is."
+            return 500, ErrorDetail(message=message, type=SERVER, code="engines_lost")
         case EngineStopped():
             return 503, ErrorDetail(message="There is no engine now. Try again.", type=SERVER, code="engine_stopped")
         case RequestTimedOut():
@@ -106,6 +111,8 @@ def failure(error: BaseException, names: Mapping[str, str] = NO_NAMES, *, retry_
     """The answer to a call that failed."""
     status, detail = detail_of(error, names)
     headers = {"Retry-After": str(retry_after_s)} if status in RETRIED else {}
+    if isinstance(error, EnginesLost):
+        headers["X-Should-Retry"] = "false"  # clients of OpenAI send what failed twice more, unless they are told
     return Answer(status=status, body=ENCODER.encode(ErrorBody(error=detail)), headers=headers)
 
 

@@ -23,6 +23,10 @@ REMEMBERED_CHECKS = 40  # 20 s of ended requests say how fast places become free
 LONGEST_STEPS = 3.0
 FORGETTING = 0.95
 MAX_STEP_S = 60.0
+COMPUTING_S = 300.0
+"""How long a step on a CPU may take of an engine that is seen to compute. What lasts longer is a loop without end."""
+COMPUTING_CPU_S = 0.02
+"""Of a processor, in the half second between two looks: less is the noise of an engine that waits."""
 
 Clock = Callable[[], float]
 
@@ -110,12 +114,17 @@ class Lifetimes:
 
 
 class Pulse:
-    """Whether an engine that has work gets on. A step is a beat, and so is a graph that is being captured."""
+    """Whether an engine that has work gets on. A step is a beat, and so is a graph that is being captured.
+
+    A step that lasts is not stuck while it uses a processor: a prompt may be long, and a machine busy with other work.
+    That holds on a CPU. A GPU's driver may use a processor to wait.
+    """
 
     def __init__(self, limits: ServeLimits, clock: Clock) -> None:
         self._limit_s, self._clock = limits.wedged_after_s, clock
         self._last_s, self._num_steps, self._longest_s = clock(), 0, 0.0
         self._was_busy = False
+        self._cpu_s, self._steps_then, self._computed_s = 0.0, 0, -math.inf
 
     def beat(self) -> None:
         """The engine was seen to get on."""
@@ -131,8 +140,17 @@ class Pulse:
             self._last_s = now
         self._num_steps, self._was_busy = num_steps, has_work
 
+    def used(self, cpu_s: float) -> None:
+        """So many seconds of a processor the engine has used since its start. To be called every half second."""
+        if self._num_steps == self._steps_then and cpu_s - self._cpu_s >= COMPUTING_CPU_S:
+            self._computed_s = self._clock()
+        self._cpu_s, self._steps_then = cpu_s, self._num_steps
+
     @property
     def is_stuck(self) -> bool:
         """Whether there was work and no beat for too long."""
+        now = self._clock()
         limit_s = max(self._limit_s, LONGEST_STEPS * self._longest_s)
-        return self._was_busy and self._clock() - self._last_s > limit_s
+        if now - self._computed_s <= self._limit_s:
+            limit_s = max(limit_s, COMPUTING_S)
+        return self._was_busy and now - self._last_s > limit_s

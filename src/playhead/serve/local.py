@@ -6,8 +6,11 @@ On a CPU this is the default: a step takes many times as long as the Python work
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 from playhead.engine.async_engine import AsyncEngine
 from playhead.engine.build import build_engine
@@ -21,6 +24,18 @@ from playhead.outputs import RequestOutput
 from playhead.serve.backend import BackendScrape, BackendState, ModelFacts
 from playhead.serve.facts import facts_of
 from playhead.serve.limits import CHECK_S, SNAPSHOT_S, Clock, Lifetimes, Pulse, ServeLimits
+
+
+def cpu_s_of(thread: threading.Thread | None) -> float:
+    """Seconds of a processor that a thread of this process has used, as Linux counts them; 0 where nobody counts."""
+    if thread is None:
+        return 0.0
+    try:
+        line = Path(f"/proc/self/task/{thread.native_id}/stat").read_bytes()
+    except OSError:  # it has ended, or this is not Linux
+        return 0.0
+    fields = line.rpartition(b")")[2].split()  # the name before may have anything in it
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class LocalStream:
@@ -153,7 +168,10 @@ class LocalBackend:
         self._lifetimes.check()
         served = self._served
         self._pulse.saw(served.stats.num_steps, has_work=served.has_requests)
-        if served.engine.worker.is_capturing:
+        worker = served.engine.worker
+        if worker.device.type == "cpu":
+            self._pulse.used(cpu_s_of(served.engine.use.served_by))
+        if worker.is_capturing:
             self._pulse.beat()
 
     async def close(self) -> None:

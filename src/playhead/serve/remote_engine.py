@@ -183,6 +183,7 @@ class RemoteEngine:
     def _on_beat(self, beat: wire.Beat) -> None:
         self._num_steps = beat.num_steps
         self._pulse.saw(beat.num_steps, has_work=bool(self.samples))
+        self._pulse.used(beat.cpu_s)
         if beat.is_preparing:
             self._pulse.beat()
         if self._contact is not None:

@@ -73,9 +73,12 @@ class Sample:
     def read(self) -> None:
         """Make text of the tokens that have come. The tokens after a stop string are dropped."""
         request, response = self.request, self._response
-        for report in self._prompt:
-            response.take_prompt(len(response.prompt_logprobs) - 1, wire.reports_from(report))
-        self._prompt.clear()
+        if (
+            self.has_begun
+        ):  # before its first token an engine may still be lost, and another one reports all of it again
+            for report in self._prompt:
+                response.take_prompt(len(response.prompt_logprobs) - 1, wire.reports_from(report))
+            self._prompt.clear()
         for token in self._unread:
             if response.ended_by is not None:
                 break

@@ -18,6 +18,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
+from playhead import __version__
 from playhead.engine.config import ENGINE_SETTINGS, EngineConfig
 from playhead.engine.snapshot import EngineSnapshot
 from playhead.errors import (
@@ -60,11 +61,12 @@ class FrameError(ValueError):
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
-    """To the engine: the first message, what to load."""
+    """To the engine: the first message, what to load. `version` is the front's: its messages are those of no other."""
 
     model: str
     config: dict[str, Any]
     name: str | None
+    version: str = __version__
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -129,7 +131,10 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 class Reports(msgspec.Struct, frozen=True, tag="reports"):
-    """From the engine, before the step's tokens: the logprobs of a sequence that asked for them."""
+    """From the engine, before the step's tokens: the logprobs of a sequence that asked for them.
+
+    Those of a long prompt come in several of these.
+    """
 
     number: int
     tokens: tuple[tuple[Report, ...], ...] = ()
@@ -153,12 +158,13 @@ class Beat(msgspec.Struct, frozen=True, tag="beat"):
     """From the engine, twice a second and in the middle of a step too: how many steps are done.
 
     Where it loads, captures a graph or compiles a grammar, no step may end for a while. `num_heard` is the number of
-    the last `Here` that came.
+    the last `Here` that came. `cpu_s` is how long an engine on a CPU has computed so far.
     """
 
     num_steps: int
     is_preparing: bool
     num_heard: int = 0
+    cpu_s: float = 0.0
 
 
 Order = Begin | Submit | Abort | Ask | Here
@@ -228,6 +234,8 @@ def read_step(payload: bytes) -> StepTokens:
         raise FrameError(f"a step of {len(words)} numbers; wanted {4 * num_rows + num_tokens}")
     numbers, counts, ends, cached = (words[i * num_rows : (i + 1) * num_rows] for i in range(4))
     tokens = words[4 * num_rows :]
+    if sum(counts) != num_tokens or any(end >= len(ENDS) for end in ends):
+        raise FrameError(f"a step of {num_tokens} tokens; its rows have {sum(counts)}, and ends {sorted(set(ends))}")
     return StepTokens(num_steps=num_steps, numbers=numbers, counts=counts, ends=ends, cached=cached, tokens=tokens)
 
 

@@ -6,16 +6,21 @@ import asyncio
 import socket
 import threading
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
+import torch
 
+import playhead.serve.engine_process
 import playhead.serve.remote_engine
+from playhead.engine.engine import Engine
 from playhead.engine.front import CheckedPrompt, RequestOptions
-from playhead.errors import PlayheadError
-from playhead.outputs import RequestOutput
+from playhead.errors import NoTokenLeft, PlayheadError
+from playhead.grammar.compiler import GrammarCompiler
+from playhead.outputs import Logprob, RequestOutput
 from playhead.sampling_params import SamplingParams
 from playhead.serve import wire
-from playhead.serve.engine_process import EngineLoop, Inbox, Outbox
+from playhead.serve.engine_process import EngineLoop, Inbox, Outbox, Sent
 from playhead.serve.limits import Lifetimes, Pulse, ServeLimits
 from playhead.serve.remote_stream import RemoteStream, Sample
 from playhead.structured_outputs import StructuredOutputs
@@ -27,6 +32,8 @@ STOPS, TOLD = "tokens after a stop string", "the engine hears of a stop string"
 OWN_END, LEFT = "an answer that ends by itself", "grammars of requests that left"
 EARLY = "an end that comes too early"
 UNREAD = "a front that ends with something unread"
+LASTS, SILENCED, SIZES = "a step that lasts", "a grammar that nobody waits for", "messages of a long prompt"
+BROKEN = "a device that is lost"
 
 
 @mutant("half a frame dropped", source="stream sockets: a read gives what there is", killed_by=(PIECES,))
@@ -68,6 +75,39 @@ def idle_counts_as_stuck() -> Patch:
         saw(self, num_steps, has_work=True)
 
     return swapped(Pulse, "saw", always_busy)
+
+
+@mutant("a step that computes is stuck", source="found here: a long prompt on a CPU ended a fleet", killed_by=(LASTS,))
+def computing_is_stuck() -> Patch:
+    return swapped(Pulse, "used", lambda self, cpu_s: None)
+
+
+@mutant(
+    "work that nobody waits for is not announced",
+    source="found here: a client that left while a vocabulary's tables were built",
+    killed_by=(SILENCED,),
+)
+def only_what_is_wanted() -> Patch:
+    def beat(self: EngineLoop) -> wire.Beat:
+        return wire.Beat(0, self._is_about_to_capture or bool(self._compiling))
+
+    return swapped(EngineLoop, "beat", property(beat))
+
+
+@mutant("logprobs of a prompt in one message", source="found here: frames have a largest size", killed_by=(SIZES,))
+def one_message() -> Patch:
+    return swapped(playhead.serve.engine_process, "REPORTS_PER_FRAME", 1 << 60)
+
+
+@mutant("an engine without a device serves on", source="found here: the idlest replica fails all", killed_by=(BROKEN,))
+def serves_without_a_device() -> Patch:
+    def step(self: EngineLoop) -> None:
+        try:
+            self._engine.advance()
+        except Exception:  # noqa: BLE001  the mutant
+            self._give_all_up()
+
+    return swapped(EngineLoop, "_step", step)
 
 
 @mutant("news overtake each other", source="queues between engine and slow clients", killed_by=(ORDER,))
@@ -165,6 +205,76 @@ def idle_engine() -> list[str]:
         pulse.saw(1, has_work=has_work)
     now[0] = 200.0
     return ["it counts as stuck"] if pulse.is_stuck else []
+
+
+def step_that_lasts() -> list[str]:
+    """A step of a minute, in which the engine computes, is no reason to replace it."""
+    now = [0.0]
+    pulse = Pulse(ServeLimits(wedged_after_s=4), lambda: now[0])
+    pulse.saw(1, has_work=True)
+    for i in range(120):
+        now[0] = 0.5 * i
+        pulse.saw(1, has_work=True)
+        pulse.used(0.3 * i)
+    return ["it counts as stuck"] if pulse.is_stuck else []
+
+
+def grammar_that_nobody_waits_for() -> list[str]:
+    """A front hears that an engine prepares for as long as its compiler works."""
+    has_begun, may_end = threading.Event(), threading.Event()
+    ours, theirs = socket.socketpair()
+    llm = small_llm()
+
+    def slowly(self: GrammarCompiler, form: StructuredOutputs) -> Any:
+        has_begun.set()
+        may_end.wait()
+        raise NoTokenLeft("r", 0)
+
+    with ours, theirs, swapped(GrammarCompiler, "compile", slowly):
+        loop = EngineLoop(llm.engine, Inbox(theirs, on_end=lambda: None), Outbox(theirs))
+        params = SamplingParams(structured_outputs=StructuredOutputs(choice=["a"]))
+        loop._submit(wire.Submit(number=1, ids=b"", params=wire.params_fields(params), max_new_tokens=4))
+        has_begun.wait()
+        loop._follow(wire.Abort((1,)))
+        is_announced = loop.beat.is_preparing
+        may_end.set()
+        loop._compiler.shutdown()
+        ours.shutdown(socket.SHUT_RDWR)
+    return [] if is_announced else ["it may be taken for lost"]
+
+
+def messages_of_a_long_prompt() -> list[str]:
+    """Reports of a thousand positions with twenty logprobs each are cut."""
+    llm = small_llm()
+    checked = llm.engine.reader.check([5], SamplingParams(prompt_logprobs=20, max_tokens=1))
+    response = llm.engine.submit("r", checked, RequestOptions())
+    table = {token: Logprob(logprob=-1.0, rank=1, decoded_token="") for token in range(20)}
+    response.prompt_logprobs.extend(table for _ in range(10_000))
+    sizes = [sum(map(len, one.prompt)) for one in Sent(number=1, response=response).new_reports()]
+    llm.engine.abort("r")
+    return [] if len(sizes) > 1 and sum(sizes) == 200_000 else [f"messages of {sizes} logprobs"]
+
+
+def device_that_is_lost() -> list[str]:
+    """An engine whose step raised, and whose device refuses all work since, ends with that error."""
+
+    def refused(self: Engine) -> None:
+        raise ZeroDivisionError
+
+    def lost(device: torch.device) -> bool:
+        return True
+
+    ours, theirs = socket.socketpair()
+    engine_process, llm = playhead.serve.engine_process, small_llm()
+    with ours, theirs, swapped(Engine, "advance", refused), swapped(engine_process, "device_is_lost", lost):
+        loop = EngineLoop(llm.engine, Inbox(theirs, on_end=lambda: None), Outbox(theirs))
+        try:
+            loop._step()
+        except ZeroDivisionError:
+            return []
+        finally:
+            ours.shutdown(socket.SHUT_RDWR)
+    return ["it serves on"]
 
 
 def reader_that_is_behind() -> list[str]:
@@ -284,6 +394,10 @@ BACKEND_MUTANTS: tuple[Mutant, ...] = (
     early_ends_left_behind,
     grammars_for_nobody,
     a_reset_is_an_error,
+    computing_is_stuck,
+    only_what_is_wanted,
+    one_message,
+    serves_without_a_device,
 )
 
 BACKEND_CHECKERS: tuple[Checker, ...] = (
@@ -296,5 +410,9 @@ BACKEND_CHECKERS: tuple[Checker, ...] = (
     Checker(name=OWN_END, run=answer_that_ends_by_itself),
     Checker(name=EARLY, run=end_that_comes_too_early),
     Checker(name=LEFT, run=grammars_of_requests_that_left),
+    Checker(name=LASTS, run=step_that_lasts),
+    Checker(name=SILENCED, run=grammar_that_nobody_waits_for),
+    Checker(name=SIZES, run=messages_of_a_long_prompt),
+    Checker(name=BROKEN, run=device_that_is_lost),
     Checker(name=UNREAD, run=front_that_ends_with_something_unread, raises=(ConnectionResetError,)),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 
 import torch
@@ -9,6 +10,7 @@ import torch
 import playhead.kernels.vocabulary
 import playhead.layers.shard
 import playhead.parallel.leader
+import playhead.parallel.rank
 from playhead.graph.runner import GraphRunner
 from playhead.kernels.tokens import choose_scratch, choose_tokens, gumbel_noise
 from playhead.kernels.vocabulary import choose_keys, tokens_of
@@ -21,6 +23,7 @@ from playhead.models.checkpoint.fill import load_decoder
 from playhead.models.checkpoint.pieces import Piece, pieces_of
 from playhead.models.checkpoint.sources import InMemoryTensors
 from playhead.parallel.leader import OtherRank, Ranks
+from playhead.parallel.rank import Link
 from playhead.sampling_params import GREEDY_BELOW, SamplingKind
 from playhead.step.worker import Worker
 from playhead.testing.mutant import Checker, Mutant, Patch, mutant, swapped
@@ -119,6 +122,15 @@ def runners_as_made() -> Patch:
     return swapped(Worker, "runners", property(as_made))
 
 
+@mutant(
+    "a rank that computes counts as one that waits",
+    source="found here: limits in seconds on a machine with much else to do",
+    killed_by=("a rank that computes",),
+)
+def computing_not_told() -> Patch:
+    return swapped(playhead.parallel.rank, "COMPUTING_CPU_S", 1e9)
+
+
 def choice_of_two() -> list[str]:
     """Each rank's choice among its half of the ids, and the larger of both, against the choice among all."""
     generator = torch.Generator().manual_seed(3)
@@ -207,6 +219,16 @@ def rank_that_ends() -> list[str]:
         ranks.close()
 
 
+def rank_that_computes() -> list[str]:
+    """A rank on a CPU that has used a processor since its last beat says so."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        link = Link(ours, cpu_clock=iter((1.0, 1.2)).__next__)
+        link.worker = tiny_worker()
+        link.computes()
+        return [] if link.computes() else ["it would be given up after three seconds"]
+
+
 PARALLEL_MUTANTS: tuple[Mutant, ...] = (
     noise_by_own_ids,
     higher_id_of_equals,
@@ -216,6 +238,7 @@ PARALLEL_MUTANTS: tuple[Mutant, ...] = (
     whole_tensors_read,
     end_not_noticed,
     runners_as_made,
+    computing_not_told,
 )
 
 PARALLEL_CHECKERS: tuple[Checker, ...] = (
@@ -225,4 +248,5 @@ PARALLEL_CHECKERS: tuple[Checker, ...] = (
     Checker(name="what ranks load", run=what_ranks_load, raises=(RuntimeError,)),
     Checker(name="a rank that ends", run=rank_that_ends),
     Checker(name="runners of two ranks", run=runners_of_two_ranks),
+    Checker(name="a rank that computes", run=rank_that_computes),
 )

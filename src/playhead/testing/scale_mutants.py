@@ -12,18 +12,24 @@ from typing import Any, cast
 from playhead.awake import AwakeClock
 from playhead.engine.config import EngineConfig
 from playhead.engine.front import RequestOptions
+from playhead.errors import EnginesLost
 from playhead.sampling_params import SamplingParams
+from playhead.scale import fleet as fleet_module
 from playhead.scale import launch as launch_module
 from playhead.scale import router as router_module
+from playhead.scale.fleet import FleetConfig
 from playhead.scale.launch import Launched, LocalLauncher
+from playhead.scale.replicas import ReplicatedBackend
 from playhead.scale.router import Loads, PageKey, Reason, Router, page_keys
-from playhead.serve import remote_engine, wire
+from playhead.serve import failures, remote_engine, wire
 from playhead.serve.contact import SILENT_S, Contact
 from playhead.serve.engine_child import EngineChild
 from playhead.serve.limits import CHECK_S
+from playhead.serve.remote_engine import RemoteEngine
 from playhead.serve.remote_stream import RemoteStream, Sample
 from playhead.testing.mutant import Checker, Mutant, Patch, mutant, swapped
 from playhead.testing.scripted_backend import embedded_reader
+from playhead.testing.scripted_engines import ScriptedLauncher, quiet, scripted_fleet
 
 TENANTS, BOUND, TREE, GOES_ON, REPORTS = (
     "tenants apart",
@@ -34,6 +40,9 @@ TENANTS, BOUND, TREE, GOES_ON, REPORTS = (
 )
 SILENT, HEARD, DEAF, STALLS = "a silent engine", "an engine that beats", "an engine that hears nothing", "own stalls"
 GPUS = "a GPU for each replica"
+DRAINED, DELAYS, LONG_PROMPTS = "sequences of replicas that drain", "delays between starts", "a prompt without end"
+ONCE, GONE = "logprobs of a prompt, once", "places of replicas that are gone"
+AGAIN = "what loses engines is not asked for again"
 PAGE = 4
 
 
@@ -118,6 +127,59 @@ def taken_late() -> Patch:
         return Launched(host=child, config=config)
 
     return swapped(LocalLauncher, "launch", launch)
+
+
+@mutant("a drained replica counts as a lost one", source="found here: scaling down ended streams", killed_by=(DRAINED,))
+def drained_is_lost() -> Patch:
+    on_gone = ReplicatedBackend.on_gone
+
+    def lost(self: ReplicatedBackend, engine: RemoteEngine, *, was_lost: bool) -> None:
+        on_gone(self, engine, was_lost=True)
+
+    return swapped(ReplicatedBackend, "on_gone", lost)
+
+
+@mutant("delays without bound", source="found here: 2.0 ** 1024 is no float, and ended a starter", killed_by=(DELAYS,))
+def delays_without_bound() -> Patch:
+    return swapped(fleet_module, "MAX_DOUBLINGS", 1 << 20)
+
+
+@mutant("all of a long prompt is looked at", source="found here: a million tokens, 0.6 s", killed_by=(LONG_PROMPTS,))
+def all_of_a_prompt() -> Patch:
+    return swapped(router_module, "MAX_PROMPT_PAGES", 1 << 40)
+
+
+@mutant("a prompt's logprobs read too early", source="found here: a read between two frames", killed_by=(ONCE,))
+def prompt_read_too_early() -> Patch:
+    read = Sample.read
+
+    def early(self: Sample) -> None:
+        had_begun, self.has_begun = self.has_begun, True
+        read(self)
+        self.has_begun = had_begun
+
+    return swapped(Sample, "read", early)
+
+
+@mutant("dead replicas keep their places", source="found here: holders of a page are few", killed_by=(GONE,))
+def dead_keep_places() -> Patch:
+    def observe(self: Router, keys: Sequence[PageKey], replica: str) -> None:
+        for key in keys:
+            others = tuple(name for name in self._holders.pop(key, ()) if name != replica)
+            self._holders[key] = (replica, *others[: router_module.MAX_HOLDERS - 1])
+
+    return swapped(Router, "observe", observe)
+
+
+@mutant(
+    "what loses engines may be sent again", source="found here: clients repeat a 503 by themselves", killed_by=(AGAIN,)
+)
+def sent_again() -> Patch:
+    return swapped(failures, "EnginesLost", NeverRaised)
+
+
+class NeverRaised(EnginesLost):
+    """What no backend raises."""
 
 
 def tenants_apart() -> list[str]:
@@ -235,6 +297,82 @@ def a_gpu_for_each() -> list[str]:
     return [] if found == ["cuda:0", "cuda:1"] else [f"on {found}"]
 
 
+def sequences_of_replicas_that_drain() -> list[str]:
+    """A sequence that may lose no engine goes on when its own is told to end, and a second time too."""
+
+    async def drained() -> list[str]:
+        now_s = [0.0]
+        launcher = ScriptedLauncher()
+        backend = scripted_fleet(launcher, FleetConfig(num_replicas=2, max_retries=0, drain_s=1), lambda: now_s[0])
+        await backend.start()
+        try:
+            checked = backend.reader.check([5], SamplingParams(max_tokens=8, temperature=0))
+            stream = backend.submit("r", checked, RequestOptions())
+            for _ in range(2):
+                (engine,) = (one for one in backend.fleet.engines.values() if one.samples)
+                backend.fleet._drain(engine)
+                now_s[0] += 2
+                backend.check()
+                await quiet()
+                if stream.is_over:
+                    return ["it ended"]
+            return []
+        finally:
+            await backend.close()
+            await quiet()
+
+    return asyncio.run(drained())
+
+
+def not_asked_for_again() -> list[str]:
+    """A request that was with engine after engine is answered so that no client sends it once more."""
+    answer = failures.failure(EnginesLost("r", 4))
+    is_so = answer.headers.get("X-Should-Retry") == "false" and "Retry-After" not in answer.headers
+    return [] if is_so else [f"{answer.status} with {dict(answer.headers)}"]
+
+
+def delays_between_starts() -> list[str]:
+    """A starter that has failed for days waits as long as one that has failed for a minute."""
+    found = fleet_module.delay_s(100_000)
+    return [] if found == fleet_module.MAX_DELAY_S else [f"{found} s"]
+
+
+def prompt_without_end() -> list[str]:
+    """A prompt of any length has a bounded number of keys."""
+    found = len(router_module.page_keys(range(20_000 * PAGE), "", page_tokens=PAGE))
+    return [] if found < 5000 else [f"{found} keys"]
+
+
+def logprobs_of_a_prompt_once() -> list[str]:
+    """They came, somebody read, and the engine died before the first token: the next engine sends them again."""
+    reader = embedded_reader()
+    checked = reader.check([5, 6], SamplingParams(prompt_logprobs=0, max_tokens=8, temperature=0))
+    stream = RemoteStream("r", checked, RequestOptions(), abort=lambda samples: None)
+    stream.add_samples(1, reader)
+    (sample,) = stream.samples
+    for ends in (False, True):
+        sample.reported(wire.Reports(1, prompt=(((6, -0.5, 1),),)))
+        if ends:
+            sample.came([7], None, 0)
+        sample.read()
+        if not ends:
+            sample.interrupted()
+    found = len(sample.prompt_logprobs or ())
+    return [] if found == 2 else [f"{found} places of a prompt of 2 tokens"]
+
+
+def places_of_replicas_that_are_gone() -> list[str]:
+    """A replica that has served longest is still known when others came and went."""
+    router, keys = Router(["old"]), page_keys(range(PAGE), "", page_tokens=PAGE)
+    router.observe(keys, "old")
+    for i in range(8):
+        router.add(f"r{i}")
+        router.observe(keys, f"r{i}")
+        router.forget(f"r{i}")
+    choice = router.choose(keys, Loads(["old"]))
+    return [] if choice == ("old", Reason.PREFIX, 1) else [f"chose {choice}"]
+
+
 SCALE_MUTANTS: tuple[Mutant, ...] = (
     salt_forgotten,
     never_forgets,
@@ -246,6 +384,12 @@ SCALE_MUTANTS: tuple[Mutant, ...] = (
     any_beat_answers,
     own_stalls_charged,
     taken_late,
+    drained_is_lost,
+    delays_without_bound,
+    all_of_a_prompt,
+    prompt_read_too_early,
+    dead_keep_places,
+    sent_again,
 )
 SCALE_CHECKERS: tuple[Checker, ...] = (
     Checker(name=TENANTS, run=tenants_apart),
@@ -258,4 +402,10 @@ SCALE_CHECKERS: tuple[Checker, ...] = (
     Checker(name=DEAF, run=engine_that_hears_nothing),
     Checker(name=STALLS, run=own_stalls),
     Checker(name=GPUS, run=a_gpu_for_each),
+    Checker(name=DRAINED, run=sequences_of_replicas_that_drain),
+    Checker(name=DELAYS, run=delays_between_starts, raises=(OverflowError,)),
+    Checker(name=LONG_PROMPTS, run=prompt_without_end),
+    Checker(name=ONCE, run=logprobs_of_a_prompt_once),
+    Checker(name=GONE, run=places_of_replicas_that_are_gone),
+    Checker(name=AGAIN, run=not_asked_for_again),
 )

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import stat
+import tempfile
 import threading
 from contextlib import contextmanager
 
 import pytest
 
 from playhead.errors import RankLost
-from playhead.parallel import group, leader
+from playhead.parallel import group, leader, rank
 from playhead.parallel.leader import Ranks
+from playhead.parallel.rank import Link
+from playhead.testing.tiny_worker import tiny_worker
 
 
 @contextmanager
@@ -90,7 +95,7 @@ def test_a_rank_that_does_not_come_to_a_collective_is_lost(idle_rank, monkeypatc
 
 
 def test_a_rank_that_captures_is_waited_for_longer(monkeypatch):
-    monkeypatch.setattr(leader, "CAPTURE_PATIENCE_S", 1.5)
+    monkeypatch.setattr(leader, "SLOW_PATIENCE_S", 1.5)
     with ranks_with(monkeypatch, "capturing_rank") as ranks:
         monkeypatch.setattr(group, "num_meetings", lambda: 1)
         wait_for_failure(ranks)
@@ -125,19 +130,40 @@ def test_what_raises_in_a_common_step_ends_all_ranks(idle_rank):
 
 
 def test_ranks_that_cannot_all_be_started_leave_nothing(monkeypatch, tmp_path):
-    started, start_rank = [], leader.start_rank
+    started, stores, start_rank = [], [], leader.start_rank
 
-    def at_most_one(rank):
+    def at_most_one(rank, store):
         if started:
             raise OSError("no more processes")
-        started.append(start_rank(rank))
+        stores.append(store)
+        started.append(start_rank(rank, store))
         return started[0]
 
     monkeypatch.setattr(leader, "MODULE", "playhead.testing.idle_rank")
     monkeypatch.setattr(leader, "start_rank", at_most_one)
-    monkeypatch.setattr(leader.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(OSError, match="no more processes"):
         Ranks(3)
     assert started[0].process.poll() is not None
     assert started[0].connection.fileno() == -1
     assert not list(tmp_path.iterdir())
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(stores[0])
+
+
+def test_ranks_that_are_killed_have_left_no_file(idle_rank):
+    """A server's engine ends without a word when its socket does. A directory of its own would stay for ever."""
+    assert stat.S_ISREG(os.fstat(idle_rank._store).st_mode)
+    assert os.fstat(idle_rank._store).st_nlink == 0
+
+
+def test_a_rank_that_computes_says_so_on_a_cpu_and_stops_saying_so():
+    ours, theirs = socket.socketpair()
+    cpu_s = [7.0]
+    with ours, theirs:
+        link = Link(ours, cpu_clock=lambda: cpu_s[0])
+        assert not link.computes()
+        cpu_s[0] += 2 * rank.COMPUTING_CPU_S
+        assert not link.computes()  # it has no model yet, and nobody waits for it in a collective
+        link.worker = tiny_worker()
+        assert [link.computes() for _ in range(rank.LOOKS)] == [True] * (rank.LOOKS - 2) + [False] * 2

@@ -13,7 +13,7 @@ import pytest
 
 from playhead.engine.config import EngineConfig
 from playhead.errors import ConfigError
-from playhead.scale import app, launch
+from playhead.scale import actor, app, launch
 from playhead.scale.actor import SECRET_BYTES, admitted
 from playhead.scale.build import replicated_backend
 from playhead.scale.fleet import Fleet, FleetConfig
@@ -47,6 +47,26 @@ def test_an_actor_lets_in_the_caller_that_knows_the_secret_and_nobody_else():
             assert caller.recv(1) == b""
         with pytest.raises(OSError, match=r"refused|reset"):
             socket.create_connection(("127.0.0.1", port))
+
+
+def test_a_caller_that_says_nothing_keeps_nobody_waiting_for_long(monkeypatch):
+    """The front stands behind it in the line. A secret may come in pieces."""
+    monkeypatch.setattr(actor, "SECRET_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port, found = listener.getsockname()[1], []
+        mute = socket.create_connection(("127.0.0.1", port))
+        waiting = threading.Thread(target=lambda: found.append(admitted(listener, SECRET)))
+        waiting.start()
+        with mute, socket.create_connection(("127.0.0.1", port)) as caller:
+            caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            assert mute.recv(1) == b""  # by now the other one is listened to
+            monkeypatch.setattr(actor, "SECRET_S", 60.0)
+            caller.sendall(SECRET[:5])
+            caller.sendall(SECRET[5:] + b"order")
+            waiting.join()
+            with found[0] as connection:
+                assert connection.gettimeout() is None
+                assert connection.recv(64) == b"order"
 
 
 @pytest.fixture

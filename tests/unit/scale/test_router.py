@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from playhead.scale.router import Loads, Reason, Router, page_keys
+from playhead.scale.router import MAX_PROMPT_PAGES, Loads, Reason, Router, page_keys
 
 PAGE = 4
 
@@ -130,3 +130,28 @@ def test_loads_without_a_replica_forget_its_sequences():
     loads.add("b", 1)
     loads.remove("a")
     assert (loads.total, len(loads), loads["a"], loads.mean) == (1, 1, 0, 1.0)
+
+
+def test_router_looks_at_the_beginning_of_a_prompt_however_long_it_is():
+    """A prompt of a million tokens would hold the event loop, and take the places of all others."""
+    tokens = range(PAGE * (MAX_PROMPT_PAGES + 50))
+    assert len(page_keys(tokens, "", page_tokens=PAGE)) == MAX_PROMPT_PAGES
+
+
+def test_router_gives_the_places_of_replicas_that_are_gone_to_those_that_are_there():
+    router, prompt = Router(["old", "r1", "r2", "r3"]), keys(list(range(8)))
+    router.observe(prompt, "old")
+    for gone in ("r1", "r2", "r3"):
+        router.observe(prompt, gone)
+        router.forget(gone)
+    router.add("new")
+    router.observe(prompt, "new")
+    assert all(router._holders[key] == ("new", "old") for key in prompt)
+
+
+def test_router_remembers_nothing_of_a_replica_that_takes_no_more():
+    """It finishes what it has, and its answers would take the places of prompts that can be found."""
+    router = Router(["a", "b"])
+    router.forget("a")
+    router.observe(keys(list(range(8))), "a")
+    assert router.num_pages == 0
