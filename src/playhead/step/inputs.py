@@ -69,9 +69,13 @@ class StepRequests:
     def __init__(self, chunks: Sequence[Chunk], kv: HybridKVCache, sampler: SamplerRows) -> None:
         self.chunks, self.kv, self.sampler = StepPlan.of(chunks), kv, sampler
         self.rows = self.chunks.rows
-        self.is_decode = self.chunks.is_decode
 
-    # Found when they are first asked for, most inputs ask. A step that its slots hold already needs none of them.
+    @property
+    def is_decode(self) -> bool:
+        """Whether the step runs as decode."""
+        return self.chunks.is_decode
+
+    # Computed when first read: a step whose inputs are in the slots already needs neither.
 
     @cached_property
     def numbers(self) -> dict[str, npt.NDArray[Any]]:
