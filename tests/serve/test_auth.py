@@ -83,7 +83,7 @@ def test_a_key_file_that_is_not_there_or_no_file_is_refused(tmp_path):
 
 def test_an_empty_variable_is_no_wish_for_no_keys(monkeypatch):
     monkeypatch.setenv(API_KEYS, " , ")
-    with pytest.raises(ConfigError, match="found no key"):
+    with pytest.raises(ConfigError, match="it has no key"):
         load_keys(None)
 
 
