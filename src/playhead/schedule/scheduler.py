@@ -404,8 +404,8 @@ class Scheduler:
         """
         self.release()
         last = self._last
-        if last is None or not last.goes_on or last.num_sure > SOON_TOKENS or last.num_on % LOOK_EVERY_STEPS:
-            return
+        if last is None or not last.goes_on or last.num_on % LOOK_EVERY_STEPS or not 0 <= last.num_sure <= SOON_TOKENS:
+            return  # below 0: the step that runs did not know its next places, so the next plan must take them
         num_places = self._kv.places_left(last.rows, last.ends)
         soon = np.flatnonzero((num_places <= SOON_TOKENS) & (num_places < last.num_left))
         num_urgent = np.count_nonzero(num_places[soon] <= LOOK_EVERY_STEPS)  # used up before the next call looks

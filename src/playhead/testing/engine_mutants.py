@@ -100,6 +100,27 @@ def late_page_known() -> Patch:
 
 
 @mutant(
+    "pages behind a launch in time",
+    source="found here: the fuzz of 20,000 requests, where memory came back behind a launch",
+    killed_by=("pages behind a launch",),
+)
+def late_pages_in_time() -> Patch:
+    """Pages that are taken behind a launch count as if its step had known them: its next token goes to the sink."""
+    catch_up = Scheduler.catch_up
+
+    def anyway(self: Scheduler) -> None:
+        last = self._last
+        num_sure = 0 if last is None else last.num_sure
+        if last is not None:
+            last.num_sure = max(0, num_sure)
+        catch_up(self)
+        if last is not None and not last.num_sure:
+            last.num_sure = num_sure
+
+    return swapped(Scheduler, "catch_up", anyway)
+
+
+@mutant(
     "newcomers counted from a batch's first step", source="chunks beside a batch", killed_by=("overlapped schedule",)
 )
 def newcomers_not_shifted() -> Patch:
@@ -326,6 +347,31 @@ def ends_in_a_crowd() -> list[str]:
     return [] if found == [3] * num_ended + [4] * (num_requests - num_ended) else [f"tokens of the requests: {found}"]
 
 
+def pages_behind_a_launch() -> list[str]:
+    """Memory comes back behind the launch of a step without a next place: the next step does not go on in place."""
+    found = []
+    for num_prompt in range(5, 9):
+        kv = HybridKVCache(small_plan([small_layer(None)], page_size=4, num_slabs=200), prefix_caching=False)
+        made = Scheduler(kv, DeviceRows(), ScheduleLimits(chunk_tokens=64, max_waiting=1))
+        params = greedy(20)
+        made.add(Request(id="a", prompt=(1,) * num_prompt, params=params, max_new_tokens=20, arrival=0))
+        others, before, knew_the_place = kv.allocator.allocate(150), StepPlan.of(()), True
+        for _ in range(16):
+            planned = made.plan()
+            if planned.follows(before) and not knew_the_place:
+                found.append(f"a prompt of {num_prompt}: a step goes on in place, and its place was not known")
+            before, knew_the_place = planned, all(kv.num_places(chunk.seq) > chunk.end for chunk in planned)
+            run_step(kv)
+            made.close_plan()
+            if planned.goes_on and not knew_the_place:
+                kv.allocator.drop(others)
+                others = []
+            made.catch_up()
+            for chunk in planned:
+                made.commit(chunk, 7)
+    return found
+
+
 def leftovers(wanted: Tokens) -> list[str]:
     """Nothing of a request is left in its row; a prompt's tokens are no output, however it is cut."""
     found = []
@@ -385,6 +431,7 @@ ENGINE_MUTANTS: tuple[Mutant, ...] = (
     slots_told_by_row,
     next_place_not_known,
     late_page_known,
+    late_pages_in_time,
     newcomers_not_shifted,
     goes_on_past_a_length,
     ended_ones_not_found,
@@ -405,6 +452,7 @@ ENGINE_CHECKERS: tuple[Checker, ...] = (
     Checker(name="overlapped schedule", run=overlapped, oracles=(SCHEDULE_ALONE,)),
     Checker(name="failed launch", run=failed_launch, oracles=(SCHEDULE_ALONE,)),
     Checker(name="ends in a crowd", run=ends_in_a_crowd),
+    Checker(name="pages behind a launch", run=pages_behind_a_launch),
     Checker(name="leftovers", run=leftovers, oracles=(LEFTOVERS_ALONE,)),
     Checker(name="interrupted read", run=interrupted_read, oracles=(SCHEDULE_ALONE,), raises=(PlayheadError,)),
     Checker(name="no way back", run=no_way_back, oracles=(SCHEDULE_ALONE,), raises=(PlayheadError,)),
