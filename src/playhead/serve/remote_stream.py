@@ -73,9 +73,8 @@ class Sample:
     def read(self) -> None:
         """Make text of the tokens that have come. The tokens after a stop string are dropped."""
         request, response = self.request, self._response
-        if (
-            self.has_begun
-        ):  # before its first token an engine may still be lost, and another one reports all of it again
+        # Before its first token an engine may still be lost, and another one reports all of it again.
+        if self.has_begun:
             for report in self._prompt:
                 response.take_prompt(len(response.prompt_logprobs) - 1, wire.reports_from(report))
             self._prompt.clear()
