@@ -78,7 +78,8 @@ def write_and_decode(
 ) -> None:  # fmt: skip
     """`qk_rope_write`, then `decode`, over a packed projection: writes every row of `out_BY`, all heads of the output.
 
-    The kernel that does both leaves the projection as it is. A request at the sink gets its own value as output,
+    A request's newest token stands at its length - 1: the kernel that does both does not look at `positions_B`.
+    That kernel leaves the projection as it is. A request at the sink gets its own value as output,
     whatever the sink holds.
     """
     num_kv_heads, k_head_dim, v_head_dim = *k_cache_NSKD.shape[2:], v_cache_NSKE.shape[3]

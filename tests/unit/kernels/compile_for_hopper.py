@@ -141,6 +141,13 @@ def loads_before_wait(binary) -> int:
     return len(re.findall(r"ld\.global|cp\.async\.c", before))
 
 
+def barriers_before_product(binary) -> int:
+    """How often warps wait for each other between the wait for the kernel in front and the first product."""
+    _, _, behind = binary.asm["ptx"].partition("griddepcontrol.wait")
+    before, product, _ = behind.partition("mma.sync")
+    return before.count("bar.sync") if product else 0
+
+
 def matrix_depths(binary) -> list[int]:
     """How many inputs the matrix instructions add up at a time."""
     return sorted({int(depth) for depth in re.findall(r"mma\S*\.m\d+n\d+k(\d+)\.", binary.asm["ptx"])})
@@ -482,6 +489,7 @@ def main() -> None:
         row = {"name": name, "registers": registers, "stack_bytes": stack_bytes}
         row |= {"volatile_loads": volatile_loads(binary), "matrix_depths": matrix_depths(binary)}
         row |= {"loads_before_wait": loads_before_wait(binary), "num_programs": num_programs}
+        row |= {"barriers_before_product": barriers_before_product(binary)}
         row |= {"layouts_of_sums": layouts_of_sums(binary)}
         row |= {"shared_bytes": binary.metadata.shared, "num_warps": options.get("num_warps", 4)}
         print(json.dumps(row), flush=True)

@@ -100,6 +100,14 @@ def test_weights_that_are_held_and_nothing_else_are_loaded_before_the_wait(kerne
     assert kernels[name]["loads_before_wait"] == num_loads
 
 
+def test_warps_wait_for_each_other_once_between_the_projection_and_attention(kernels):
+    """For the queries, which a matrix instruction takes from shared memory. All that they are multiplied with before is
+    in the threads that need it, and the newest key goes through no layout but its own.
+    """
+    rows = [row for name, row in kernels.items() if name.endswith("with the newest key")]
+    assert [row["barriers_before_product"] for row in rows] == [1, 1]
+
+
 def test_enough_threads_that_only_compare_fit_an_sm_to_keep_its_loads_in_flight(kernels):
     """16 bytes used and 16 on their way for each thread: 1,024 threads have the 26 KiB that hide memory's latency."""
     rows = [row for name, row in kernels.items() if name.startswith("choose greedy")]

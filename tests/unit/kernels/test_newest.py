@@ -132,7 +132,7 @@ def test_an_order_changes_nothing():
     ],
 )
 def test_what_programs_cannot_turn_or_take_long_over_is_turned_by_rope(seq_lens, heads, norm):
-    """A full tile has no row for the key, and heads that are normed together have several programs."""
+    """Sixteen query heads of a kv head were not measured, and heads that are normed together have several programs."""
     called = []
     with (
         swapped(kernels, "launch_qk_rope_write", lambda *call: called.append(call)),

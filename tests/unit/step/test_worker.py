@@ -7,12 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from playhead.engine.front import RequestOptions
 from playhead.graph import Check, Mode, Reason
 from playhead.kv.ledger import Ledger
 from playhead.kv.plan import KVLimits
 from playhead.sampling_params import SamplingKind
 from playhead.schedule.request import Chunk
 from playhead.step.audit import audit_worker
+from playhead.testing.tiny_engine import checked_ask, crowd, tiny_engine
 from playhead.testing.tiny_worker import TINY_GPT_OSS, dense_logits, last_logits, tiny_worker
 
 MODES = [Mode.FULL, Mode.BREAKABLE, Mode.PIECEWISE, Mode.EAGER]
@@ -153,3 +155,19 @@ def test_decode_goes_on_without_a_fill_although_another_request_was_prefilled_be
 
     assert tokens_of(with_neighbour=True) == tokens_of(with_neighbour=False)
     assert tokens_of(with_neighbour=True)[1] == 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_request_that_decodes_stands_at_its_length_minus_one(overlap):
+    """The kernel of `write_and_decode` rotates the newest key by its request's length, not by a position."""
+    engine, num_decoded = tiny_engine(overlap=overlap), 0
+    for ask in crowd(seed=3, count=12):
+        engine.submit(ask.name, checked_ask(engine, ask), RequestOptions())
+    while engine.has_work:
+        engine.step()
+        slots, held = engine.worker.decode.registry.slots, engine.worker.rows.decode_slots
+        num_requests = 0 if held is None else len(held.plan)
+        positions, lengths = (slots[name].rows(0, num_requests) for name in ("positions", "seq_lens"))
+        assert torch.equal(positions + 1, lengths)
+        num_decoded += num_requests
+    assert num_decoded > 50

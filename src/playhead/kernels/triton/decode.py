@@ -103,7 +103,7 @@ def load_block(
 
 
 @triton.jit
-def _attend_blocks(
+def attend_blocks(
     q_MD, k_cache, v_cache, table_row, page_J, first, last, top_M, sum_M, acc_ME, scale, softcap,
     k_page, k_slot, v_page, v_slot,
     D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr, SAME_STRIDES: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
@@ -183,20 +183,13 @@ def share_of(
 
 
 @triton.jit
-def attend_share(
-    q_MD, top_M, sum_M, acc_ME, out_row, k_cache, v_cache, table_row, page_J, parts, tops_sums, arrivals,
-    scale, softcap, first, last, heads, request, split, num_live, num_splits, group_size,
-    out_head, k_page, k_slot, v_page, v_slot,
-    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    SAME_STRIDES: tl.constexpr, NUM_M_BLOCKS: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_X: tl.constexpr,
-    BLOCK_H: tl.constexpr,
+def keep_share(
+    top_M, sum_M, acc_ME, out_row, parts, tops_sums, arrivals, heads, request, split, num_live, num_splits, group_size,
+    out_head,
+    H: tl.constexpr, G: tl.constexpr, E: tl.constexpr, NUM_M_BLOCKS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
-    """Keys [first, last) of one request. The result is the output, where no other split has any; else it is merged."""
-    top_M, sum_M, acc_ME = _attend_blocks(
-        q_MD, k_cache, v_cache, table_row, page_J, first, last, top_M, sum_M, acc_ME, scale, softcap,
-        k_page, k_slot, v_page, v_slot, D, E, PAGE_SIZE, SAME_STRIDES, HAS_SOFTCAP, BLOCK_D, BLOCK_E, BLOCK_J,
-    )  # fmt: skip
+    """What a split has found is the output, where no other has any keys; else it is merged."""
     in_group_M = (heads % NUM_M_BLOCKS) * BLOCK_M + tl.arange(0, BLOCK_M)
     live_M = in_group_M < G
     head_M = heads // NUM_M_BLOCKS * G + in_group_M
@@ -287,13 +280,15 @@ def decode_kernel(
     if split < num_live:
         q_MD = load_queries(q + token * q_token, q_head, heads, G, D, NUM_M_BLOCKS, BLOCK_M, BLOCK_D)
         top_M, sum_M, acc_ME = start_of_softmax(sinks, heads, split, G, NUM_M_BLOCKS, HAS_SINKS, BLOCK_M, BLOCK_E)
-        attend_share(
-            q_MD, top_M, sum_M, acc_ME, out + token * out_token,
-            k_cache + kv_head * k_head, v_cache + kv_head * v_head, table_row, page_J,
-            parts, tops_sums, arrivals, scale, softcap, first, last, heads, request, split, num_live,
-            num_splits, group_size, out_head, k_page, k_slot, v_page, v_slot,
-            H, G, D, E, PAGE_SIZE, SAME_STRIDES, NUM_M_BLOCKS, HAS_SOFTCAP,
-            BLOCK_M, BLOCK_D, BLOCK_E, BLOCK_J, BLOCK_X, BLOCK_H,
+        top_M, sum_M, acc_ME = attend_blocks(
+            q_MD, k_cache + kv_head * k_head, v_cache + kv_head * v_head, table_row, page_J, first, last,
+            top_M, sum_M, acc_ME, scale, softcap, k_page, k_slot, v_page, v_slot,
+            D, E, PAGE_SIZE, SAME_STRIDES, HAS_SOFTCAP, BLOCK_D, BLOCK_E, BLOCK_J,
+        )  # fmt: skip
+        keep_share(
+            top_M, sum_M, acc_ME, out + token * out_token, parts, tops_sums, arrivals, heads, request, split,
+            num_live, num_splits, group_size, out_head,
+            H, G, E, NUM_M_BLOCKS, BLOCK_M, BLOCK_E, BLOCK_X, BLOCK_H,
         )  # fmt: skip
 
 
