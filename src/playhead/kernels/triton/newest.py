@@ -28,9 +28,7 @@ def partner_of(dim_D, F: tl.constexpr, STEP: tl.constexpr):
 
 
 @triton.jit
-def load_angles(
-    angles, position, D: tl.constexpr, F: tl.constexpr, STEP: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr
-):
+def load_angles(angles, position, F: tl.constexpr, STEP: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr):
     """Cosine and sine of each dim, for every head."""
     dim_GD = tl.arange(0, BLOCK_D)[None, :] + tl.zeros([BLOCK_G, 1], tl.int32)
     if F == 0:
@@ -66,7 +64,7 @@ def load_turning(
 ):  # fmt: skip
     """What can be loaded before the projection has ended: angles, and the norms' weights of queries and of the key."""
     zero_G1, is_head_G1 = tl.zeros([BLOCK_G, 1], tl.int32), (tl.arange(0, BLOCK_G) < G)[:, None]
-    angles_GD = load_angles(angles, position, D, F, STEP, BLOCK_G, BLOCK_D)
+    angles_GD = load_angles(angles, position, F, STEP, BLOCK_G, BLOCK_D)
     q_weights_GD, k_weights_GD = angles_GD, angles_GD  # nobody looks at these
     if HAS_NORM:
         q_weights_GD = load_pairs(q_weight + zero_G1, is_head_G1, D, F, STEP, BLOCK_D, False)
