@@ -22,25 +22,35 @@ from playhead.types import Row
 class DecodeSlots:
     """What the slots of decode hold after its last step: these sequences, one token longer than the step ran with.
 
-    A sequence's next place was known if it had a page when that step was launched: `num_places` counts the tokens of
-    each row that had one. It is None after a step in which the whole batch went on: then only the plan that follows
-    that step is recognised. Void when the slots were filled since: `num_fills` is the registry's at that time.
+    A sequence's next place is there if it had a page when that step was launched: `has_next_places` says whether all of
+    them had. A page that comes later is too late: the step has left the sink as the token's place. `num_places` counts
+    the tokens of each row that had a place. It is None after a step in which the whole batch went on: then only the
+    plan that follows that step is recognised. Void when the slots were filled since: `num_fills` is the registry's at
+    that time.
     """
 
     kind: SamplingKind
     num_fills: int
     plan: StepPlan
+    has_next_places: bool
     num_places: Int32Array | None
+
+    @classmethod
+    def after_launch(
+        cls, plan: StepPlan, kind: SamplingKind, *, num_fills: int, num_places: Int32Array | None
+    ) -> DecodeSlots:
+        """What they hold after this plan's step, which is launched now: the plan may learn of pages later."""
+        has_next_places = plan.num_sure >= 0
+        return cls(kind=kind, num_fills=num_fills, plan=plan, has_next_places=has_next_places, num_places=num_places)
 
     def hold(self, plan: StepPlan, kind: SamplingKind, *, num_fills: int) -> bool:
         """Whether they hold this very step: the last step's sequences, each one further, at known places."""
         if self.kind is not kind or self.num_fills != num_fills:
             return False
-        if plan.follows(self.plan):
+        if self.has_next_places and plan.follows(self.plan):
             return True
-        if (
-            self.num_places is None or self.plan.seqs != plan.seqs
-        ):  # the sequences themselves: their rows are used again
+        # The sequences themselves are compared: their rows are used again.
+        if self.num_places is None or self.plan.seqs != plan.seqs:
             return False
         is_unread, ends = plan.goes_on or bool((plan.first_tokens < 0).all()), plan.ends
         return is_unread and bool((ends == self.plan.ends + 1).all() and (ends <= self.num_places).all())

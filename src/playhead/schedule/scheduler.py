@@ -289,7 +289,7 @@ class Scheduler:
     def _has_places(self, planned: StepPlan) -> bool:
         """Places for the tokens of a batch that goes on, if the pages that they lack can be had without preempting."""
         self._take_pages(planned, np.flatnonzero(self._kv.places_left(planned.rows, planned.ends) < 0), ahead=0)
-        planned.takes_places, planned.num_sure = True, self._num_sure(planned)
+        planned.num_sure = self._num_sure(planned)
         return planned.num_sure >= -1
 
     def _reserve(self, planned: StepPlan) -> None:
@@ -404,8 +404,8 @@ class Scheduler:
         """
         self.release()
         last = self._last
-        if last is None or not last.goes_on or last.num_on % LOOK_EVERY_STEPS or not 0 <= last.num_sure <= SOON_TOKENS:
-            return  # below 0: the step that runs did not know its next places, so the next plan must take them
+        if last is None or not last.goes_on or last.num_on % LOOK_EVERY_STEPS or last.num_sure > SOON_TOKENS:
+            return
         num_places = self._kv.places_left(last.rows, last.ends)
         soon = np.flatnonzero((num_places <= SOON_TOKENS) & (num_places < last.num_left))
         num_urgent = np.count_nonzero(num_places[soon] <= LOOK_EVERY_STEPS)  # used up before the next call looks

@@ -61,8 +61,6 @@ class StepPlan(Sequence[Chunk]):
     """Steps that each sequence could take from the plan of `first_ends` on, by its length and its pages."""
     ending: list[int] | None = None
     """Places of the requests for which no later step may sample; None until `at_their_end` is called."""
-    takes_places: bool = False
-    """Whether a batch that goes on took a page for one of its tokens: the step before did not know where it goes."""
     stride: Stride | None = None
     """The stride that its sequences share; None before they have gone on together."""
     newcomers: Sequence[Chunk] = field(default=(), repr=False)
@@ -138,13 +136,12 @@ class StepPlan(Sequence[Chunk]):
             following.is_decode = True
             following.goes_on, following.num_going_on, following.newcomers = True, len(self.requests), ()
         following.num_on, following.num_sure = self.num_on + 1, self.num_sure - 1
-        following.takes_places, following.ending = False, None
+        following.ending = None
         return following
 
     def follows(self, before: StepPlan) -> bool:
-        """Whether this is the step after that one, and its places were there when that was launched."""
-        is_next = self.goes_on and self.seqs is before.seqs and self.num_on == before.num_on + 1
-        return is_next and not self.takes_places
+        """Whether this is the step after that one, of all its sequences."""
+        return self.goes_on and self.seqs is before.seqs and self.num_on == before.num_on + 1
 
     def _copied(self) -> StepPlan:
         """The same plan, to be changed. In less time than `copy` takes: it is a step's own time."""

@@ -260,7 +260,7 @@ class Worker:
     def slots_after(self, plan: StepPlan, kind: SamplingKind, runner: GraphRunner) -> DecodeSlots:
         """What the slots of a decode runner hold after this step."""
         num_places = None if plan.goes_on else self.kv.num_places_of(plan.rows)
-        return DecodeSlots(kind=kind, num_fills=runner.registry.num_fills, plan=plan, num_places=num_places)
+        return DecodeSlots.after_launch(plan, kind, num_fills=runner.registry.num_fills, num_places=num_places)
 
     def _run_prefill(
         self, requests: StepRequests, kind: SamplingKind, batch: Batch | None

@@ -23,7 +23,7 @@ from playhead.outputs import FinishReason
 from playhead.sampling_params import SamplingKind
 from playhead.schedule.ended import EndedRequests
 from playhead.schedule.request import Chunk, Request
-from playhead.schedule.rows import DeviceRows
+from playhead.schedule.rows import DecodeSlots, DeviceRows
 from playhead.schedule.scheduler import ScheduleLimits, Scheduler
 from playhead.schedule.step_plan import StepPlan
 from playhead.step.inputs import StepRequests
@@ -87,37 +87,19 @@ def next_place_not_known() -> Patch:
     return swapped(DeviceRows, "can_replay_in_place", anyway)
 
 
-@mutant("place of a late page known", source="a batch that takes pages goes on", killed_by=("crowd in little memory",))
-def late_page_known() -> Patch:
-    """A batch goes on that took a page for this very step: the step before left the sink as the token's place."""
-    follows = StepPlan.follows
-
-    def anyway(self: StepPlan, before: StepPlan) -> bool:
-        self.takes_places = False
-        return follows(self, before)
-
-    return swapped(StepPlan, "follows", anyway)
-
-
 @mutant(
-    "pages behind a launch in time",
-    source="found here: the fuzz of 20,000 requests, where memory came back behind a launch",
-    killed_by=("pages behind a launch",),
+    "place of a late page known",
+    source="a batch that takes pages goes on; and found here, by 20,000 requests: memory came back behind a launch",
+    killed_by=("crowd in little memory", "pages behind a launch"),
 )
-def late_pages_in_time() -> Patch:
-    """Pages that are taken behind a launch count as if its step had known them: its next token goes to the sink."""
-    catch_up = Scheduler.catch_up
+def late_page_known() -> Patch:
+    """A batch goes on that got a page after the launch of the step before: that step left the sink as its place."""
 
-    def anyway(self: Scheduler) -> None:
-        last = self._last
-        num_sure = 0 if last is None else last.num_sure
-        if last is not None:
-            last.num_sure = max(0, num_sure)
-        catch_up(self)
-        if last is not None and not last.num_sure:
-            last.num_sure = num_sure
+    def anyway(self: DecodeSlots, plan: StepPlan, kind: SamplingKind, *, num_fills: int) -> bool:
+        return holds(replace(self, has_next_places=True), plan, kind, num_fills=num_fills)
 
-    return swapped(Scheduler, "catch_up", anyway)
+    holds = DecodeSlots.hold
+    return swapped(DecodeSlots, "hold", anyway)
 
 
 @mutant(
@@ -355,12 +337,14 @@ def pages_behind_a_launch() -> list[str]:
         made = Scheduler(kv, DeviceRows(), ScheduleLimits(chunk_tokens=64, max_waiting=1))
         params = greedy(20)
         made.add(Request(id="a", prompt=(1,) * num_prompt, params=params, max_new_tokens=20, arrival=0))
-        others, before, knew_the_place = kv.allocator.allocate(150), StepPlan.of(()), True
+        others, knew_the_place, rows = kv.allocator.allocate(150), True, DeviceRows()
         for _ in range(16):
             planned = made.plan()
-            if planned.follows(before) and not knew_the_place:
+            if rows.can_replay_in_place(planned, SamplingKind.GREEDY, num_fills=0) and not knew_the_place:
                 found.append(f"a prompt of {num_prompt}: a step goes on in place, and its place was not known")
-            before, knew_the_place = planned, all(kv.num_places(chunk.seq) > chunk.end for chunk in planned)
+            knew_the_place = all(kv.num_places(chunk.seq) > chunk.end for chunk in planned)
+            slots = DecodeSlots.after_launch(planned, SamplingKind.GREEDY, num_fills=0, num_places=None)
+            rows.decode_slots = slots if planned.is_decode else None
             run_step(kv)
             made.close_plan()
             if planned.goes_on and not knew_the_place:
@@ -431,7 +415,6 @@ ENGINE_MUTANTS: tuple[Mutant, ...] = (
     slots_told_by_row,
     next_place_not_known,
     late_page_known,
-    late_pages_in_time,
     newcomers_not_shifted,
     goes_on_past_a_length,
     ended_ones_not_found,

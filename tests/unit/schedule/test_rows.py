@@ -45,12 +45,7 @@ def one_further(kv: HybridKVCache, chunks: list[Chunk]) -> list[Chunk]:
 
 def after_decode(kv: HybridKVCache, chunks: list[Chunk], kind: SamplingKind = GREEDY) -> DecodeSlots:
     rows = np.array([one.seq.row for one in chunks], dtype=np.int32)
-    return DecodeSlots(
-        kind=kind,
-        num_fills=7,
-        plan=StepPlan.of(chunks),
-        num_places=kv.num_places_of(rows),
-    )
+    return DecodeSlots.after_launch(StepPlan.of(chunks), kind, num_fills=7, num_places=kv.num_places_of(rows))
 
 
 def test_a_row_that_is_used_again_has_no_newest_token_and_is_unknown_to_the_sampler(kv):

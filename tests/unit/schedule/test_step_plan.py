@@ -11,7 +11,9 @@ import pytest
 
 from playhead.kv.cache import HybridKVCache
 from playhead.outputs import FinishReason
+from playhead.sampling_params import SamplingKind
 from playhead.schedule.request import Chunk, Request
+from playhead.schedule.rows import DecodeSlots
 from playhead.schedule.scheduler import Scheduler
 from playhead.schedule.step_plan import StepPlan
 from playhead.types import Step
@@ -191,14 +193,16 @@ def test_the_ending_ids_of_a_batch_are_those_of_its_newcomers_too():
     assert found == [{3}, {3}, {3, 4}]
 
 
-def test_a_plan_that_takes_a_page_for_its_own_token_does_not_follow():
+def test_slots_do_not_hold_a_plan_that_takes_a_page_for_its_own_token():
     """The device looked for the place when the step before ran, and it was not there."""
     side = Side.empty(num_pages=16)  # too few to reserve some
     side.made.add(request("a", 5, num_new=20))
     plans = [side.step() for _ in range(12)]
-    following = [plan.follows(before) for before, plan in pairwise(plans)]
+    slots = [DecodeSlots.after_launch(plan, SamplingKind.GREEDY, num_fills=0, num_places=None) for plan in plans]
+    held = [before.hold(plan, SamplingKind.GREEDY, num_fills=0) for before, plan in zip(slots, plans[1:], strict=False)]
     # Tokens 9, 13 and 17 begin a page of 4.
-    assert following == [True, True, True, False, True, True, True, False, True, True, True]
+    assert held == [True, True, True, False, True, True, True, False, True, True, True]
+    assert all(plan.follows(before) for before, plan in pairwise(plans))
     assert [plan.goes_on for plan in plans] == [False] + [True] * 11
 
 
