@@ -90,7 +90,7 @@ def next_place_not_known() -> Patch:
 @mutant(
     "place of a late page known",
     source="a batch that takes pages goes on; and found here, by 20,000 requests: memory came back behind a launch",
-    killed_by=("crowd in little memory", "pages behind a launch"),
+    killed_by=("pages behind a launch", "crowd in little memory"),
 )
 def late_page_known() -> Patch:
     """A batch goes on that got a page after the launch of the step before: that step left the sink as its place."""
