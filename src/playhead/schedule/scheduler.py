@@ -404,7 +404,7 @@ class Scheduler:
         """
         self.release()
         last = self._last
-        if last is None or not last.goes_on or last.num_on % LOOK_EVERY_STEPS or last.num_sure > SOON_TOKENS:
+        if last is None or not last.goes_on or last.num_sure > SOON_TOKENS or last.num_on % LOOK_EVERY_STEPS:
             return
         num_places = self._kv.places_left(last.rows, last.ends)
         soon = np.flatnonzero((num_places <= SOON_TOKENS) & (num_places < last.num_left))

@@ -95,10 +95,11 @@ def next_place_not_known() -> Patch:
 def late_page_known() -> Patch:
     """A batch goes on that got a page after the launch of the step before: that step left the sink as its place."""
 
+    holds = DecodeSlots.hold
+
     def anyway(self: DecodeSlots, plan: StepPlan, kind: SamplingKind, *, num_fills: int) -> bool:
         return holds(replace(self, has_next_places=True), plan, kind, num_fills=num_fills)
 
-    holds = DecodeSlots.hold
     return swapped(DecodeSlots, "hold", anyway)
 
 
