@@ -148,6 +148,12 @@ def barriers_before_product(binary) -> int:
     return before.count("bar.sync") if product else 0
 
 
+def barriers_behind_wait(binary) -> int:
+    """How often warps wait for each other once the kernel in front has ended."""
+    _, _, behind = binary.asm["ptx"].partition("griddepcontrol.wait")
+    return behind.count("bar.sync")
+
+
 def matrix_depths(binary) -> list[int]:
     """How many inputs the matrix instructions add up at a time."""
     return sorted({int(depth) for depth in re.findall(r"mma\S*\.m\d+n\d+k(\d+)\.", binary.asm["ptx"])})
@@ -437,7 +443,9 @@ KERNELS = {
     "in order: chunks of a matmul 256 rows": lambda: chunks_in_order(256),
     "in order: norm": lambda: norm_in_order(8, 1152, dtype=torch.bfloat16),
     "in order: norm of chunks": lambda: norm_in_order(7, 8, 1152, dtype=torch.float32),
-    "rope": rope,
+    "rope 256": rope,
+    "rope 256, more kv heads": lambda: rope(8, 4, 256),
+    "rope 64": lambda: rope(32, 8, 64),
     "translate page 16": lambda: translate(128, 16, 1024),
     "translate page 1": lambda: translate(1, 1, 512),
     "choose greedy bf16": lambda: choose(torch.bfloat16, False),
@@ -490,6 +498,7 @@ def main() -> None:
         row |= {"volatile_loads": volatile_loads(binary), "matrix_depths": matrix_depths(binary)}
         row |= {"loads_before_wait": loads_before_wait(binary), "num_programs": num_programs}
         row |= {"barriers_before_product": barriers_before_product(binary)}
+        row |= {"barriers_behind_wait": barriers_behind_wait(binary)}
         row |= {"layouts_of_sums": layouts_of_sums(binary)}
         row |= {"shared_bytes": binary.metadata.shared, "num_warps": options.get("num_warps", 4)}
         print(json.dumps(row), flush=True)

@@ -108,6 +108,13 @@ def test_warps_wait_for_each_other_once_between_the_projection_and_attention(ker
     assert [row["barriers_before_product"] for row in rows] == [1, 1]
 
 
+def test_rope_waits_for_the_projection_and_for_nothing_else(kernels):
+    """Two numbers of the step, angles and weights, all of them loaded before. No warp needs what another one has."""
+    rows = [row for name, row in kernels.items() if name.startswith("rope ")]
+    assert [row["barriers_behind_wait"] for row in rows] == [0, 0, 0]
+    assert min(row["loads_before_wait"] for row in rows) >= 4
+
+
 def test_enough_threads_that_only_compare_fit_an_sm_to_keep_its_loads_in_flight(kernels):
     """16 bytes used and 16 on their way for each thread: 1,024 threads have the 26 KiB that hide memory's latency."""
     rows = [row for name, row in kernels.items() if name.startswith("choose greedy")]

@@ -15,7 +15,7 @@ WEIGHTS = {"weight", "x_weight", "norm", "x_norm", "q_weight", "k_weight", "angl
 SETTLED = {"page_table", "rows", "seq_lens", "order", "query_starts", "query_lens", "positions", "locs"}
 """Written before the embedding, which all layers follow, and by no kernel of a layer."""
 
-OF_ATTENTION = {"decode_kernel", "write_and_decode_kernel", "extend_kernel"}
+OF_ATTENTION = {"qk_rope_write_kernel", "decode_kernel", "write_and_decode_kernel", "extend_kernel"}
 OF_ATTENTION |= {"ordered_decode_kernel", "ordered_tiles_kernel"}
 
 OLD_KEYS = {"k_cache", "v_cache"}

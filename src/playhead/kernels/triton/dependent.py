@@ -8,9 +8,9 @@ the kernel behind would read too early. `let_downstream_start` may stand anywher
 this one, wherever this one lets it start.
 
 Two kernels do more: the embedding and rope call `let_downstream_start` behind their own wait. So when any kernel of a
-layer starts, everything before the embedding has ended: the step before, and the translation. Attention's kernels load
-what is settled by then before they wait: lengths, rows, page tables, and keys and values of earlier tokens. Those that
-follow rope read this step's keys too, and wait for them.
+layer starts, everything before the embedding has ended: the step before, and the translation. Rope and attention load
+what is settled by then before they wait: positions, locations, lengths, rows, page tables, and keys and values of
+earlier tokens. Attention that follows rope reads this step's keys too, and waits for them.
 """
 
 from __future__ import annotations

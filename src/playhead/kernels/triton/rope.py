@@ -4,8 +4,12 @@
 A head is held in three pieces: `a` and `b`, the two halves of the rotated pairs, and `rest`, the dims that pass
 through. Without rotation everything is `rest`; with full rotation there is none.
 
-Shapes: T tokens, H query heads, K kv heads, D head dim of q and k, E head dim of v, W = D or all heads' dims together,
-P positions, F rotated pairs (2F <= D), R = 2F, N pages of the layer's pool, S locations per page.
+Everything but the projection is loaded before the wait for it. What heads are multiplied with is loaded as tiles of
+their shape, as in `newest.py`: no warp needs what another one has, unless heads are normed together
+(`tests/unit/kernels/test_compile.py` reads it from the compiled kernel).
+
+Shapes: H heads of a program, K kv heads, D head dim of q and k, E head dim of v, F rotated pairs (2F <= D), R dims that
+pass through.
 """
 
 from __future__ import annotations
@@ -17,76 +21,73 @@ import triton.language as tl
 
 from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
 
-MAX_TILE = 4096  # elements of one program's tile: 32 for each of 128 threads, so that nothing spills
+MAX_TILE = 4096  # elements of one program's tile
+ELEMENTS_PER_WARP = 512  # 16 for each thread: two loads of eight bf16 numbers
 
 
 @triton.jit
-def _factor(weight, head_H, dim, mask, D: tl.constexpr, TOGETHER: tl.constexpr, UNIT_OFFSET: tl.constexpr):
-    """What each number is multiplied by after the division: one row for every head, or one for each."""
-    place = dim[None, :]
-    if TOGETHER:
-        place = head_H[:, None] * D + place
-    factor = tl.load(weight + place, mask=mask, other=0.0).to(tl.float32)
-    if UNIT_OFFSET:
-        factor += 1.0
-    return factor
+def _load_pieces(row_H1, mask_HF, mask_HR, D: tl.constexpr, F: tl.constexpr, STEP: tl.constexpr, IS_NEW: tl.constexpr):
+    """`a`, `b` and `rest` of heads, or of the norm's weights for them. Nobody looks at pieces that heads do not have.
 
-
-@triton.jit
-def _turn_heads(
-    source, source_H, target, target_H, writes, head_H, weight, angles, eps,
-    NUM_HEADS: tl.constexpr, D: tl.constexpr, F: tl.constexpr, STEP: tl.constexpr,
-    HAS_NORM: tl.constexpr, TOGETHER: tl.constexpr, UNIT_OFFSET: tl.constexpr,
-    BLOCK_F: tl.constexpr, BLOCK_REST: tl.constexpr,
-):  # fmt: skip
-    """Heads at `source + source_H`, normed and rotated, to `target + target_H` if it `writes`.
-
-    Both may be the same memory.
+    What is new comes with "volatile", which keeps all of these loads in front of the first sum.
     """
-    live_H = head_H < NUM_HEADS
-    pair = tl.arange(0, BLOCK_F)
-    dim_a, dim_b, live_F = pair * STEP, pair * STEP + (F if STEP == 1 else 1), pair < F
-    dim_rest = 2 * F + tl.arange(0, BLOCK_REST)
-    live_rest = dim_rest < D
-    mask_HF = live_H[:, None] & live_F[None, :]
-    mask_rest = live_H[:, None] & live_rest[None, :]
-    # All loads before the first sum, which they would wait for otherwise; the angles last, which wait for a position.
+    pair_1F, dim_1R = tl.arange(0, mask_HF.shape[1])[None, :], 2 * F + tl.arange(0, mask_HR.shape[1])[None, :]
+    none_H1 = tl.zeros(row_H1.shape, tl.float32)
+    a_HF, b_HF, rest_HR = none_H1, none_H1, none_H1
     if F > 0:
-        a = tl.load(source + source_H[:, None] + dim_a[None, :], mask=mask_HF, other=0.0).to(tl.float32)
-        b = tl.load(source + source_H[:, None] + dim_b[None, :], mask=mask_HF, other=0.0).to(tl.float32)
+        place_HF = row_H1 + pair_1F * STEP
+        a_HF = tl.load(place_HF, mask=mask_HF, other=0.0, volatile=IS_NEW)
+        b_HF = tl.load(place_HF + (F if STEP == 1 else 1), mask=mask_HF, other=0.0, volatile=IS_NEW)
     if D > 2 * F:
-        rest = tl.load(source + source_H[:, None] + dim_rest[None, :], mask=mask_rest, other=0.0).to(tl.float32)
-    if HAS_NORM and F > 0:
-        weighed_HF = mask_HF if TOGETHER else live_F[None, :]
-        factor_a = _factor(weight, head_H, dim_a, weighed_HF, D, TOGETHER, UNIT_OFFSET)
-        factor_b = _factor(weight, head_H, dim_b, weighed_HF, D, TOGETHER, UNIT_OFFSET)
-    if HAS_NORM and D > 2 * F:
-        weighed = mask_rest if TOGETHER else live_rest[None, :]
-        factor_rest = _factor(weight, head_H, dim_rest, weighed, D, TOGETHER, UNIT_OFFSET)
+        rest_HR = tl.load(row_H1 + dim_1R, mask=mask_HR, other=0.0, volatile=IS_NEW)
+    return a_HF, b_HF, rest_HR
+
+
+@triton.jit
+def _load_angles(angles, position, mask_HF, F: tl.constexpr):
+    """Cosine and sine of each pair, for every head."""
+    if F == 0:
+        return 0.0, 0.0  # nobody looks at these
+    zero_H1 = tl.zeros([mask_HF.shape[0], 1], tl.int32)
+    place_HF = angles + position.to(tl.int64) * (2 * F) + tl.arange(0, mask_HF.shape[1])[None, :] + zero_H1
+    return tl.load(place_HF, mask=mask_HF, other=1.0), tl.load(place_HF + F, mask=mask_HF, other=0.0)
+
+
+@triton.jit
+def _normed(
+    pieces, weights, eps, num_heads, D: tl.constexpr, F: tl.constexpr, TOGETHER: tl.constexpr,
+    UNIT_OFFSET: tl.constexpr,
+):  # fmt: skip
+    """The pieces of heads, each head divided by its own size, or by that of all heads together."""
+    a_HF, b_HF, rest_HR = pieces
+    BLOCK_H: tl.constexpr = (a_HF if F > 0 else rest_HR).shape[0]
+    offset: tl.constexpr = 1.0 if UNIT_OFFSET else 0.0
+    squares_H = tl.zeros([BLOCK_H], tl.float32)
     if F > 0:
-        cos_1F = tl.load(angles + pair, mask=live_F, other=1.0)[None, :]
-        sin_1F = tl.load(angles + F + pair, mask=live_F, other=0.0)[None, :]
-    if HAS_NORM:
-        squares_H = tl.zeros_like(live_H.to(tl.float32))
-        if F > 0:
-            squares_H += tl.sum(a * a + b * b, 1)
-        if D > 2 * F:
-            squares_H += tl.sum(rest * rest, 1)
-        if TOGETHER:
-            squares_H = tl.zeros_like(squares_H) + tl.sum(squares_H) / NUM_HEADS
-        inverse_H1 = tl.rsqrt(squares_H / D + eps)[:, None]
-        if F > 0:
-            a *= inverse_H1 * factor_a
-            b *= inverse_H1 * factor_b
-        if D > 2 * F:
-            rest *= inverse_H1 * factor_rest
-    to = target.dtype.element_ty
-    if F > 0:
-        target_a, target_b = target + target_H[:, None] + dim_a[None, :], target + target_H[:, None] + dim_b[None, :]
-        tl.store(target_a, (a * cos_1F - b * sin_1F).to(to), mask=mask_HF & writes)
-        tl.store(target_b, (b * cos_1F + a * sin_1F).to(to), mask=mask_HF & writes)
+        squares_H += tl.sum(a_HF * a_HF + b_HF * b_HF, 1)
     if D > 2 * F:
-        tl.store(target + target_H[:, None] + dim_rest[None, :], rest.to(to), mask=mask_rest & writes)
+        squares_H += tl.sum(rest_HR * rest_HR, 1)
+    if TOGETHER:
+        squares_H = tl.zeros_like(squares_H) + tl.sum(squares_H) / num_heads
+    inverse_H1 = tl.rsqrt(squares_H / D + eps)[:, None]
+    if F > 0:
+        a_HF *= inverse_H1 * (weights[0].to(tl.float32) + offset)
+        b_HF *= inverse_H1 * (weights[1].to(tl.float32) + offset)
+    if D > 2 * F:
+        rest_HR *= inverse_H1 * (weights[2].to(tl.float32) + offset)
+    return a_HF, b_HF, rest_HR
+
+
+@triton.jit
+def _store_pieces(row_H1, pieces, mask_HF, mask_HR, D: tl.constexpr, F: tl.constexpr, STEP: tl.constexpr):
+    to = row_H1.dtype.element_ty
+    if F > 0:
+        place_HF = row_H1 + tl.arange(0, mask_HF.shape[1])[None, :] * STEP
+        tl.store(place_HF, pieces[0].to(to), mask=mask_HF)
+        tl.store(place_HF + (F if STEP == 1 else 1), pieces[1].to(to), mask=mask_HF)
+    if D > 2 * F:
+        dim_1R = 2 * F + tl.arange(0, mask_HR.shape[1])[None, :]
+        tl.store(row_H1 + dim_1R, pieces[2].to(to), mask=mask_HR)
 
 
 @triton.jit
@@ -96,41 +97,43 @@ def qk_rope_write_kernel(
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr, STEP: tl.constexpr,
     PAGE_SIZE: tl.constexpr, NUM_Q_BLOCKS: tl.constexpr,
     HAS_NORM: tl.constexpr, TOGETHER: tl.constexpr, UNIT_OFFSET: tl.constexpr,
-    BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_F: tl.constexpr,
-    BLOCK_REST: tl.constexpr, DEPENDENT: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_R: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
-    part = tl.program_id(1)
+    token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    is_key = part == NUM_Q_BLOCKS  # a mask, not a branch: everything is loaded at once
+    position, loc = tl.load(positions + token), tl.maximum(tl.load(locs + token), 0)  # -1 is the sink, as 0 is
+    head_H1 = tl.where(is_key, 0, part * BLOCK_H) + tl.arange(0, BLOCK_H)[:, None]
+    num_heads = tl.where(is_key, K, H)
+    live_H1 = head_H1 < num_heads
+    mask_HF = live_H1 & (tl.arange(0, BLOCK_F) < F)[None, :]
+    mask_HR = live_H1 & (2 * F + tl.arange(0, BLOCK_R) < D)[None, :]
+    cos_HF, sin_HF = _load_angles(angles, position, mask_HF, F)
+    weights = (0.0, 0.0, 0.0)  # nobody looks at these
+    if HAS_NORM:
+        weight = k_weight if is_key else q_weight
+        weights = _load_pieces(weight + head_H1 * (D if TOGETHER else 0), mask_HF, mask_HR, D, F, STEP, False)
     after_upstream(DEPENDENT)
     # Not before: attention reads tables before it waits, and kernels in front of this one have written them. Also, its
     # programs would start while the projection has most multiprocessors, pile up on those that are free, and stay.
     let_downstream_start(DEPENDENT)
-    if F > 0:
-        angles += tl.load(positions + token).to(tl.int64) * (2 * F)
-    if part < NUM_Q_BLOCKS:
-        head_H = part * BLOCK_H + tl.arange(0, BLOCK_H)
-        place_H = token * q_token + head_H * q_head
-        _turn_heads(
-            q, place_H, q, place_H, True, head_H, q_weight, angles, eps,
-            H, D, F, STEP, HAS_NORM, TOGETHER, UNIT_OFFSET, BLOCK_F, BLOCK_REST,
-        )  # fmt: skip
-    else:
-        loc = tl.maximum(tl.load(locs + token), 0)  # -1 is the sink, as 0 is
-        writes = loc > 0  # a mask, not a branch: the loads below need not wait for it
-        page, slot = (loc // PAGE_SIZE).to(tl.int64), (loc % PAGE_SIZE).to(tl.int64)
-        head_K = tl.arange(0, BLOCK_K)
-        live_K = head_K < K
-        k_place = page * k_page + slot * k_slot
-        _turn_heads(
-            k, token * k_token + head_K * k_head, k_cache, k_place + head_K * k_cache_head, writes, head_K, k_weight,
-            angles, eps, K, D, F, STEP, HAS_NORM, TOGETHER, UNIT_OFFSET, BLOCK_F, BLOCK_REST,
-        )  # fmt: skip
-        v_place = page * v_page + slot * v_slot
-        dim = tl.arange(0, BLOCK_E)[None, :]
-        mask = live_K[:, None] & (dim < E)
-        v_KE = tl.load(v + token * v_token + head_K[:, None] * v_head + dim, mask=mask, other=0.0)
-        v_target = v_cache + v_place + head_K[:, None] * v_cache_head + dim
-        tl.store(v_target, v_KE.to(v_cache.dtype.element_ty), mask=mask & writes)
+    dim_1E = tl.arange(0, BLOCK_E)[None, :]
+    mask_HE = live_H1 & (dim_1E < E) & is_key
+    v_HE = tl.load(v + token * v_token + head_H1 * v_head + dim_1E, mask=mask_HE, other=0.0, volatile=True)
+    row_H1 = k + token * k_token + head_H1 * k_head if is_key else q + token * q_token + head_H1 * q_head
+    found = _load_pieces(row_H1, mask_HF, mask_HR, D, F, STEP, True)
+    a_HF, b_HF, rest_HR = found[0].to(tl.float32), found[1].to(tl.float32), found[2].to(tl.float32)
+    if HAS_NORM:
+        a_HF, b_HF, rest_HR = _normed((a_HF, b_HF, rest_HR), weights, eps, num_heads, D, F, TOGETHER, UNIT_OFFSET)
+    turned = a_HF * cos_HF - b_HF * sin_HF, b_HF * cos_HF + a_HF * sin_HF, rest_HR
+    is_query, writes = part < NUM_Q_BLOCKS, is_key & (loc > 0)
+    q_H1 = q + token * q_token + head_H1 * q_head
+    _store_pieces(q_H1, turned, mask_HF & is_query, mask_HR & is_query, D, F, STEP)
+    page, slot = (loc // PAGE_SIZE).to(tl.int64), (loc % PAGE_SIZE).to(tl.int64)
+    k_H1 = k_cache + page * k_page + slot * k_slot + head_H1 * k_cache_head
+    _store_pieces(k_H1, turned, mask_HF & writes, mask_HR & writes, D, F, STEP)
+    v_place_HE = v_cache + page * v_page + slot * v_slot + head_H1 * v_cache_head + dim_1E
+    tl.store(v_place_HE, v_HE.to(v_cache.dtype.element_ty), mask=mask_HE & writes)
 
 
 def launch_qk_rope_write(*call: Any) -> None:
@@ -145,6 +148,7 @@ def launch_qk_rope_write(*call: Any) -> None:
     block_heads = triton.next_power_of_2(num_heads)
     if not together:
         block_heads = min(block_heads, max(MAX_TILE // block_dim, 1))
+    block_heads = max(block_heads, triton.next_power_of_2(num_kv_heads))
     # With neither norm nor rotation the queries stay as they are, and only the writing programs run.
     num_q_blocks = triton.cdiv(num_heads, block_heads) if has_norm or num_pairs else 0
     qk_rope_write_kernel[(num_tokens, num_q_blocks + 1)](
@@ -153,8 +157,8 @@ def launch_qk_rope_write(*call: Any) -> None:
         H=num_heads, K=num_kv_heads, D=head_dim, E=v_head_dim, F=num_pairs, STEP=2 if interleaved else 1,
         PAGE_SIZE=k_cache_NSKD.shape[1], NUM_Q_BLOCKS=num_q_blocks,
         HAS_NORM=has_norm, TOGETHER=together, UNIT_OFFSET=unit_offset,
-        BLOCK_H=block_heads, BLOCK_K=triton.next_power_of_2(num_kv_heads), BLOCK_E=triton.next_power_of_2(v_head_dim),
+        BLOCK_H=block_heads, BLOCK_E=triton.next_power_of_2(v_head_dim),
         BLOCK_F=triton.next_power_of_2(max(num_pairs, 1)),
-        BLOCK_REST=triton.next_power_of_2(max(head_dim - 2 * num_pairs, 1)),
-        num_warps=min(max(block_heads * block_dim // 1024, 4), 16), **dependent(q_THD),
+        BLOCK_R=triton.next_power_of_2(max(head_dim - 2 * num_pairs, 1)),
+        num_warps=min(max(block_heads * block_dim // ELEMENTS_PER_WARP, 1), 16), **dependent(q_THD),
     )  # fmt: skip
