@@ -5,7 +5,7 @@ hash of (seed, tokens generated so far, token id), so a request draws the same t
 padded, captured or eager. The step leaves its inputs as those of the next step, so that the host need not send them.
 
 Shapes: B requests, T tokens, N rows of logits, V vocabulary, R rows of running requests or of the scratch, P pages per
-row, X parts of a row. A trailing 1 is kept for broadcasting.
+row, X parts of a row or boxes. A trailing 1 is kept for broadcasting.
 """
 
 from __future__ import annotations
@@ -114,22 +114,33 @@ def blocks_per_part(num_rows: int, vocab_size: int) -> int:
 
 
 @op(
-    mutates=("input_ids_B", "positions_B", "seq_lens_B", "out_cache_loc_B", "num_generated_B", "newest_R"),
+    mutates=(
+        *("input_ids_B", "positions_B", "seq_lens_B", "out_cache_loc_B", "num_generated_B", "boxes_B"),
+        *("newest_R", "outbox_XB"),
+    ),
     bind="cpu.tokens:bind_advance",
     cuda="triton.advance:launch_advance",
 )
 def advance(
     tokens_B: Tensor, input_ids_B: Tensor, positions_B: Tensor, seq_lens_B: Tensor, out_cache_loc_B: Tensor,
-    num_generated_B: Tensor, rows_B: Tensor, num_live: Tensor, newest_R: Tensor, page_table_RP: Tensor, page_size: int,
+    num_generated_B: Tensor, boxes_B: Tensor, rows_B: Tensor, num_live: Tensor, newest_R: Tensor, outbox_XB: Tensor,
+    page_table_RP: Tensor, page_size: int,
 ) -> None:  # fmt: skip
     """Every live request one token further: fed back, one longer, with its next place from the page table.
 
     The table must have the page of that place by now, or the host must fill the inputs of the next step. `num_live`
     is one number; the rows after it are null requests and stay what they are.
+
+    The token also goes to the request's box of the outbox, where the host finds it. The next one goes to the next box,
+    and after the last one to box 1: box 0 is the sink, which nobody reads and nobody leaves.
     """
     live_B = torch.arange(len(rows_B), dtype=torch.int32, device=rows_B.device) < num_live
     rows_B = torch.where(live_B, rows_B, 0).long()
     newest_R[rows_B] = tokens_B.to(newest_R.dtype)
+    place_1B, num_boxes = boxes_B[None].long(), outbox_XB.shape[0] - 1
+    kept_1B = outbox_XB[:, : len(rows_B)].gather(0, place_1B)
+    outbox_XB[:, : len(rows_B)].scatter_(0, place_1B, torch.where(live_B, tokens_B.to(outbox_XB.dtype), kept_1B))
+    boxes_B.copy_(torch.where(live_B & (boxes_B > 0), boxes_B % num_boxes + 1, boxes_B))
     input_ids_B.copy_(torch.where(live_B, tokens_B, input_ids_B))
     # A request at the end of its context has no next place and is not run again; it stays where its row ends.
     max_tokens = page_table_RP.shape[1] * page_size

@@ -35,7 +35,7 @@ from playhead.models.decoder import Decoder
 from playhead.sampling_params import SamplingKind
 from playhead.step.compile_ahead import compile_ahead
 from playhead.step.forward import Forward, ModelStep, kv_geometry, layer_attentions
-from playhead.step.inputs import OVER_TOKENS, SAMPLING
+from playhead.step.inputs import BOXES, OVER_TOKENS, SAMPLING
 from playhead.step.masks import MaskedSteps, masks_slot
 from playhead.step.publish import Publisher
 from playhead.step.registries import (
@@ -68,7 +68,7 @@ def build_worker(decoder: Decoder, config: WorkerConfig) -> Worker:
     sampler = SamplerRows(max_running=limits.max_running, vocab_size=decoder.spec.vocab_size, device=device)
     forward = Forward(ModelStep(decoder, pool, layers, attention), sampler, tables.table_RP)
     fill_value = attention.seq_len_fill_value
-    decode = InputFeatures(extra=SAMPLING, seq_len_fill_value=fill_value)
+    decode = InputFeatures(extra=(*SAMPLING, BOXES), seq_len_fill_value=fill_value)
     prefill = InputFeatures(extra=(*SAMPLING, *OVER_TOKENS), seq_len_fill_value=fill_value)
     runners = Runners(config, forward, device)
     registry = build_decode_registry(max_bs=limits.max_running, device=device, features=decode, pool=runners.pool)

@@ -7,6 +7,7 @@ import time
 import torch
 
 from playhead.errors import GraphError
+from playhead.step.outbox import Box
 from playhead.step.sampling import ReadTokens, SampledTokens
 
 try:
@@ -92,27 +93,27 @@ class CudaStopwatch:
     def __init__(self, lane: Lane, lanes: CudaStopwatches) -> None:
         self._lane, self._lanes = lane, lanes
 
-    def read_back(self, results: SampledTokens) -> CudaReadback:
-        return CudaReadback(results, self._lane, self._lanes)
+    def read_back(self, results: SampledTokens, box: Box | None = None) -> CudaReadback:
+        return CudaReadback(results, box, self._lane, self._lanes)
 
 
 class CudaReadback:
     """Through pinned memory, in stream order; an event tells the host, which waits for nothing else.
 
-    Tokens alone go through the lane. Results with reports, which a step may have two of, have memory of their own.
+    Tokens alone are in their box already, or go through the lane. Results with reports, which a step may have two of,
+    have memory of their own.
     """
 
-    def __init__(self, results: SampledTokens, lane: Lane, lanes: CudaStopwatches) -> None:
-        self._lane, self._lanes = lane, lanes
+    def __init__(self, results: SampledTokens, box: Box | None, lane: Lane, lanes: CudaStopwatches) -> None:
+        self._box, self._lane, self._lanes = box, lane, lanes
         self._results: ReadTokens | None = None
         self._device_us: float | None = None
         self._sent: tuple[torch.Tensor, ...] = ()
         self._num_tokens = results.tokens_N.shape[0]
         if results.logprobs_NL.numel():
             self._sent = tuple(copied_to_pinned(tensor) for tensor in results)
-            lane.end(None)
-        else:
-            lane.end(results.tokens_N)
+        has_tokens = bool(self._sent) or box is not None
+        lane.end(None if has_tokens else results.tokens_N)
 
     def wait(self) -> ReadTokens:
         if self._results is None:
@@ -120,8 +121,9 @@ class CudaReadback:
             if self._sent:
                 tokens_N, *parts = self._sent
                 self._results = ReadTokens(tokens_N.tolist(), tuple(parts))
-            else:  # taken out at once: the lane is a later step's
-                self._results = ReadTokens(self._lane.read_N[: self._num_tokens].tolist())
+            else:  # taken out at once: box and lane are later steps'
+                lane_N = self._lane.read_N[: self._num_tokens]
+                self._results = ReadTokens(lane_N.tolist() if self._box is None else self._box.read())
         return self._results
 
     def _wait_for_device(self) -> None:

@@ -34,6 +34,7 @@ from playhead.models.decoder import Decoder
 from playhead.models.spec import ModelSpec
 from playhead.sampling_params import SamplingKind
 from playhead.step.inputs import FULL_LOCS
+from playhead.step.outbox import Outbox
 from playhead.step.sampling import MASKS_SLOT, SampledTokens, SamplerRows, without_reports
 from playhead.step.scores import logprobs_of
 from playhead.step.shared_choice import choice_of
@@ -291,6 +292,7 @@ class Forward:
         self._logits_RV = torch.zeros(
             (max_running, num_ids), dtype=model.decoder.logits_dtype, device=page_table_RP.device
         )
+        self.outbox = Outbox(max_running, page_table_RP.device)
         self._logits_by_size: dict[int, torch.Tensor] = {}
         self._tokens_R = torch.zeros(max_running, dtype=torch.int64, device=page_table_RP.device)
         self._rooms_by_size: dict[int, SampledTokens] = {}
@@ -316,9 +318,11 @@ class Forward:
                 inputs["seq_lens"],
                 inputs["out_cache_loc"],
                 inputs["num_generated"],
+                inputs["boxes"],
                 rows_N,
                 inputs["num_token_non_padded"],
                 self.newest_R,
+                self.outbox.boxes_XR,
                 self._page_table_RP,
                 self._page_size,
             )
@@ -326,7 +330,8 @@ class Forward:
 
         spec = self.model.spec("bs", decode, placeholder)
         logits = OwnedMemory(name="logits", tensors=(self._logits_RV,), writable=True)
-        owned = (*spec.owned, self._newest(writable=True), logits, *self._choice.owned, *self.sampler.owned)
+        outbox = OwnedMemory(name="outbox", tensors=(self.outbox.boxes_XR,), writable=True, sink_rows=1)
+        owned = (*spec.owned, self._newest(writable=True), outbox, logits, *self._choice.owned, *self.sampler.owned)
         return replace(spec, name=f"decode, {kind.name.lower()}", owned=owned)
 
     def token_spec(self, placeholder: Placeholder, *, has_breaks: bool) -> StepSpec:

@@ -27,11 +27,13 @@ from playhead.kv.tables import Int32Array
 from playhead.schedule.request import Chunk
 from playhead.schedule.step_plan import StepPlan
 from playhead.step.optional_inputs import POSITIONS, SHORTEST_LENGTH
+from playhead.step.outbox import FIRST_BOX
 from playhead.step.sampling import NUMBERS, SamplerRows, dtype_of
 
 # 2^31 locations of the smallest layer geometry in use are more memory than any device has.
 FULL_LOCS = IndexSpace(name="full locations", dtype=torch.int32)
 ROWS = IndexSpace(name="request rows", dtype=torch.int32)
+OUTBOX = IndexSpace(name="boxes", dtype=torch.int32)
 SAMPLING_ROWS = IndexSpace(name="request rows", dtype=torch.int64)  # torch's scatter takes no others
 
 
@@ -66,8 +68,8 @@ def layout_of(planned: StepPlan) -> TokenLayout:
 class StepRequests:
     """The requests of a step: their rows, their lengths with this step's tokens, and where these tokens are."""
 
-    def __init__(self, chunks: Sequence[Chunk], kv: HybridKVCache, sampler: SamplerRows) -> None:
-        self.chunks, self.kv, self.sampler = StepPlan.of(chunks), kv, sampler
+    def __init__(self, chunks: Sequence[Chunk], kv: HybridKVCache, sampler: SamplerRows, box: int = FIRST_BOX) -> None:
+        self.chunks, self.kv, self.sampler, self.box = StepPlan.of(chunks), kv, sampler, box
         self.rows = self.chunks.rows
 
     @property
@@ -177,6 +179,14 @@ SAMPLING = (
     StepInput(slot=host_vector("num_generated", "bs", torch.int64), make=num_generated, advances=True),
 )
 """What sampling reads: one number per request for each parameter that has one, and how many tokens it has."""
+
+
+BOXES = StepInput(
+    slot=host_vector("boxes", "bs", OUTBOX.dtype, index=OUTBOX),
+    make=lambda step: np.full(len(step.rows), step.box, dtype=np.int32),
+    advances=True,
+)
+"""Where a decode step leaves each request's token for the host (`outbox.py`)."""
 
 
 def batch_of(inputs: Sequence[StepInput], step: StepRequests) -> dict[str, Any]:

@@ -101,7 +101,7 @@ class Tail:
             steps.decode_slots = None  # after an error below it is not known what the slots hold
             runner = steps.decoder_for(kind)
             result = runner.run_or_go_on(batch, num_requests)
-            steps.decode_slots = worker.slots_after(requests.chunks, kind, runner)
+            steps.decode_slots = worker.slots_after(requests, kind, runner)
             self.sample = runner.finish
         else:
             result, inputs, prompt = worker.run_tokens(requests, batch)

@@ -30,12 +30,12 @@ from playhead.kv.plan import KVLimits
 from playhead.sampling_params import SamplingKind
 from playhead.schedule.request import Chunk
 from playhead.schedule.rows import DecodeSlots, DeviceRows
-from playhead.schedule.step_plan import StepPlan
 from playhead.step.cuda_readback import CudaStopwatches
 from playhead.step.forward import Forward, KVPool, ModelStep, StepOutput
 from playhead.step.inputs import StepInput, StepRequests, batch_of
 from playhead.step.masks import MaskedSteps, Tail
 from playhead.step.orders import Leader, step_order
+from playhead.step.outbox import FIRST_BOX, NUM_BOXES, Box, box_after
 from playhead.step.prompt_report import PromptReport
 from playhead.step.publish import Publisher
 from playhead.step.sampling import ReadTokens, SampledTokens, SamplerRows
@@ -111,6 +111,8 @@ class Worker:
     _in_flight: dict[Step, InFlight] = field(default_factory=dict)
     _inputs_by_request: dict[int, Inputs] = field(default_factory=dict)
     _is_publishing: bool = False
+    _next_box: int = FIRST_BOX
+    """Where the next decode step leaves its tokens."""
 
     def __post_init__(self) -> None:
         self._start_stopwatch = stopwatches(self.device, self.config.limits.max_running)
@@ -201,7 +203,7 @@ class Worker:
 
     def requests(self, chunks: Sequence[Chunk]) -> StepRequests:
         """The requests of a step, as its inputs are made from them."""
-        return StepRequests(chunks, self.kv, self.sampler)
+        return StepRequests(chunks, self.kv, self.sampler, self._next_box)
 
     def launch(self, chunks: Sequence[Chunk]) -> InFlight:
         """Start a step over sequences that were extended; the host goes on. Collect steps in the order of launch."""
@@ -231,12 +233,12 @@ class Worker:
                 else:
                     run = self._run_decode if requests.is_decode else self._run_prefill
                     decision, output, prompt = run(requests, kind, batch)
-                    logits_NV = output.logits_NV
+                    logits_NV, box = output.logits_NV, self._box_of(requests)
             launched = InFlight(
                 step=step,
                 decision=decision,
                 prompt_readback=None if prompt is None else stopwatch.read_back(prompt),
-                readback=tail or stopwatch.read_back(output.sampled),
+                readback=tail or stopwatch.read_back(output.sampled, box),
                 logits_NV=logits_NV,
                 tail=tail,
             )
@@ -254,13 +256,20 @@ class Worker:
         self.rows.decode_slots = None  # after an error below it is not known what the slots hold
         runner = self.decoder_for(kind)
         result = runner.run_or_go_on(batch, len(requests.chunks))
-        self.rows.decode_slots = self.slots_after(requests.chunks, kind, runner)
+        self.rows.decode_slots = self.slots_after(requests, kind, runner)
         return result.decision, result.output, None
 
-    def slots_after(self, plan: StepPlan, kind: SamplingKind, runner: GraphRunner) -> DecodeSlots:
-        """What the slots of a decode runner hold after this step."""
+    def slots_after(self, requests: StepRequests, kind: SamplingKind, runner: GraphRunner) -> DecodeSlots:
+        """What the slots of a decode runner hold after this step: the next box too."""
+        self._next_box = box_after(requests.box)
+        plan = requests.chunks
         num_places = None if plan.goes_on else self.kv.num_places_of(plan.rows)
         return DecodeSlots.after_launch(plan, kind, num_fills=runner.registry.num_fills, num_places=num_places)
+
+    def _box_of(self, requests: StepRequests) -> Box | None:
+        """Where a step leaves its tokens for the host, if it is a decode step."""
+        assert len(self._in_flight) < NUM_BOXES, "a step is read before its box is another one's"
+        return self.forward.outbox.box(requests.box, len(requests.chunks)) if requests.is_decode else None
 
     def _run_prefill(
         self, requests: StepRequests, kind: SamplingKind, batch: Batch | None
@@ -342,7 +351,8 @@ class Readback(Protocol):
 class Stopwatch(Protocol):
     """Started before a step's work is launched."""
 
-    def read_back(self, results: SampledTokens) -> Readback: ...
+    def read_back(self, results: SampledTokens, box: Box | None = None) -> Readback:
+        """Results on their way. Tokens that the step itself leaves in a box are read there."""
 
 
 class HostStopwatch:
@@ -351,20 +361,25 @@ class HostStopwatch:
     def __init__(self) -> None:
         self._started_s = time.perf_counter()
 
-    def read_back(self, results: SampledTokens) -> HostReadback:
-        parts = tuple(tensor.clone() for tensor in results[1:]) if results.logprobs_NL.numel() else ()
-        read = ReadTokens(results.tokens_N.numpy().tolist(), parts)
-        return HostReadback(read, 1e6 * (time.perf_counter() - self._started_s))
+    def read_back(self, results: SampledTokens, box: Box | None = None) -> HostReadback:
+        has_reports = bool(results.logprobs_NL.numel())
+        elapsed_us = 1e6 * (time.perf_counter() - self._started_s)
+        if box is not None and not has_reports:
+            return HostReadback(box, elapsed_us)
+        parts = tuple(tensor.clone() for tensor in results[1:]) if has_reports else ()
+        return HostReadback(ReadTokens(results.tokens_N.numpy().tolist(), parts), elapsed_us)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # mutable: a box is read once
 class HostReadback:
-    """Results that need no waiting for."""
+    """Results that need no waiting for. A box is read when the results are asked for, as that of a GPU's step is."""
 
-    results: ReadTokens
+    results: ReadTokens | Box
     elapsed_us: float
 
     def wait(self) -> ReadTokens:
+        if isinstance(self.results, Box):
+            self.results = ReadTokens(self.results.read())
         return self.results
 
     def device_us(self) -> float:

@@ -8,17 +8,20 @@ from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import torch
 
 from playhead.engine.engine import Engine
 from playhead.engine.launched import LaunchedStep
 from playhead.engine.response import ResponseBuilder
 from playhead.errors import PlayheadError
+from playhead.graph.registry import CudaGraphBufferRegistry
 from playhead.graph.runner import GraphRunner
 from playhead.graph.shapes import Decision
-from playhead.graph.slots import FillContext
+from playhead.graph.slots import Batch, FillContext
 from playhead.graph.spec import LivePlan, StepResult
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.sequence import SequenceKV
+from playhead.kv.tables import Int32Array
 from playhead.outputs import FinishReason
 from playhead.sampling_params import SamplingKind
 from playhead.schedule.ended import EndedRequests
@@ -26,7 +29,9 @@ from playhead.schedule.request import Chunk, Request
 from playhead.schedule.rows import DecodeSlots, DeviceRows
 from playhead.schedule.scheduler import ScheduleLimits, Scheduler
 from playhead.schedule.step_plan import StepPlan
+from playhead.step import outbox
 from playhead.step.inputs import StepRequests
+from playhead.step.outbox import Box
 from playhead.step.sampling import SampledTokens, SamplerRows
 from playhead.step.worker import Collected, HostReadback, HostStopwatch, InFlight, Worker
 from playhead.testing.fault_mutants import FAULT_CHECKERS, FAULT_MUTANTS
@@ -71,6 +76,44 @@ def slots_told_by_row() -> Patch:
         return goes_on(self, plan, kind, num_fills=num_fills)
 
     return swapped(DeviceRows, "can_replay_in_place", by_row)
+
+
+@mutant("one box for all steps", source="tokens that a graph leaves for the host", killed_by=("overlapped schedule",))
+def one_box_for_all_steps() -> Patch:
+    """A step's tokens take the place of those of the step before, which nobody has read yet."""
+
+    def in_one_place(shape: tuple[int, ...], device: torch.device) -> tuple[torch.Tensor, Int32Array]:
+        memory = torch.zeros(shape[-1], dtype=torch.int32, device=device).expand(shape)
+        return memory, memory.numpy()
+
+    return swapped(outbox, "seen_by_both", in_one_place)
+
+
+@mutant(
+    "box of a step for a capture", source="found here: its token was not read yet", killed_by=("faults while planning",)
+)
+def box_of_a_step_for_a_capture() -> Patch:
+    """A size is captured while a step is in flight, and the placeholder's tokens take the place of the step's."""
+    null_batch = CudaGraphBufferRegistry.null_batch
+
+    def in_a_box(self: CudaGraphBufferRegistry, ctx: FillContext) -> Batch:
+        batch = null_batch(self, ctx)
+        return {name: value + 1 if name == "boxes" else value for name, value in batch.items()}
+
+    return swapped(CudaGraphBufferRegistry, "null_batch", in_a_box)
+
+
+@mutant("boxes that the host does not count", source="as above", killed_by=("overlapped schedule",))
+def boxes_not_counted() -> Patch:
+    """The host looks for a step's tokens where it had told the step to begin."""
+    slots_after = Worker.slots_after
+
+    def uncounted(self: Worker, requests: StepRequests, kind: SamplingKind, runner: GraphRunner) -> DecodeSlots:
+        box, slots = self._next_box, slots_after(self, requests, kind, runner)
+        self._next_box = box
+        return slots
+
+    return swapped(Worker, "slots_after", uncounted)
 
 
 @mutant("next place not known", source="a graph that advances past its pages", killed_by=("crowd in little memory",))
@@ -383,10 +426,10 @@ def no_way_back(wanted: Tokens) -> list[str]:
     engine, num_reads = tiny_engine(overlap=True, kv_memory_bytes=LITTLE_BYTES), itertools.count()
     original = HostStopwatch.read_back
 
-    def fails(self: HostStopwatch, results: SampledTokens) -> HostReadback:
+    def fails(self: HostStopwatch, results: SampledTokens, box: Box | None = None) -> HostReadback:
         if next(num_reads) == FAILING_READ:
             raise MemoryError("no pinned memory")
-        return original(self, results)
+        return original(self, results, box)
 
     with swapped(HostStopwatch, "read_back", fails):
         return check_schedule(engine, wanted)
@@ -414,6 +457,9 @@ def text_of_a_stopped_request(wanted: tuple[int, str]) -> list[str]:
 
 ENGINE_MUTANTS: tuple[Mutant, ...] = (
     slots_told_by_row,
+    one_box_for_all_steps,
+    box_of_a_step_for_a_capture,
+    boxes_not_counted,
     next_place_not_known,
     late_page_known,
     newcomers_not_shifted,

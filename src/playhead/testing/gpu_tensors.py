@@ -10,10 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.overrides import TorchFunctionMode
+
+from playhead.kv.tables import Int32Array
+from playhead.step import outbox
+from playhead.testing.mutant import Patch, swapped
 
 GPU = torch.device("cuda", 0)
 
@@ -21,7 +26,7 @@ GPU = torch.device("cuda", 0)
 @contextmanager
 def gpu_without_numbers() -> Iterator[None]:
     """In here tensors on `GPU` can be made and computed with; they have shapes, types and a device."""
-    with FakeTensorMode(allow_non_fake_inputs=True), WithoutDriver(), torch.no_grad():
+    with FakeTensorMode(allow_non_fake_inputs=True), WithoutDriver(), without_pinned_memory(), torch.no_grad():
         yield
 
 
@@ -31,8 +36,17 @@ def gpu_with_open_rows(num_rows: int) -> Iterator[Any]:
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     open_size: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
     rows = mode.from_tensor(torch.empty(num_rows), symbolic_context=open_size)
-    with mode, WithoutDriver(), torch.no_grad():
+    with mode, WithoutDriver(), without_pinned_memory(), torch.no_grad():
         yield rows.shape[0]
+
+
+def without_pinned_memory() -> Patch:
+    """What host and device both see are two memories: nobody writes either."""
+
+    def apart(shape: tuple[int, ...], device: torch.device) -> tuple[torch.Tensor, Int32Array]:
+        return torch.empty(shape, dtype=torch.int32, device=device), np.zeros(shape, dtype=np.int32)
+
+    return swapped(outbox, "seen_by_both", apart)
 
 
 class WithoutDriver(TorchFunctionMode):

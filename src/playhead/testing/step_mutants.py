@@ -159,8 +159,8 @@ def padded_rows_advanced() -> Patch:
     live_rows: Callable[..., None] = advance
 
     def everybody(*args: Any, **kwargs: Any) -> None:
-        *before, rows_B, num_live = args[:8]
-        live_rows(*before, rows_B, torch.full_like(num_live, len(rows_B)), *args[8:], **kwargs)
+        *before, rows_B, num_live = args[:9]
+        live_rows(*before, rows_B, torch.full_like(num_live, len(rows_B)), *args[9:], **kwargs)
 
     return swapped(forward, "advance", everybody)
 

@@ -9,6 +9,8 @@ from playhead.kernels.tokens import advance, newest_ids
 from playhead.kernels.triton.advance import launch_advance, launch_newest_ids
 
 PAGE_SIZE = 4
+NUM_BOXES = 3
+NEWEST = 9
 
 
 def int32(*values):
@@ -35,9 +37,11 @@ def step_inputs(num_requests: int, num_live: int, seed: int) -> list[torch.Tenso
         torch.where(live, positions + 1, 1).int(),
         some(99),
         some(99).long(),
+        some(1 + NUM_BOXES),
         rows,
         int32(num_live),
         some(99, 1).new_zeros(num_rows),
+        torch.full((1 + NUM_BOXES, num_requests + 2), -1, dtype=torch.int32),
         table,
     ]
 
@@ -50,7 +54,7 @@ def test_the_kernel_agrees_with_its_reference(num_requests, num_live, run):
     run(*found, PAGE_SIZE)
     advance.reference(*wanted, PAGE_SIZE)
     for i, (one, other) in enumerate(zip(found, wanted, strict=True)):
-        skip = 1 if i == 8 else 0  # row 0 of the newest tokens is the sink's
+        skip = 1 if i == NEWEST else 0  # row 0 of the newest tokens is the sink's
         assert torch.equal(one[skip:], other[skip:]), i
 
 
@@ -58,9 +62,12 @@ def test_a_live_request_goes_on_and_a_null_request_stays_null():
     table = int32(0, 0, 0, 5, 6, 7).view(2, 3)
     ids, positions, lens, locs = int32(8, 0), int32(3, 0), int32(4, 1), int32(23, 0)
     drawn, newest = torch.tensor([2, 0]), int32(0, 0)
-    advance(torch.tensor([42, 99]), ids, positions, lens, locs, drawn, int32(1, 0), int32(1), newest, table, PAGE_SIZE)
+    boxes, outbox = int32(3, 0), torch.zeros(1 + NUM_BOXES, 2, dtype=torch.int32)
+    state = (ids, positions, lens, locs, drawn, boxes)
+    advance(torch.tensor([42, 99]), *state, int32(1, 0), int32(1), newest, outbox, table, PAGE_SIZE)
     assert (ids.tolist(), positions.tolist(), lens.tolist()) == ([42, 0], [4, 0], [5, 1])
     assert (locs.tolist(), drawn.tolist(), newest[1].item()) == ([6 * PAGE_SIZE, 0], [3, 0], 42)
+    assert (outbox.tolist(), boxes.tolist()) == ([[0, 0], [0, 0], [0, 0], [42, 0]], [1, 0])
 
 
 def test_the_last_place_of_a_context_has_no_next_and_nothing_is_read_past_the_table():
@@ -68,8 +75,8 @@ def test_the_last_place_of_a_context_has_no_next_and_nothing_is_read_past_the_ta
     for run in (advance, launch_advance):
         positions, lens, locs = int32(11), int32(12), int32(31)
         run(
-            torch.tensor([1]), int32(2), positions, lens, locs, torch.tensor([0]), int32(1), int32(1),
-            int32(0, 0), table, PAGE_SIZE,
+            torch.tensor([1]), int32(2), positions, lens, locs, torch.tensor([0]), int32(0), int32(1), int32(1),
+            int32(0, 0), int32(0, 0).view(2, 1), table, PAGE_SIZE,
         )  # fmt: skip
         assert (positions.item(), lens.item(), locs.item()) == (11, 12, 31)
 

@@ -34,7 +34,7 @@ from playhead.sampling_params import SamplingKind
 from playhead.step import build, worker
 from playhead.step.build import build_worker
 from playhead.step.worker import HostStopwatch, WorkerConfig
-from playhead.testing.gpu_tensors import GPU, WithoutDriver
+from playhead.testing.gpu_tensors import GPU, WithoutDriver, without_pinned_memory
 from playhead.types import TPMode
 from tests.hopper_driver import Hopper
 
@@ -91,7 +91,7 @@ def main(config: dict[str, Any], options: list[str]) -> None:
     worker_config = WorkerConfig(kv_memory_bytes=1 << 28, limits=LIMITS, batch_invariant="--batch-invariant" in options)
     if not compiles:
         compile_ahead.compiling_ahead = lambda: noting(ahead)
-    with Rehearsal(GPU), torch.no_grad():
+    with Rehearsal(GPU), without_pinned_memory(), torch.no_grad():
         weights = weight_format(StoredAs.PLAIN, dtype=torch.bfloat16, device=GPU, shard=shard)
         made = build_worker(Decoder(spec_from_config(config), weights), worker_config)
         if compiles:

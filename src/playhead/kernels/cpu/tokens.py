@@ -40,13 +40,15 @@ def bind_choose_tokens(*call: Any) -> Work | None:
 
 def bind_advance(*call: Any) -> Work:
     """The live requests alone."""
-    *by_request, count, newest, table, page_size = as_arrays(call)
-    max_tokens = table.shape[1] * page_size
+    *by_request, count, newest, outbox, table, page_size = as_arrays(call)
+    max_tokens, num_boxes = table.shape[1] * page_size, len(outbox) - 1
 
     def work() -> None:
         num_requests = count.item()
-        tokens, ids, positions, lengths, locs, generated, rows = (array[:num_requests] for array in by_request)
+        tokens, ids, positions, lengths, locs, generated, boxes, rows = (array[:num_requests] for array in by_request)
         newest[rows] = tokens
+        outbox[boxes, np.arange(num_requests)] = tokens
+        boxes[:] = np.where(boxes > 0, boxes % num_boxes + 1, 0)
         ids[:] = tokens
         np.minimum(positions + 1, max_tokens - 1, out=positions)
         np.minimum(lengths + 1, max_tokens, out=lengths)

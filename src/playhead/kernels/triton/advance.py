@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """Triton kernels of `advance` and `newest_ids`: one lane per token or request.
 
-Shapes: B requests, T tokens, R rows of running requests, P pages per row.
+Shapes: B requests, T tokens, R rows of running requests, P pages per row, X boxes.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ def newest_ids_kernel(ids, newest, out, num_tokens, BLOCK: tl.constexpr, DEPENDE
 
 @triton.jit
 def advance_kernel(
-    tokens, input_ids, positions, seq_lens, out_cache_loc, num_generated, rows, num_live, newest, page_table,
-    table_stride, num_pages, num_requests, PAGE_SIZE: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
+    tokens, input_ids, positions, seq_lens, out_cache_loc, num_generated, boxes, rows, num_live, newest, outbox,
+    page_table, box_stride, table_stride, num_pages, num_requests,
+    NUM_BOXES: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     let_downstream_start(DEPENDENT)
     after_upstream(DEPENDENT)
@@ -42,6 +43,9 @@ def advance_kernel(
     max_tokens = num_pages * PAGE_SIZE
     position = tl.minimum(tl.load(positions + request, mask=live, other=0) + 1, max_tokens - 1)
     seq_len = tl.minimum(tl.load(seq_lens + request, mask=live, other=0) + 1, max_tokens)
+    box = tl.load(boxes + request, mask=live, other=0)
+    tl.store(outbox + box * box_stride + request, token, mask=live)
+    tl.store(boxes + request, tl.where(box > 0, box % NUM_BOXES + 1, 0), mask=live)
     tl.store(newest + row, token, mask=live)
     tl.store(input_ids + request, token, mask=live)
     tl.store(positions + request, position, mask=live)
@@ -61,9 +65,9 @@ def launch_newest_ids(ids_T: torch.Tensor, newest_R: torch.Tensor) -> torch.Tens
 
 def launch_advance(*call: Any) -> None:
     *tensors, page_size = call
-    rows_B, page_table_RP = tensors[6], tensors[9]
+    *_, rows_B, _, _, outbox_XB, page_table_RP = tensors
     num_requests = rows_B.shape[0]
     advance_kernel[(triton.cdiv(num_requests, BLOCK),)](
-        *tensors, page_table_RP.stride(0), page_table_RP.shape[1], num_requests, PAGE_SIZE=page_size, BLOCK=BLOCK,
-        **dependent(rows_B),
+        *tensors, outbox_XB.stride(0), page_table_RP.stride(0), page_table_RP.shape[1], num_requests,
+        NUM_BOXES=outbox_XB.shape[0] - 1, PAGE_SIZE=page_size, BLOCK=BLOCK, **dependent(rows_B),
     )  # fmt: skip
