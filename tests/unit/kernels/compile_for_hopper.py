@@ -422,6 +422,7 @@ KERNELS = {
     "extend 256 window small": lambda: extend(4, 1, (256, 256), 1024, 512, 50.0),
     "extend 256 window narrow": lambda: extend(4, 1, (256, 256), 128, 512, None),
     "extend 192/128 window": lambda: extend(64, 8, (192, 128), 8192, 128, None),
+    "extend 64 narrow": lambda: extend(32, 8, (64, 64), 128, None, None),
     "extend 64": lambda: extend(32, 8, (64, 64), 8192, None, None),
     "in order: decode 256 window": lambda: decode_in_order(4, 1, 256, 512),
     "in order: decode 64": lambda: decode_in_order(32, 8, 64, None),

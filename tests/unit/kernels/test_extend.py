@@ -126,6 +126,8 @@ def test_small_steps_take_half_tiles_and_smaller_ones_narrow_tiles():
     assert extend_tiles(256, itemsize=2, num_rows=512 * 4).block_m == 16
     assert extend_tiles(256, itemsize=2, num_rows=1024 * 4).block_m == 64
     assert extend_tiles(128, itemsize=2, num_rows=128 * 4).block_m == 64
+    assert extend_tiles(64, itemsize=2, num_rows=256 * 32).block_m == 16
+    assert extend_tiles(64, itemsize=2, num_rows=272 * 32).block_m == 64
     assert extend_tiles(256, itemsize=2, num_rows=8192 * 4).block_m == 128
     assert extend_tiles(192, itemsize=2, num_rows=8192 * 4) == extend_tiles(256, itemsize=2, num_rows=8192 * 4)
     assert extend_tiles(80, itemsize=4, num_rows=64).block_j == 16

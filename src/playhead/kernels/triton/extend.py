@@ -217,22 +217,24 @@ TILES: Mapping[int, tuple[ExtendTiles, ExtendTiles]] = MappingProxyType(
 )
 
 
-# For steps that narrow tiles spread over the multiprocessors: the fewest rows that a matrix instruction takes. At other
-# head dims the same time, or more.
-NARROW_TILES: Mapping[int, ExtendTiles] = MappingProxyType({256: ExtendTiles(16, 32, 4, 3)})
+# For steps that narrow tiles spread over the multiprocessors, with so many tiles on each: the fewest rows that a matrix
+# instruction takes. At other head dims the same time, or more.
+NARROW_TILES: Mapping[int, tuple[ExtendTiles, int]] = MappingProxyType(
+    {64: (ExtendTiles(16, 64, 2, 3), 4), 256: (ExtendTiles(16, 32, 4, 3), 1)}
+)
 
 
 def extend_tiles(width: int, itemsize: int, num_rows: int) -> ExtendTiles:
     """The tiles for heads of `width` and `num_rows` = tokens * query heads in the step.
 
-    1,024 tokens of 4 heads are 32 whole tiles of 128 rows, which would leave 100 SMs idle: half tiles. 512 tokens of
-    them are 128 narrow tiles.
+    1,024 tokens of 4 heads of 256 are 32 whole tiles of 128 rows, which would leave 100 SMs idle: half tiles. 512
+    tokens of them are 128 narrow tiles.
     """
     width = min(max(triton.next_power_of_2(width), 64), 512)
     whole, half = TILES[width]
     tiles = whole if num_rows >= whole.block_m * NUM_SMS else half
-    narrow = NARROW_TILES.get(width)
-    if narrow is not None and num_rows <= narrow.block_m * NUM_SMS:
+    narrow, per_sm = NARROW_TILES.get(width, (tiles, 0))
+    if num_rows <= per_sm * narrow.block_m * NUM_SMS:
         tiles = narrow
     # float32 is twice as wide and goes through the same shared memory.
     return tiles if itemsize <= 2 else tiles._replace(block_j=16)
