@@ -36,7 +36,6 @@ from playhead.sampling_params import SamplingKind
 from playhead.step.compile_ahead import compile_ahead
 from playhead.step.forward import Forward, ModelStep, kv_geometry, layer_attentions
 from playhead.step.inputs import BOXES, OVER_TOKENS, SAMPLING
-from playhead.step.kept_kernels import KeptKernels
 from playhead.step.masks import MaskedSteps, masks_slot
 from playhead.step.publish import Publisher
 from playhead.step.registries import (
@@ -95,8 +94,7 @@ def build_worker(decoder: Decoder, config: WorkerConfig) -> Worker:
         make_masked=make_masked,
     )
     if device.type == "cuda":
-        ahead = pkgutil.resolve_name("playhead.kernels.triton.compile_ahead")
-        compile_ahead(worker, ahead.compiling_ahead, KeptKernels(*ahead.cache_folder()))
+        compile_ahead(worker, pkgutil.resolve_name("playhead.kernels.triton.compile_ahead:compiling_ahead"))
     return worker
 
 

@@ -11,23 +11,17 @@ import torch
 from playhead.graph.breaks import InlineScope
 from playhead.kernels.rehearsal import Rehearsal
 from playhead.logs import event
-from playhead.step.kept_kernels import KeptKernels, key_of
 from playhead.step.worker import Worker
 
 LOG = logging.getLogger(__name__)
 
 
-def compile_ahead(
-    worker: Worker, compiling: Callable[[], AbstractContextManager[None]], kept: KeptKernels | None = None
-) -> None:
-    """Have `compiling` compile what steps of prefill, greedy and drawing decode will launch, if `kept` has it not.
+def compile_ahead(worker: Worker, compiling: Callable[[], AbstractContextManager[None]]) -> None:
+    """Have `compiling` compile what steps of prefill, greedy and drawing decode will launch.
 
     Steps are rehearsed in the sizes that are captured, with one layer of each kind. A kernel that no rehearsal launches
     is compiled when a step first launches it. So is everything if a step cannot be rehearsed.
     """
-    key = key_of(worker)
-    if kept is not None and kept.has(key):
-        return
     rehearsal = Rehearsal(worker.device)
     try:
         with compiling(), worker.model.decoder.one_layer_of_each_kind():
@@ -41,9 +35,6 @@ def compile_ahead(
                         runner.step.fn(inputs, InlineScope(live))
     except RuntimeError as error:  # torch cannot tell the shape of some op's result
         event(LOG, logging.WARNING, "kernels are compiled one by one", reason=str(error))
-        return
-    if kept is not None:
-        kept.add(key)
 
 
 def telling_sizes(sizes: Sequence[int]) -> list[int]:

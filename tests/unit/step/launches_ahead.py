@@ -12,7 +12,6 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -92,7 +91,6 @@ def main(config: dict[str, Any], options: list[str]) -> None:
     worker_config = WorkerConfig(kv_memory_bytes=1 << 28, limits=LIMITS, batch_invariant="--batch-invariant" in options)
     if not compiles:
         compile_ahead.compiling_ahead = lambda: noting(ahead)
-        compile_ahead.cache_folder = lambda: (Path("nowhere"), "")  # nothing is compiled, so nothing is noted
     with Rehearsal(GPU), without_pinned_memory(), torch.no_grad():
         weights = weight_format(StoredAs.PLAIN, dtype=torch.bfloat16, device=GPU, shard=shard)
         made = build_worker(Decoder(spec_from_config(config), weights), worker_config)

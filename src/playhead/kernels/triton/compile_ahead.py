@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from threading import get_ident
 from typing import Any
 
@@ -38,11 +37,6 @@ def compiling_ahead() -> Iterator[None]:
             yield
     finally:
         JITFunction.run = launch
-
-
-def cache_folder() -> tuple[Path, str]:
-    """Where Triton keeps what it compiled, and which Triton this is."""
-    return Path(triton.knobs.cache.dir), f"triton {triton.__version__}"
 
 
 class Compilers(ThreadPoolExecutor):
