@@ -8,10 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
-import subprocess
-import tempfile
-from pathlib import Path
 
 import torch
 import triton
@@ -72,6 +68,7 @@ from playhead.kernels.triton import (
 )
 from playhead.kernels.triton.projection_kernels import streamed_kernel
 from playhead.kernels.triton.projection_tiles import HeldTiles, RowTiles, StreamedTiles, split_tiles, tiles_for
+from tests.unit.kernels.read_compiled import facts_of
 
 POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64"}
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion", "launch_pdl")
@@ -116,54 +113,6 @@ def compiled(kernel, launch):
                 attributes[i,] = ALIGNED
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options), options, math.prod(grid)
-
-
-def usage(binary) -> tuple[int, int]:
-    """Registers and bytes of local memory (spills) of one thread."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.cubin"
-        path.write_bytes(binary.asm["cubin"])
-        tool = triton.knobs.nvidia.cuobjdump.path
-        text = subprocess.run([tool, "-res-usage", str(path)], capture_output=True, text=True, check=True).stdout
-    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", text).groups()
-    return int(registers), int(stack)
-
-
-def volatile_loads(binary) -> list[int]:
-    """How many numbers each load has of memory that other programs write meanwhile."""
-    shapes = re.findall(r"tt\.load .*isVolatile.* : tensor<((?:\d+x)+)!", binary.asm["ttgir"])
-    return [math.prod(int(size) for size in shape.split("x") if size) for shape in shapes]
-
-
-def loads_before_wait(binary) -> int:
-    """How many loads a thread starts before it waits for the kernel in front."""
-    before, _, _ = binary.asm["ptx"].partition("griddepcontrol.wait")
-    return len(re.findall(r"ld\.global|cp\.async\.c", before))
-
-
-def barriers_before_product(binary) -> int:
-    """How often warps wait for each other between the wait for the kernel in front and the first product."""
-    _, _, behind = binary.asm["ptx"].partition("griddepcontrol.wait")
-    before, product, _ = behind.partition("mma.sync")
-    return before.count("bar.sync") if product else 0
-
-
-def barriers_behind_wait(binary) -> int:
-    """How often warps wait for each other once the kernel in front has ended."""
-    _, _, behind = binary.asm["ptx"].partition("griddepcontrol.wait")
-    return behind.count("bar.sync")
-
-
-def matrix_depths(binary) -> list[int]:
-    """How many inputs the matrix instructions add up at a time."""
-    return sorted({int(depth) for depth in re.findall(r"mma\S*\.m\d+n\d+k(\d+)\.", binary.asm["ptx"])})
-
-
-def layouts_of_sums(binary) -> list[str]:
-    """How the numbers of each sum over a row lie in threads: what its order follows from."""
-    code = binary.asm["ttgir"]
-    layouts = dict(re.findall(r"^(#\w+) = (.*)$", code, re.MULTILINE))
-    return [layouts[name] for name in re.findall(r"\}\) : \(tensor<\w+, (#\w+)>\) -> f32", code)]
 
 
 def decode(num_heads, num_kv_heads, head_dim, page_size, window, num_requests=32, num_splits=8, order=None):
@@ -494,14 +443,7 @@ KERNELS = {
 def main() -> None:
     for name, build in KERNELS.items():
         binary, options, num_programs = build()
-        registers, stack_bytes = usage(binary)
-        row = {"name": name, "registers": registers, "stack_bytes": stack_bytes}
-        row |= {"volatile_loads": volatile_loads(binary), "matrix_depths": matrix_depths(binary)}
-        row |= {"loads_before_wait": loads_before_wait(binary), "num_programs": num_programs}
-        row |= {"barriers_before_product": barriers_before_product(binary)}
-        row |= {"barriers_behind_wait": barriers_behind_wait(binary)}
-        row |= {"layouts_of_sums": layouts_of_sums(binary)}
-        row |= {"shared_bytes": binary.metadata.shared, "num_warps": options.get("num_warps", 4)}
+        row = {"name": name, "num_programs": num_programs, "num_warps": options.get("num_warps", 4), **facts_of(binary)}
         print(json.dumps(row), flush=True)
 
 
