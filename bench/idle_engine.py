@@ -1,8 +1,8 @@
 """An engine whose graphs do nothing: everything that the host does for a step, and none of the device's work.
 
 Requests, plans, pages, tables, fills, the choice of a graph, reading tokens and giving them out are the engine's own.
-A replay leaves the outputs of its capture, so every token is what the placeholder got. Steps over tokens sample after
-their replay, as they always do; the model is so small that this is mostly the time of torch's calls.
+A replay of decode leaves no tokens for the host, which reads zeros. Steps over tokens sample after their replay, as
+they always do; the model is so small that this is mostly the time of torch's calls.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A token is chosen in one pass over the vocabulary: the largest logit, or the largest with Gumbel noise. The noise is a
 hash of (seed, tokens generated so far, token id), so a request draws the same tokens alone, in any batch, in any row,
-padded, captured or eager. The step leaves its inputs as those of the next step, so that the host need not send them.
+padded, captured or eager. The step leaves its inputs as those of the next step, so that the host need not send them,
+and its tokens where the host finds them.
 
 Shapes: B requests, T tokens, N rows of logits, V vocabulary, R rows of running requests or of the scratch, P pages per
 row, X parts of a row or boxes. A trailing 1 is kept for broadcasting.

@@ -1,10 +1,10 @@
 """Where decode steps leave their tokens for the host, in memory that both can see.
 
-A copy behind a step's graph would stand between it and the next one: 8 us of each, as long as two layers' norms take.
-So the graph itself writes the tokens (`kernels/tokens.py`, `advance`). It cannot be told by the host where, because a
-batch that goes on is replayed with no word from the host. There are several boxes, and a step leaves the next one's
-number as an input of the next step. The host counts along: `Worker` knows which box each step writes, and reads it
-before the device comes around to it again. Box 0 is the sink: captures, which run between other steps, write there.
+A copy behind a step's graph would stand between it and the next step's: 8 us. So the graph itself writes the tokens
+(`kernels/tokens.py`, `advance`). The host cannot tell it where, because a batch that goes on is replayed with no word
+from the host. There are several boxes, and a step leaves the next one's number as an input of the next step. The host
+counts along: `Worker` knows which box each step writes, and reads it before the device comes around to it again. Box 0
+is the sink: captures, which run between other steps, write there.
 
 Shapes: X boxes, R rows of running requests.
 """

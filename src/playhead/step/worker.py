@@ -207,6 +207,7 @@ class Worker:
 
     def launch(self, chunks: Sequence[Chunk]) -> InFlight:
         """Start a step over sequences that were extended; the host goes on. Collect steps in the order of launch."""
+        assert len(self._in_flight) < NUM_BOXES, "a step is read before its box is another one's"
         requests = self.requests(chunks)
         kind = requests.chunks.kind
         if kind is None:
@@ -268,7 +269,6 @@ class Worker:
 
     def _box_of(self, requests: StepRequests) -> Box | None:
         """Where a step leaves its tokens for the host, if it is a decode step."""
-        assert len(self._in_flight) < NUM_BOXES, "a step is read before its box is another one's"
         return self.forward.outbox.box(requests.box, len(requests.chunks)) if requests.is_decode else None
 
     def _run_prefill(

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from playhead.step.cuda_readback import CudaStopwatches
+from playhead.step.outbox import Outbox
 from playhead.step.sampling import without_reports
 
 
@@ -41,8 +42,8 @@ class ScriptedLane:
     def start(self) -> None:
         return
 
-    def end(self, tokens_N: torch.Tensor) -> None:
-        return
+    def end(self, tokens_N: torch.Tensor | None) -> None:
+        self.copied = tokens_N
 
 
 def test_the_newest_step_is_waited_for_and_an_older_one_is_asked():
@@ -56,3 +57,14 @@ def test_the_newest_step_is_waited_for_and_an_older_one_is_asked():
     assert lanes[8].done.event.calls == ["synchronize", "query"]
     assert (older.device_us(), newer.device_us()) == (1500, 1500)
     assert watches.free == [lanes[7], lanes[8]]
+
+
+def test_tokens_in_a_box_are_not_copied_and_are_read_when_the_step_has_ended():
+    watches, outbox = CudaStopwatches(torch.device("cpu"), max_rows=2), Outbox(2, torch.device("cpu"))
+    watches.free.append(ScriptedLane(7))
+    read = watches.start().read_back(without_reports(torch.zeros(1, dtype=torch.int64)), outbox.box(3, 1))
+    assert read._lane.copied is None
+    outbox.boxes_XR[3] = torch.tensor([5, 6])
+    assert read.wait().tokens == [5]
+    outbox.boxes_XR.zero_()  # a later step's
+    assert read.wait().tokens == [5]
