@@ -223,15 +223,15 @@ def norm_in_order(*shape, dtype):
     )
 
 
-def rope(num_heads=4, num_kv_heads=1, head_dim=256, *, together=False):
-    tokens = (meta(8, num_heads, head_dim), *(meta(8, num_kv_heads, head_dim) for _ in "kv"))
+def rope(num_heads=4, num_kv_heads=1, head_dim=256, *, num_tokens=8, together=False):
+    tokens = (meta(num_tokens, num_heads, head_dim), *(meta(num_tokens, num_kv_heads, head_dim) for _ in "kv"))
     weights = [meta(heads * head_dim if together else head_dim) for heads in (num_heads, num_kv_heads)]
     table = meta(4096, head_dim, dtype=torch.float32)
     caches = [meta(64, 16, num_kv_heads, head_dim) for _ in "kv"]
     return compiled(
         rope_triton.qk_rope_write_kernel,
         lambda: rope_triton.launch_qk_rope_write(
-            *tokens, *weights, table, indices(8), *caches, indices(8), 1e-6, True, False
+            *tokens, *weights, table, indices(num_tokens), *caches, indices(num_tokens), 1e-6, True, False
         ),
     )
 
@@ -396,6 +396,9 @@ KERNELS = {
     "rope 256": rope,
     "rope 256, more kv heads": lambda: rope(8, 4, 256),
     "rope 64": lambda: rope(32, 8, 64),
+    "many tokens: rope 256": lambda: rope(num_tokens=512),
+    "many tokens: rope 256, more kv heads": lambda: rope(8, 4, 256, num_tokens=512),
+    "many tokens: rope 64": lambda: rope(32, 8, 64, num_tokens=512),
     "translate page 16": lambda: translate(128, 16, 1024),
     "translate page 1": lambda: translate(1, 1, 512),
     "choose greedy bf16": lambda: choose(torch.bfloat16, False),

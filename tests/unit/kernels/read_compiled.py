@@ -72,4 +72,4 @@ def layouts_of_sums(binary) -> list[str]:
     """How the numbers of each sum over a row lie in threads: what its order follows from."""
     code = binary.asm["ttgir"]
     layouts = dict(re.findall(r"^(#\w+) = (.*)$", code, re.MULTILINE))
-    return [layouts[name] for name in re.findall(r"\}\) : \(tensor<\w+, (#\w+)>\) -> f32", code)]
+    return [layouts[name] for name in re.findall(r"\}\) : \(tensor<\w+, (#\w+)>\) -> (?:f32|tensor<)", code)]

@@ -115,6 +115,15 @@ def test_rope_waits_for_the_projection_and_for_nothing_else(kernels):
     assert min(row["loads_before_wait"] for row in rows) >= 4
 
 
+def test_heads_of_few_and_of_many_tokens_are_normed_in_one_order(kernels):
+    """Or a token's bits would depend on how many come with it."""
+    names = [name for name in kernels if name.startswith("rope ")]
+    for name in names:
+        few, many = kernels[name], kernels[f"many tokens: {name}"]
+        assert few["layouts_of_sums"] == many["layouts_of_sums"] != [], name
+    assert len(names) == 3
+
+
 def test_enough_threads_that_only_compare_fit_an_sm_to_keep_its_loads_in_flight(kernels):
     """16 bytes used and 16 on their way for each thread: 1,024 threads have the 26 KiB that hide memory's latency."""
     rows = [row for name, row in kernels.items() if name.startswith("choose greedy")]

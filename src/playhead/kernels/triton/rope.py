@@ -4,9 +4,9 @@
 A head is held in three pieces: `a` and `b`, the two halves of the rotated pairs, and `rest`, the dims that pass
 through. Without rotation everything is `rest`; with full rotation there is none.
 
-Everything but the projection is loaded before the wait for it. What heads are multiplied with is loaded as tiles of
-their shape, as in `newest.py`: no warp needs what another one has, unless heads are normed together
-(`tests/unit/kernels/test_compile.py` reads it from the compiled kernel).
+Everything but the projection is loaded before the wait for it. In steps of few tokens what heads are multiplied with is
+loaded as tiles of their shape, as in `newest.py`: no warp needs what another one has, unless heads are normed together
+(`tests/unit/kernels/test_compile.py` reads it from the compiled kernel). Many tokens would load eight times as much so.
 
 Shapes: H heads of a program, K kv heads, D head dim of q and k, E head dim of v, F rotated pairs (2F <= D), R dims that
 pass through.
@@ -23,13 +23,14 @@ from playhead.kernels.triton.dependent import after_upstream, dependent, let_dow
 
 MAX_TILE = 4096  # elements of one program's tile
 ELEMENTS_PER_WARP = 512  # 16 for each thread: two loads of eight bf16 numbers
+FEW_TOKENS = 256  # whose programs mostly wait; those of more tokens mostly load
 
 
 @triton.jit
 def _load_pieces(row_H1, mask_HF, mask_HR, D: tl.constexpr, F: tl.constexpr, STEP: tl.constexpr, IS_NEW: tl.constexpr):
     """`a`, `b` and `rest` of heads, or of the norm's weights for them. Nobody looks at pieces that heads do not have.
 
-    What is new comes with "volatile", which keeps all of these loads in front of the first sum.
+    With IS_NEW they are "volatile", which keeps all of these loads in front of the first sum.
     """
     pair_1F, dim_1R = tl.arange(0, mask_HF.shape[1])[None, :], 2 * F + tl.arange(0, mask_HR.shape[1])[None, :]
     none_H1 = tl.zeros(row_H1.shape, tl.float32)
@@ -44,12 +45,11 @@ def _load_pieces(row_H1, mask_HF, mask_HR, D: tl.constexpr, F: tl.constexpr, STE
 
 
 @triton.jit
-def _load_angles(angles, position, mask_HF, F: tl.constexpr):
-    """Cosine and sine of each pair, for every head."""
+def _load_angles(angles, position, zero_H1, mask_HF, F: tl.constexpr):
+    """Cosine and sine of each pair, for every head, or once for all."""
     if F == 0:
         return 0.0, 0.0  # nobody looks at these
-    zero_H1 = tl.zeros([mask_HF.shape[0], 1], tl.int32)
-    place_HF = angles + position.to(tl.int64) * (2 * F) + tl.arange(0, mask_HF.shape[1])[None, :] + zero_H1
+    place_HF = angles + position.to(tl.int64) * (2 * F) + zero_H1 + tl.arange(0, mask_HF.shape[1])[None, :]
     return tl.load(place_HF, mask=mask_HF, other=1.0), tl.load(place_HF + F, mask=mask_HF, other=0.0)
 
 
@@ -96,32 +96,39 @@ def qk_rope_write_kernel(
     q_token, q_head, k_token, k_head, v_token, v_head, k_page, k_slot, k_cache_head, v_page, v_slot, v_cache_head,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr, STEP: tl.constexpr,
     PAGE_SIZE: tl.constexpr, NUM_Q_BLOCKS: tl.constexpr,
-    HAS_NORM: tl.constexpr, TOGETHER: tl.constexpr, UNIT_OFFSET: tl.constexpr,
+    HAS_NORM: tl.constexpr, TOGETHER: tl.constexpr, UNIT_OFFSET: tl.constexpr, SPREADS: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_R: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    """With SPREADS every head has angles and weights of its own."""
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     is_key = part == NUM_Q_BLOCKS  # a mask, not a branch: everything is loaded at once
     position, loc = tl.load(positions + token), tl.maximum(tl.load(locs + token), 0)  # -1 is the sink, as 0 is
     head_H1 = tl.where(is_key, 0, part * BLOCK_H) + tl.arange(0, BLOCK_H)[:, None]
     num_heads = tl.where(is_key, K, H)
     live_H1 = head_H1 < num_heads
-    mask_HF = live_H1 & (tl.arange(0, BLOCK_F) < F)[None, :]
-    mask_HR = live_H1 & (2 * F + tl.arange(0, BLOCK_R) < D)[None, :]
-    cos_HF, sin_HF = _load_angles(angles, position, mask_HF, F)
+    live_1F, live_1R = (tl.arange(0, BLOCK_F) < F)[None, :], (2 * F + tl.arange(0, BLOCK_R) < D)[None, :]
+    mask_HF, mask_HR = live_H1 & live_1F, live_H1 & live_1R
+    zero_H1, shared_HF, shared_HR = tl.zeros([1, 1], tl.int32), live_1F, live_1R
+    if SPREADS:
+        zero_H1, shared_HF, shared_HR = tl.zeros([BLOCK_H, 1], tl.int32), mask_HF, mask_HR
+    cos_HF, sin_HF = _load_angles(angles, position, zero_H1, shared_HF, F)
     weights = (0.0, 0.0, 0.0)  # nobody looks at these
     if HAS_NORM:
         weight = k_weight if is_key else q_weight
-        weights = _load_pieces(weight + head_H1 * (D if TOGETHER else 0), mask_HF, mask_HR, D, F, STEP, False)
+        if TOGETHER:
+            weights = _load_pieces(weight + head_H1 * D, mask_HF, mask_HR, D, F, STEP, False)
+        else:
+            weights = _load_pieces(weight + zero_H1, shared_HF, shared_HR, D, F, STEP, False)
     after_upstream(DEPENDENT)
     # Not before: attention reads tables before it waits, and kernels in front of this one have written them. Also, its
     # programs would start while the projection has most multiprocessors, pile up on those that are free, and stay.
     let_downstream_start(DEPENDENT)
     dim_1E = tl.arange(0, BLOCK_E)[None, :]
     mask_HE = live_H1 & (dim_1E < E) & is_key
-    v_HE = tl.load(v + token * v_token + head_H1 * v_head + dim_1E, mask=mask_HE, other=0.0, volatile=True)
+    v_HE = tl.load(v + token * v_token + head_H1 * v_head + dim_1E, mask=mask_HE, other=0.0, volatile=SPREADS)
     row_H1 = k + token * k_token + head_H1 * k_head if is_key else q + token * q_token + head_H1 * q_head
-    found = _load_pieces(row_H1, mask_HF, mask_HR, D, F, STEP, True)
+    found = _load_pieces(row_H1, mask_HF, mask_HR, D, F, STEP, SPREADS)
     a_HF, b_HF, rest_HR = found[0].to(tl.float32), found[1].to(tl.float32), found[2].to(tl.float32)
     if HAS_NORM:
         a_HF, b_HF, rest_HR = _normed((a_HF, b_HF, rest_HR), weights, eps, num_heads, D, F, TOGETHER, UNIT_OFFSET)
@@ -156,7 +163,7 @@ def launch_qk_rope_write(*call: Any) -> None:
         *k_cache_NSKD.stride()[:3], *v_cache_NSKE.stride()[:3],
         H=num_heads, K=num_kv_heads, D=head_dim, E=v_head_dim, F=num_pairs, STEP=2 if interleaved else 1,
         PAGE_SIZE=k_cache_NSKD.shape[1], NUM_Q_BLOCKS=num_q_blocks,
-        HAS_NORM=has_norm, TOGETHER=together, UNIT_OFFSET=unit_offset,
+        HAS_NORM=has_norm, TOGETHER=together, UNIT_OFFSET=unit_offset, SPREADS=num_tokens <= FEW_TOKENS,
         BLOCK_H=block_heads, BLOCK_E=triton.next_power_of_2(v_head_dim),
         BLOCK_F=triton.next_power_of_2(max(num_pairs, 1)),
         BLOCK_R=triton.next_power_of_2(max(head_dim - 2 * num_pairs, 1)),
