@@ -15,6 +15,7 @@ from playhead.kv.cache import HybridKVCache
 from playhead.outputs import CompletionOutput
 from playhead.schedule.request import Chunk, Request
 from playhead.step.inputs import StepRequests
+from playhead.step.outbox import FIRST_BOX
 from playhead.step.sampling import SamplerRows
 from playhead.step.scores import SamplerTables
 from playhead.testing.mutant import Checker, Mutant, Oracle, Patch, mutant, swapped
@@ -32,8 +33,10 @@ def draws_begin_anew() -> Iterator[None]:
     original = StepRequests.__init__
     num_resumed: dict[str, int] = {}
 
-    def from_zero(self: StepRequests, chunks: Sequence[Chunk], kv: HybridKVCache, sampler: SamplerRows) -> None:
-        original(self, chunks, kv, sampler)
+    def from_zero(
+        self: StepRequests, chunks: Sequence[Chunk], kv: HybridKVCache, sampler: SamplerRows, box: int = FIRST_BOX
+    ) -> None:
+        original(self, chunks, kv, sampler, box)
         num_before = np.array([num_resumed[chunk.request.id] for chunk in self.chunks], dtype=np.int64)
         self.chunks = copy(self.chunks)
         self.chunks.first_generated = self.chunks.first_generated - num_before
