@@ -25,8 +25,8 @@ class DecodeSlots:
     A sequence's next place is there if it had a page when that step was launched: `has_next_places` says whether all of
     them had. A page that comes later is too late: the step has left the sink as the token's place. `num_places` counts
     the tokens of each row that had a place. It is None after a step in which the whole batch went on: then only the
-    plan that follows that step is recognised. Void when the slots were filled since: `num_fills` is the registry's at
-    that time.
+    plan that follows that step is recognised. `box` is where their next step leaves its tokens for the host. Void when
+    the slots were filled since: `num_fills` is the registry's at that time.
     """
 
     kind: SamplingKind
@@ -34,18 +34,19 @@ class DecodeSlots:
     plan: StepPlan
     has_next_places: bool
     num_places: Int32Array | None
+    box: int
 
     @classmethod
     def after_launch(
-        cls, plan: StepPlan, kind: SamplingKind, *, num_fills: int, num_places: Int32Array | None
+        cls, plan: StepPlan, kind: SamplingKind, *, num_fills: int, num_places: Int32Array | None, box: int
     ) -> DecodeSlots:
         """What they hold after this plan's step, which is launched now: the plan may learn of pages later."""
-        has_next_places = plan.num_sure >= 0
-        return cls(kind=kind, num_fills=num_fills, plan=plan, has_next_places=has_next_places, num_places=num_places)
+        sure = plan.num_sure >= 0
+        return cls(kind=kind, num_fills=num_fills, plan=plan, has_next_places=sure, num_places=num_places, box=box)
 
-    def hold(self, plan: StepPlan, kind: SamplingKind, *, num_fills: int) -> bool:
-        """Whether they hold this very step: the last step's sequences, each one further, at known places."""
-        if self.kind is not kind or self.num_fills != num_fills:
+    def hold(self, plan: StepPlan, kind: SamplingKind, *, num_fills: int, box: int) -> bool:
+        """Whether they hold this very step: its box, and the last step's sequences, one further, at known places."""
+        if self.kind is not kind or self.num_fills != num_fills or self.box != box:
             return False
         if self.has_next_places and plan.follows(self.plan):
             return True
@@ -101,6 +102,6 @@ class DeviceRows:
         """The sampler has the sequence's parameters in its row."""
         self._sampled[seq.row] = seq
 
-    def can_replay_in_place(self, plan: StepPlan, kind: SamplingKind, *, num_fills: int) -> bool:
+    def can_replay_in_place(self, plan: StepPlan, kind: SamplingKind, *, num_fills: int, box: int) -> bool:
         """Whether decode's slots hold this very step."""
-        return self.decode_slots is not None and self.decode_slots.hold(plan, kind, num_fills=num_fills)
+        return self.decode_slots is not None and self.decode_slots.hold(plan, kind, num_fills=num_fills, box=box)

@@ -63,7 +63,7 @@ class MaskedSteps:
     def can_replay_in_place(self, requests: StepRequests, kind: SamplingKind) -> bool:
         """Whether the slots of these runners hold this very step."""
         last, num_fills = self.decode_slots, self.registry.num_fills
-        return last is not None and last.hold(requests.chunks, kind, num_fills=num_fills)
+        return last is not None and last.hold(requests.chunks, kind, num_fills=num_fills, box=requests.box)
 
     def decoder_for(self, kind: SamplingKind) -> SplitRunner:
         """The decode runner with this sampling behind its masks."""

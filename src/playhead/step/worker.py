@@ -35,7 +35,7 @@ from playhead.step.forward import Forward, KVPool, ModelStep, StepOutput
 from playhead.step.inputs import StepInput, StepRequests, batch_of
 from playhead.step.masks import MaskedSteps, Tail
 from playhead.step.orders import Leader, step_order
-from playhead.step.outbox import FIRST_BOX, NUM_BOXES, Box, box_after
+from playhead.step.outbox import FIRST_BOX, NUM_BOXES, Box, box_after, boxes_from
 from playhead.step.prompt_report import PromptReport
 from playhead.step.publish import Publisher
 from playhead.step.sampling import ReadTokens, SampledTokens, SamplerRows
@@ -71,6 +71,8 @@ class InFlight:
     """Of the prompt tokens whose logprobs are wanted, those of all chunks in their order."""
     logits_NV: torch.Tensor
     """On the device, until the next launch. Without columns where the step chose its tokens without logits."""
+    box: int | None = None
+    """Where the step leaves its tokens for the host, if it does."""
     tail: Tail | None = None
     """The part that is launched when the step before was read, where grammars limit tokens."""
 
@@ -112,7 +114,7 @@ class Worker:
     _inputs_by_request: dict[int, Inputs] = field(default_factory=dict)
     _is_publishing: bool = False
     _next_box: int = FIRST_BOX
-    """Where the next decode step leaves its tokens."""
+    """Where a decode step that goes on in place leaves its tokens, and any other one may."""
 
     def __post_init__(self) -> None:
         self._start_stopwatch = stopwatches(self.device, self.config.limits.max_running)
@@ -203,7 +205,7 @@ class Worker:
 
     def requests(self, chunks: Sequence[Chunk]) -> StepRequests:
         """The requests of a step, as its inputs are made from them."""
-        return StepRequests(chunks, self.kv, self.sampler, self._next_box)
+        return StepRequests(chunks, self.kv, self.sampler, self._free_box())
 
     def launch(self, chunks: Sequence[Chunk]) -> InFlight:
         """Start a step over sequences that were extended; the host goes on. Collect steps in the order of launch."""
@@ -217,10 +219,10 @@ class Worker:
         # Made before the commit, which may exchange a page for an equal one of the prefix cache, for the steps to come.
         if not requests.is_decode:
             batch = batch_of(self.prefill_inputs, requests)
-        elif masked is not None:
-            batch = None if masked.can_replay_in_place(requests, kind) else batch_of(self.decode_inputs, requests)
-        elif not self.rows.can_replay_in_place(requests.chunks, kind, num_fills=self.decode.registry.num_fills):
+        elif not (self if masked is None else masked).can_replay_in_place(requests, kind):
             batch = batch_of(self.decode_inputs, requests)
+        if requests.is_decode:
+            self._next_box = box_after(requests.box)
         self.publish()
         step = self.kv.begin()
         try:
@@ -234,13 +236,14 @@ class Worker:
                 else:
                     run = self._run_decode if requests.is_decode else self._run_prefill
                     decision, output, prompt = run(requests, kind, batch)
-                    logits_NV, box = output.logits_NV, self._box_of(requests)
+                    logits_NV = output.logits_NV
             launched = InFlight(
                 step=step,
                 decision=decision,
                 prompt_readback=None if prompt is None else stopwatch.read_back(prompt),
-                readback=tail or stopwatch.read_back(output.sampled, box),
+                readback=tail or stopwatch.read_back(output.sampled, self._box_of(requests)),
                 logits_NV=logits_NV,
+                box=requests.box if requests.is_decode else None,
                 tail=tail,
             )
             self._in_flight[step] = launched
@@ -260,12 +263,22 @@ class Worker:
         self.rows.decode_slots = self.slots_after(requests, kind, runner)
         return result.decision, result.output, None
 
+    def can_replay_in_place(self, requests: StepRequests, kind: SamplingKind) -> bool:
+        """Whether the slots of decode hold this very step."""
+        num_fills = self.decode.registry.num_fills
+        return self.rows.can_replay_in_place(requests.chunks, kind, num_fills=num_fills, box=requests.box)
+
     def slots_after(self, requests: StepRequests, kind: SamplingKind, runner: GraphRunner) -> DecodeSlots:
-        """What the slots of a decode runner hold after this step: the next box too."""
-        self._next_box = box_after(requests.box)
-        plan = requests.chunks
+        """What the slots of a decode runner hold after this step."""
+        plan, num_fills = requests.chunks, runner.registry.num_fills
         num_places = None if plan.goes_on else self.kv.num_places_of(plan.rows)
-        return DecodeSlots.after_launch(plan, kind, num_fills=runner.registry.num_fills, num_places=num_places)
+        box = box_after(requests.box)
+        return DecodeSlots.after_launch(plan, kind, num_fills=num_fills, num_places=num_places, box=box)
+
+    def _free_box(self) -> int:
+        """The next box, or the first one behind it that no unread step has."""
+        unread = {launched.box for launched in self._in_flight.values()}
+        return next(box for box in boxes_from(self._next_box) if box not in unread)
 
     def _box_of(self, requests: StepRequests) -> Box | None:
         """Where a step leaves its tokens for the host, if it is a decode step."""

@@ -31,7 +31,7 @@ from playhead.schedule.scheduler import ScheduleLimits, Scheduler
 from playhead.schedule.step_plan import StepPlan
 from playhead.step import outbox
 from playhead.step.inputs import StepRequests
-from playhead.step.outbox import Box
+from playhead.step.outbox import FIRST_BOX, Box, Outbox
 from playhead.step.sampling import SampledTokens, SamplerRows
 from playhead.step.worker import Collected, HostReadback, HostStopwatch, InFlight, Worker
 from playhead.testing.fault_mutants import FAULT_CHECKERS, FAULT_MUTANTS
@@ -68,12 +68,12 @@ def slots_told_by_row() -> Patch:
 
     goes_on = DeviceRows.can_replay_in_place
 
-    def by_row(self: DeviceRows, plan: StepPlan, kind: SamplingKind, *, num_fills: int) -> bool:
+    def by_row(self: DeviceRows, plan: StepPlan, kind: SamplingKind, *, num_fills: int, box: int) -> bool:
         last = self.decode_slots
         if last is not None and [seq.row for seq in last.plan.seqs] == [seq.row for seq in plan.seqs]:
             told = replace(last.plan, seqs=plan.seqs)
             self.decode_slots = replace(last, plan=told, num_places=told.ends + 1)
-        return goes_on(self, plan, kind, num_fills=num_fills)
+        return goes_on(self, plan, kind, num_fills=num_fills, box=box)
 
     return swapped(DeviceRows, "can_replay_in_place", by_row)
 
@@ -105,15 +105,9 @@ def box_of_a_step_for_a_capture() -> Patch:
 
 @mutant("boxes that the host does not count", source="as above", killed_by=("overlapped schedule",))
 def boxes_not_counted() -> Patch:
-    """The host looks for a step's tokens where it had told the step to begin."""
-    slots_after = Worker.slots_after
-
-    def uncounted(self: Worker, requests: StepRequests, kind: SamplingKind, runner: GraphRunner) -> DecodeSlots:
-        box, slots = self._next_box, slots_after(self, requests, kind, runner)
-        self._next_box = box
-        return slots
-
-    return swapped(Worker, "slots_after", uncounted)
+    """The host looks for all tokens in the first box."""
+    box = Outbox.box
+    return swapped(Outbox, "box", lambda self, number, num_rows: box(self, FIRST_BOX, num_rows))
 
 
 @mutant("next place not known", source="a graph that advances past its pages", killed_by=("crowd in little memory",))
@@ -122,10 +116,10 @@ def next_place_not_known() -> Patch:
 
     goes_on = DeviceRows.can_replay_in_place
 
-    def anyway(self: DeviceRows, plan: StepPlan, kind: SamplingKind, *, num_fills: int) -> bool:
+    def anyway(self: DeviceRows, plan: StepPlan, kind: SamplingKind, *, num_fills: int, box: int) -> bool:
         if self.decode_slots is not None:
             self.decode_slots = replace(self.decode_slots, num_places=self.decode_slots.plan.ends + 1)
-        return goes_on(self, plan, kind, num_fills=num_fills)
+        return goes_on(self, plan, kind, num_fills=num_fills, box=box)
 
     return swapped(DeviceRows, "can_replay_in_place", anyway)
 
@@ -140,8 +134,8 @@ def late_page_known() -> Patch:
 
     holds = DecodeSlots.hold
 
-    def anyway(self: DecodeSlots, plan: StepPlan, kind: SamplingKind, *, num_fills: int) -> bool:
-        return holds(replace(self, has_next_places=True), plan, kind, num_fills=num_fills)
+    def anyway(self: DecodeSlots, plan: StepPlan, kind: SamplingKind, *, num_fills: int, box: int) -> bool:
+        return holds(replace(self, has_next_places=True), plan, kind, num_fills=num_fills, box=box)
 
     return swapped(DecodeSlots, "hold", anyway)
 
@@ -384,10 +378,10 @@ def pages_behind_a_launch() -> list[str]:
         others, knew_the_place, rows = kv.allocator.allocate(150), True, DeviceRows()
         for _ in range(16):
             planned = made.plan()
-            if rows.can_replay_in_place(planned, SamplingKind.GREEDY, num_fills=0) and not knew_the_place:
+            if rows.can_replay_in_place(planned, SamplingKind.GREEDY, num_fills=0, box=1) and not knew_the_place:
                 found.append(f"a prompt of {num_prompt}: a step goes on in place, and its place was not known")
             knew_the_place = all(kv.num_places(chunk.seq) > chunk.end for chunk in planned)
-            slots = DecodeSlots.after_launch(planned, SamplingKind.GREEDY, num_fills=0, num_places=None)
+            slots = DecodeSlots.after_launch(planned, SamplingKind.GREEDY, num_fills=0, num_places=None, box=1)
             rows.decode_slots = slots if planned.is_decode else None
             run_step(kv)
             made.close_plan()

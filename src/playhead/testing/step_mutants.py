@@ -30,7 +30,8 @@ from playhead.schedule.step_plan import StepPlan
 from playhead.step import forward, registries, worker
 from playhead.step.audit import audit_worker
 from playhead.step.inputs import StepInput, StepRequests, batch_of
-from playhead.step.worker import InFlight, Worker
+from playhead.step.outbox import NUM_BOXES
+from playhead.step.worker import HostStopwatch, InFlight, Worker
 from playhead.testing.mutant import Checker, Mutant, Oracle, Patch, mutant, swapped
 from playhead.testing.tiny_engine import Ask, greedy, tiny_engine, tokens_alone
 from playhead.testing.tiny_worker import dense_logits, differences, last_logits, tiny_worker
@@ -136,15 +137,21 @@ def keys_of_the_warm_up() -> Patch:
     return swapped(CpuBackend, "prepare", once)
 
 
+@mutant("box of an unread step", source="found in review: failed steps had counted on", killed_by=("failed ways back",))
+def box_of_an_unread_step() -> Patch:
+    """A step leaves its tokens in the next box, whoever has that."""
+    return swapped(Worker, "_free_box", lambda self: self._next_box)
+
+
 @mutant("graph goes on over filled slots", source="a guard that no test noticed", killed_by=("capture between steps",))
 def goes_on_over_anything() -> Patch:
     """A decode graph goes on over its slots, although a capture has filled them since."""
     goes_on = DeviceRows.can_replay_in_place
 
-    def careless(self: DeviceRows, plan: StepPlan, kind: SamplingKind, *, num_fills: int) -> bool:
+    def careless(self: DeviceRows, plan: StepPlan, kind: SamplingKind, *, num_fills: int, box: int) -> bool:
         if self.decode_slots is not None:
             num_fills = self.decode_slots.num_fills
-        return goes_on(self, plan, kind, num_fills=num_fills)
+        return goes_on(self, plan, kind, num_fills=num_fills, box=box)
 
     return swapped(DeviceRows, "can_replay_in_place", careless)
 
@@ -258,6 +265,22 @@ def fails(*args: object, **kwargs: object) -> NoReturn:
     raise MemoryError("as a late capture may")
 
 
+def failed_ways_back(wanted: Dense) -> list[str]:
+    """Steps that ran, and whose tokens found no way to the host, leave an unread step's tokens alone."""
+    worker, (prompt, _, others) = tiny_worker(), PROMPTS
+    seqs = [worker.kv.admit(name, prompt) for name in ("unread", "fails")]
+    for seq in seqs:
+        worker.kv.extend(seq, 1)
+    unread = worker.launch([Chunk.newest(seqs[0], prompt[:1])])
+    with swapped(HostStopwatch, "read_back", fails):
+        for number in range(NUM_BOXES):
+            with suppress(MemoryError):
+                worker.launch([Chunk.newest(seqs[1], [others[number % len(others)]])])
+    (token,) = worker.collect(unread).sampled.tokens
+    best = int(wanted[tuple(prompt[:1])].argmax())
+    return [] if token == best else [f"found {token}; wanted {best}"]
+
+
 def worker_audit() -> list[str]:
     reports = audit_worker(tiny_worker(Mode.FULL))
     return [f"{finding.check.value}: {finding.message}" for report in reports for finding in report.findings]
@@ -287,6 +310,7 @@ STEP_MUTANTS: tuple[Mutant, ...] = (
     keys_of_the_warm_up,
     padding_in_the_sink,
     goes_on_over_anything,
+    box_of_an_unread_step,
     padded_rows_advanced,
     traced_at_the_first_size,
 )
@@ -305,6 +329,7 @@ STEP_CHECKERS: tuple[Checker, ...] = (
     Checker(name="chunks beyond the context", run=chunks_beyond_the_context, oracles=(DENSE_PROMPTS,)),
     Checker(name="any first size", run=any_first_size, oracles=(DENSE_PROMPTS,)),
     Checker(name="failed step", run=failed_step, oracles=(DENSE_PROMPTS,)),
+    Checker(name="failed ways back", run=failed_ways_back, oracles=(DENSE_PREFIXES,)),
     Checker(name="worker audit", run=worker_audit),
     Checker(name="the sink of a batch", run=sink_of_a_batch),
     Checker(name="capture between steps", run=capture_between_steps, oracles=(TOKENS_ALONE,), raises=(GraphError,)),

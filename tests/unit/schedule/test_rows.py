@@ -45,7 +45,7 @@ def one_further(kv: HybridKVCache, chunks: list[Chunk]) -> list[Chunk]:
 
 def after_decode(kv: HybridKVCache, chunks: list[Chunk], kind: SamplingKind = GREEDY) -> DecodeSlots:
     rows = np.array([one.seq.row for one in chunks], dtype=np.int32)
-    return DecodeSlots.after_launch(StepPlan.of(chunks), kind, num_fills=7, num_places=kv.num_places_of(rows))
+    return DecodeSlots.after_launch(StepPlan.of(chunks), kind, num_fills=7, num_places=kv.num_places_of(rows), box=2)
 
 
 def test_a_row_that_is_used_again_has_no_newest_token_and_is_unknown_to_the_sampler(kv):
@@ -87,8 +87,10 @@ def test_taking_back_a_former_sequence_leaves_the_newest_token_of_the_next_one(k
 class TestDecodeSlots:
     """The slots of decode hold the next step, or they must be filled."""
 
-    def can(self, rows: DeviceRows, chunks: list[Chunk], kind: SamplingKind = GREEDY, num_fills: int = 7) -> bool:
-        return rows.can_replay_in_place(StepPlan.of(chunks), kind, num_fills=num_fills)
+    def can(
+        self, rows: DeviceRows, chunks: list[Chunk], kind: SamplingKind = GREEDY, num_fills: int = 7, box: int = 2
+    ) -> bool:
+        return rows.can_replay_in_place(StepPlan.of(chunks), kind, num_fills=num_fills, box=box)
 
     def test_they_hold_the_same_sequences_one_token_further(self, kv):
         rows, chunks = DeviceRows(), [chunk(kv, "one"), chunk(kv, "two")]
@@ -98,6 +100,7 @@ class TestDecodeSlots:
         assert self.can(rows, further)
         assert not self.can(rows, further, kind=DRAWN)
         assert not self.can(rows, further, num_fills=8)
+        assert not self.can(rows, further, box=3)
         assert not self.can(rows, further[::-1])
         assert not self.can(rows, further[:1])
         assert not self.can(rows, chunks)

@@ -198,8 +198,11 @@ def test_slots_do_not_hold_a_plan_that_takes_a_page_for_its_own_token():
     side = Side.empty(num_pages=16)  # too few to reserve some
     side.made.add(request("a", 5, num_new=20))
     plans = [side.step() for _ in range(12)]
-    slots = [DecodeSlots.after_launch(plan, SamplingKind.GREEDY, num_fills=0, num_places=None) for plan in plans]
-    held = [before.hold(plan, SamplingKind.GREEDY, num_fills=0) for before, plan in zip(slots, plans[1:], strict=False)]
+    slots = [DecodeSlots.after_launch(plan, SamplingKind.GREEDY, num_fills=0, num_places=None, box=1) for plan in plans]
+    held = [
+        before.hold(plan, SamplingKind.GREEDY, num_fills=0, box=1)
+        for before, plan in zip(slots, plans[1:], strict=False)
+    ]
     # Tokens 9, 13 and 17 begin a page of 4.
     assert held == [True, True, True, False, True, True, True, False, True, True, True]
     assert all(plan.follows(before) for before, plan in pairwise(plans))
