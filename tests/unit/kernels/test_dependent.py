@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import playhead.kernels.triton as kernels
+from playhead.kernels.triton import dependent
 
 WEIGHTS = {"weight", "x_weight", "norm", "x_norm", "q_weight", "k_weight", "angles"}
 """Parameters that no kernel of a step writes: what may be loaded before the wait."""
@@ -21,6 +22,8 @@ OF_ATTENTION |= {"ordered_decode_kernel", "ordered_tiles_kernel"}
 OLD_KEYS = {"k_cache", "v_cache"}
 """What a kernel that brings the newest key itself finds in memory are the keys of earlier steps."""
 
+HELPERS = {"after_upstream", "after_upstream_if", "let_downstream_start"}
+
 NUMBERS = {"N", "K", "k_page", "k_slot", "k_head", "v_page", "v_slot", "v_head", "x_stride", "table_stride"}
 NUMBERS |= {"num_requests", "num_splits", "whole_keys", "least_keys", "few_splits", "most_keys"}
 NUMBERS |= {"num_rows", "num_outputs", "num_parts", "steps"}
@@ -30,12 +33,17 @@ def dependent_kernels(text):
     """The kernels of a file that wait for their upstream, by name."""
     functions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
     launched = [node for node in functions if any(arg.arg == "DEPENDENT" for arg in node.args.args)]
-    return {node.name: node for node in launched if node.name not in ("after_upstream", "let_downstream_start")}
+    return {node.name: node for node in launched if node.name not in HELPERS}
 
 
 def calls_in(node, name):
     called = (call for call in ast.walk(node) if isinstance(call, ast.Call))
     return [call for call in called if ast.unparse(call.func) == name]
+
+
+def waits_in(line):
+    """An unconditional wait, or one for programs that have work, which the next line asks again."""
+    return calls_in(line, "after_upstream") + calls_in(line, "after_upstream_if")
 
 
 def names_in(nodes):
@@ -44,10 +52,12 @@ def names_in(nodes):
 
 def problems(kernel):
     """What a kernel does wrong: no wait that every program reaches, or memory touched before it."""
-    waits = [i for i, line in enumerate(kernel.body) if isinstance(line, ast.Expr) and calls_in(line, "after_upstream")]
+    waits = [i for i, line in enumerate(kernel.body) if isinstance(line, ast.Expr) and waits_in(line)]
     if len(waits) != 1:
         return [f"{kernel.name} waits {len(waits)} times outside of branches"]
-    before = kernel.body[: waits[0]]
+    before, (wait, *behind) = kernel.body[: waits[0]], kernel.body[waits[0] :]
+    if calls_in(wait, "after_upstream_if") and [ast.unparse(line).split(":")[0] for line in behind] != ["if has_work"]:
+        return [f"{kernel.name} goes on without work, and may not have waited"]
     found = [f"{kernel.name} may end before it waits"] if any(isinstance(n, ast.Return) for n in walk(before)) else []
     if any(calls_in(node, "tl.store") or calls_in(node, "_store") for node in before):
         found.append(f"{kernel.name} stores before it waits")
@@ -152,3 +162,24 @@ def test_the_check_sees_what_would_race(before, said):
 def test_the_check_sees_a_kernel_that_never_waits():
     (kernel,) = dependent_kernels(WRONG.format(before="pass").replace("after_upstream(DEPENDENT)", "pass")).values()
     assert problems(kernel) == ["kernel waits 0 times outside of branches"]
+
+
+@pytest.mark.parametrize(("behind", "is_safe"), [("if has_work:\n        ", True), ("", False)])
+def test_the_check_sees_programs_that_go_on_without_a_wait(behind, is_safe):
+    text = WRONG.format(before="has_work = tl.program_id(0) < 3").replace("tl.store", f"{behind}tl.store")
+    text = text.replace("after_upstream(DEPENDENT)", "after_upstream_if(has_work, DEPENDENT)")
+    (kernel,) = dependent_kernels(text).values()
+    assert problems(kernel) == ([] if is_safe else ["kernel goes on without work, and may not have waited"])
+
+
+@pytest.mark.parametrize(
+    ("has_work", "ids", "waits"),
+    [(False, (0, 0, 0), True), (False, (0, 0, 1), False), (False, (1, 0, 0), False), (True, (2, 3, 4), True)],
+)
+def test_the_first_program_waits_without_work(monkeypatch, has_work, ids, waits):
+    """Else a launch without any work could end before the kernel in front of it."""
+    waited = []
+    monkeypatch.setattr(dependent.tl, "program_id", lambda axis: ids[axis])
+    monkeypatch.setattr(dependent, "after_upstream", waited.append)
+    dependent.after_upstream_if.fn(has_work, DEPENDENT=True)
+    assert waited == [True] * waits

@@ -10,7 +10,14 @@ from playhead.attention.base import extend_arguments
 from playhead.kernels.attention import extend
 from playhead.kernels.triton import extend as extend_triton
 from playhead.kernels.triton.decode import Cut, launch_decode
-from playhead.kernels.triton.extend import ExtendTiles, extend_tiles, launch_extend, launch_tiles, num_programs
+from playhead.kernels.triton.extend import (
+    MIN_BLOCK_B,
+    ExtendTiles,
+    extend_tiles,
+    launch_extend,
+    launch_tiles,
+    num_programs,
+)
 from tests.unit.attention.scenes import Scene, SceneSpec, make_scene
 from tests.unit.attention.strategies import scene_specs
 from tests.unit.kernels.test_decode import FINEST
@@ -45,9 +52,10 @@ def test_a_window_inside_a_tile_masks_both_ends():
 
 
 def test_many_requests_find_their_tiles():
-    """More requests than the kernel compares at a time, most of them decoding beside one that prefills."""
-    lengths = tuple(1 + b % 3 for b in range(130))
-    spec = SceneSpec(seq_lens=(*lengths, 20), query_lens=(*(1,) * 130, 20), page_size=1, num_null=2)
+    """More requests than the kernel looks through at least, most of them decoding beside one that prefills."""
+    num_decoding = MIN_BLOCK_B + 2
+    lengths = tuple(1 + b % 3 for b in range(num_decoding))
+    spec = SceneSpec(seq_lens=(*lengths, 20), query_lens=(*(1,) * num_decoding, 20), page_size=1, num_null=2)
     scene = make_scene(spec, seed=9)
     tiles = ExtendTiles(block_m=64, block_j=16, num_warps=4, num_stages=2)
     torch.testing.assert_close(
@@ -128,6 +136,9 @@ def test_small_steps_take_half_tiles_and_smaller_ones_narrow_tiles():
     assert extend_tiles(128, itemsize=2, num_rows=128 * 4).block_m == 64
     assert extend_tiles(64, itemsize=2, num_rows=256 * 32).block_m == 16
     assert extend_tiles(64, itemsize=2, num_rows=272 * 32).block_m == 64
+    assert extend_tiles(64, itemsize=2, num_rows=1024 * 32).block_m == 128
+    assert extend_tiles(256, itemsize=2, num_rows=1024 * 8).block_m == 64
+    assert extend_tiles(256, itemsize=2, num_rows=1536 * 8).block_m == 128
     assert extend_tiles(256, itemsize=2, num_rows=8192 * 4).block_m == 128
     assert extend_tiles(192, itemsize=2, num_rows=8192 * 4) == extend_tiles(256, itemsize=2, num_rows=8192 * 4)
     assert extend_tiles(80, itemsize=4, num_rows=64).block_j == 16

@@ -35,7 +35,7 @@ from playhead.kernels.splits import (
     splits_per_group,
 )
 from playhead.kernels.triton.arrivals import count_in
-from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
+from playhead.kernels.triton.dependent import after_upstream_if, dependent, let_downstream_start
 from playhead.kernels.triton.scores import LOG2_E, NO_SCORE, attend_block, key_pages, load_rows, row_places
 
 MIN_DOT_ROWS = 16  # what a tensor core instruction takes at least
@@ -276,8 +276,9 @@ def decode_kernel(
     table_row = page_table + row * table_stride
     key_J = first + tl.arange(0, BLOCK_J)
     page_J = key_pages(table_row, key_J, key_J < last, PAGE_SIZE)
-    after_upstream(DEPENDENT)
-    if split < num_live:
+    has_work = split < num_live
+    after_upstream_if(has_work | (not HAS_QUERIES), DEPENDENT)
+    if has_work:
         q_MD = load_queries(q + token * q_token, q_head, heads, G, D, NUM_M_BLOCKS, BLOCK_M, BLOCK_D)
         top_M, sum_M, acc_ME = start_of_softmax(sinks, heads, split, G, NUM_M_BLOCKS, HAS_SINKS, BLOCK_M, BLOCK_E)
         top_M, sum_M, acc_ME = attend_blocks(

@@ -3,9 +3,10 @@
 
 Every kernel that is launched with `dependent(...)` keeps two rules. `after_upstream` comes before the first load of
 anything that an earlier kernel may have written, and before the first store; what is loaded earlier is weights alone.
-Every program calls it: a program that ends without it could let the kernel end before the kernel in front of it, and
-the kernel behind would read too early. `let_downstream_start` may stand anywhere: the next kernel waits for the end of
-this one, wherever this one lets it start.
+Every program calls it: if all programs could end without it, the kernel could end before the kernel in front of it, and
+the kernel behind would read too early. `after_upstream_if` lets programs without work end at once, but for the first
+one. `let_downstream_start` may stand anywhere: the next kernel waits for the end of this one, wherever this one lets it
+start.
 
 Two kernels do more: the embedding and rope call `let_downstream_start` behind their own wait. So when any kernel of a
 layer starts, everything before the embedding has ended: the step before, and the translation. Rope and attention load
@@ -28,6 +29,13 @@ def after_upstream(DEPENDENT: tl.constexpr):
     """Returns when every kernel in front of this one has ended and its stores can be seen."""
     if DEPENDENT:
         tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def after_upstream_if(has_work, DEPENDENT: tl.constexpr):
+    """`after_upstream` for programs with work. The first program of a launch waits in any case."""
+    if has_work | (tl.program_id(0) + tl.program_id(1) + tl.program_id(2) == 0):
+        after_upstream(DEPENDENT)
 
 
 @triton.jit

@@ -25,37 +25,47 @@ from playhead.kernels.triton.dependent import after_upstream, dependent, let_dow
 from playhead.kernels.triton.scores import LOG2_E, NO_SCORE, attend_block, key_pages, load_rows, row_places
 
 MIN_DOT_DEPTH = 16
+NO_TILE = tl.constexpr(1 << 30)
+MIN_BLOCK_B = 256  # all warps add up, so the compiler knows the sum to be one for all: its loops have 10% less to do
 SPARE_TILES = 32  # programs for the ragged ends of this many requests; a few prompts have as many
 
 
 @triton.jit
-def _request_of(tile, query_starts, num_requests, TOKENS: tl.constexpr):
-    """The request a tile belongs to, and the number of that request's first tile.
+def first_tiles(query_starts, num_requests, TOKENS: tl.constexpr, BLOCK_B: tl.constexpr):
+    """The first tile of every request; of requests that are not there, one that no step has.
 
     Request b owns the tiles from starts[b] // TOKENS + b on: enough for its queries wherever it starts, so the host
     need not know how tiles fall on requests. With 4 tokens a tile, requests of 5, 1 and 4 queries start at 0, 5 and 6
     and own tiles 0-1, 2 and 3-4.
     """
-    request = -1
-    first_tile = 0
-    for block in range(0, num_requests, 128):
-        request_B = block + tl.arange(0, 128)
-        live_B = request_B < num_requests
-        first_B = tl.load(query_starts + request_B, mask=live_B, other=0) // TOKENS + request_B
-        mine_B = live_B & (first_B <= tile)
-        request += tl.sum(mine_B.to(tl.int32))
-        first_tile = tl.maximum(first_tile, tl.max(tl.where(mine_B, first_B, 0)))
-    return tl.maximum(request, 0), first_tile
+    request_B = tl.arange(0, BLOCK_B)
+    live_B = request_B < num_requests
+    first_B = tl.load(query_starts + request_B, mask=live_B, other=0) // TOKENS + request_B
+    return tl.where(live_B, first_B, NO_TILE)
 
 
 @triton.jit
-def _found(tile, rows, seq_lens, query_starts, query_lens, num_requests, TOKENS: tl.constexpr):
+def tiles_of_step(first_B, query_lens, TOKENS: tl.constexpr, BLOCK_B: tl.constexpr):
+    """Tiles up to the last one with a query: there may be room for more requests than there are."""
+    len_B = tl.load(query_lens + tl.arange(0, BLOCK_B), mask=first_B < NO_TILE, other=0)
+    return tl.max(tl.where(len_B > 0, first_B + tl.cdiv(len_B, TOKENS), 0))
+
+
+@triton.jit
+def request_of_tile(tile, first_B):
+    """The request a tile belongs to: the last one that has begun."""
+    return tl.maximum(tl.sum((first_B <= tile).to(tl.int32)) - 1, 0)
+
+
+@triton.jit
+def _found(tile, first_B, rows, seq_lens, query_starts, query_lens, TOKENS: tl.constexpr):
     """Whose queries a tile has: the first of them, how many its request has, where these start in the step, how long
     the request is with them, and its row of the page table.
     """
-    request, first_tile = _request_of(tile, query_starts, num_requests, TOKENS)
+    request = request_of_tile(tile, first_B)
     num_queries, start = tl.load(query_lens + request), tl.load(query_starts + request)
     row = tl.load(rows + request).to(tl.int64)
+    first_tile = start // TOKENS + request
     return (tile - first_tile) * TOKENS, num_queries, start, tl.load(seq_lens + request), row
 
 
@@ -78,7 +88,7 @@ def _attend_keys(
         seen_MJ = key_J[None, :] <= position_M[:, None]
         if WINDOW > 0:
             seen_MJ &= key_J[None, :] > position_M[:, None] - WINDOW
-        live_J = (key_J >= least) & (key_J < end)
+        live_J = (key_J >= least) & (key_J < end) if MASKED else tl.full([BLOCK_J], True, tl.int1)
         k_place_J = row_places(page_J, key_J, k_page, k_slot, PAGE_SIZE)
         v_place_J = k_place_J if SAME_STRIDES else row_places(page_J, key_J, v_page, v_slot, PAGE_SIZE)
         k_JD = load_rows(k_cache, k_place_J, live_J, D, BLOCK_D)
@@ -129,20 +139,6 @@ def _attend_tile(
     )  # fmt: skip
 
 
-@triton.jit
-def _num_tiles(query_starts, query_lens, num_requests, TOKENS: tl.constexpr):
-    """Tiles of the step, up to the last one with a query: there may be room for more requests than there are."""
-    num_tiles = 0
-    for block in range(0, num_requests, 128):
-        request_B = block + tl.arange(0, 128)
-        live_B = request_B < num_requests
-        start_B = tl.load(query_starts + request_B, mask=live_B, other=0)
-        len_B = tl.load(query_lens + request_B, mask=live_B, other=0)
-        end_B = start_B // TOKENS + request_B + tl.cdiv(len_B, TOKENS)
-        num_tiles = tl.maximum(num_tiles, tl.max(tl.where(len_B > 0, end_B, 0)))
-    return num_tiles
-
-
 @triton.jit(do_not_specialize=["num_requests"])  # it differs by step, and one binary must serve all of them
 def extend_kernel(
     q, out, k_cache, v_cache, page_table, rows, seq_lens, query_starts, query_lens, sinks, scale, softcap,
@@ -151,14 +147,15 @@ def extend_kernel(
     SAME_STRIDES: tl.constexpr, WINDOW: tl.constexpr, TOKENS: tl.constexpr, LEAST_QUERIES: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    BLOCK_B: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     let_downstream_start(DEPENDENT)
     kv_head = tl.program_id(1)
     # Late tiles see the most keys: started first, they are not what everybody waits for at the end.
-    tile = _num_tiles(query_starts, query_lens, num_requests, TOKENS) - 1 - tl.program_id(0)
+    first_B = first_tiles(query_starts, num_requests, TOKENS, BLOCK_B)
+    tile = tiles_of_step(first_B, query_lens, TOKENS, BLOCK_B) - 1 - tl.program_id(0)
     first_token, num_queries, start, seq_len, row = _found(
-        tile, rows, seq_lens, query_starts, query_lens, num_requests, TOKENS
+        tile, first_B, rows, seq_lens, query_starts, query_lens, TOKENS
     )
     after_upstream(DEPENDENT)
     while tile >= 0:
@@ -190,7 +187,7 @@ def extend_kernel(
         tile -= tl.num_programs(0)
         if tile >= 0:
             first_token, num_queries, start, seq_len, row = _found(
-                tile, rows, seq_lens, query_starts, query_lens, num_requests, TOKENS
+                tile, first_B, rows, seq_lens, query_starts, query_lens, TOKENS
             )
 
 
@@ -203,18 +200,22 @@ class ExtendTiles(NamedTuple):
     num_stages: int
 
 
-# By head dim, for bf16: whole tiles, and half tiles for steps too small to give every SM a whole one. Four warps per 64
-# rows, as the matrix instruction wants. Keys per block and stages are the most that compile for sm_90 with (nearly) all
-# values in registers and fit the 227 KiB of shared memory: at 256 wide, a second stage of 64 keys is all there is room
-# for, and a half tile's four warps spill from 64 keys on. At 512 the result alone fills the registers of four warps.
+# By head dim, for bf16: whole tiles, and half tiles for steps too small to give every SM a whole one. The fastest of a
+# search over prompts of 512 to 8,192 tokens. Up to 128 wide, programs of four warps, of which several share an SM: one
+# computes weights while another one multiplies. At 256, four warps for every 64 rows, and two stages of 64 keys are all
+# that fits the 227 KiB of shared memory; a half tile's four warps spill from 64 keys on. At 512 the result alone fills
+# the registers of four warps.
 TILES: Mapping[int, tuple[ExtendTiles, ExtendTiles]] = MappingProxyType(
     {
-        64: (ExtendTiles(128, 128, 8, 2), ExtendTiles(64, 64, 4, 3)),
-        128: (ExtendTiles(128, 64, 8, 3), ExtendTiles(64, 64, 4, 3)),
+        64: (ExtendTiles(128, 64, 4, 2), ExtendTiles(64, 64, 4, 3)),
+        128: (ExtendTiles(64, 64, 4, 3), ExtendTiles(64, 64, 4, 3)),
         256: (ExtendTiles(128, 64, 8, 2), ExtendTiles(64, 32, 4, 3)),
         512: (ExtendTiles(64, 32, 8, 2), ExtendTiles(64, 32, 8, 2)),
     }
 )
+
+# How many SMs must have a whole tile. Half tiles of wide heads load the same keys for half as many queries.
+LEAST_WHOLE: Mapping[int, int] = MappingProxyType({64: NUM_SMS, 128: NUM_SMS, 256: 2 * NUM_SMS // 3, 512: NUM_SMS})
 
 
 # For steps that narrow tiles spread over the multiprocessors, with so many tiles on each: the fewest rows that a matrix
@@ -232,7 +233,7 @@ def extend_tiles(width: int, itemsize: int, num_rows: int) -> ExtendTiles:
     """
     width = min(max(triton.next_power_of_2(width), 64), 512)
     whole, half = TILES[width]
-    tiles = whole if num_rows >= whole.block_m * NUM_SMS else half
+    tiles = whole if num_rows >= whole.block_m * LEAST_WHOLE[width] else half
     narrow, per_sm = NARROW_TILES.get(width, (tiles, 0))
     if num_rows <= per_sm * narrow.block_m * NUM_SMS:
         tiles = narrow
@@ -248,6 +249,11 @@ def num_programs(num_full_tiles: int, num_requests: int, num_kv_heads: int) -> i
     """
     most_at_once = max(num_full_tiles + SPARE_TILES, 4 * NUM_SMS // num_kv_heads)
     return min(num_full_tiles + num_requests, most_at_once)
+
+
+def requests_block(num_places: int) -> int:
+    """Requests that a program looks through for its tile's: all of them at once."""
+    return int(max(triton.next_power_of_2(num_places), MIN_BLOCK_B))
 
 
 def launch_extend(*call: Any, tiles: ExtendTiles | None = None, cut: Cut = AS_MEASURED) -> None:
@@ -282,5 +288,6 @@ def launch_tiles(*call: Any, tiles: ExtendTiles | None = None, least_queries: in
         TOKENS=tokens_per_tile, HAS_SOFTCAP=softcap is not None,
         HAS_SINKS=sinks_H is not None, LEAST_QUERIES=least_queries,
         BLOCK_M=block_m, BLOCK_D=block_d, BLOCK_E=block_e, BLOCK_J=tiles.block_j,
+        BLOCK_B=requests_block(rows_B.shape[0]),
         num_warps=tiles.num_warps, num_stages=tiles.num_stages, **dependent(q_THD),
     )  # fmt: skip

@@ -29,7 +29,14 @@ from playhead.kernels.splits import NUM_SMS, WIDE_HEAD
 from playhead.kernels.triton.arrivals import count_in
 from playhead.kernels.triton.decode import load_queries, rows_of_dot
 from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
-from playhead.kernels.triton.extend import MIN_DOT_DEPTH, _num_tiles, _request_of, num_programs
+from playhead.kernels.triton.extend import (
+    MIN_DOT_DEPTH,
+    first_tiles,
+    num_programs,
+    request_of_tile,
+    requests_block,
+    tiles_of_step,
+)
 from playhead.kernels.triton.scores import LOG2_E, NO_SCORE, key_pages, load_rows, row_places, scaled_scores
 
 SEGMENT = 256  # keys: a request of 1,024 has work for four programs
@@ -178,25 +185,27 @@ def ordered_tiles_kernel(
     num_requests, q_token, q_head, out_token, out_head, k_page, k_slot, k_head, v_page, v_slot, v_head, table_stride,
     G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr,
     TOKENS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, SEGMENT: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr, DEPENDENT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_B: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The requests with more than one query."""
     let_downstream_start(DEPENDENT)
     kv_head = tl.program_id(1)
     # Late tiles see the most keys: started first, they are not what everybody waits for at the end.
-    tile = _num_tiles(query_starts, query_lens, num_requests, TOKENS) - 1 - tl.program_id(0)
+    first_B = first_tiles(query_starts, num_requests, TOKENS, BLOCK_B)
+    tile = tiles_of_step(first_B, query_lens, TOKENS, BLOCK_B) - 1 - tl.program_id(0)
     after_upstream(DEPENDENT)
     while tile >= 0:
-        request, first_tile = _request_of(tile, query_starts, num_requests, TOKENS)
-        num_queries = tl.load(query_lens + request)
-        first_token = (tile - first_tile) * TOKENS
+        request = request_of_tile(tile, first_B)
+        num_queries, start = tl.load(query_lens + request), tl.load(query_starts + request)
+        first_token = (tile - start // TOKENS - request) * TOKENS
         if (num_queries > 1) & (first_token < num_queries):
             num_tokens = tl.minimum(num_queries - first_token, TOKENS)
             first_position = tl.load(seq_lens + request) - num_queries + first_token
             token_M = tl.arange(0, BLOCK_M) // G
             head_M = kv_head * G + tl.arange(0, BLOCK_M) % G
             live_M = token_M < num_tokens
-            row_M = (tl.load(query_starts + request) + first_token + token_M).to(tl.int64)
+            row_M = (start + first_token + token_M).to(tl.int64)
             dim_D = tl.arange(0, BLOCK_D)
             q_place = q + (row_M * q_token + head_M * q_head)[:, None] + dim_D[None, :]
             q_MD = tl.load(q_place, mask=live_M[:, None] & (dim_D < D)[None, :], other=0.0)
@@ -437,6 +446,6 @@ def launch_attend_in_order(*call: Any, tiles: OrderedTiles | None = None, segmen
     block_m = max(tiles.block_m, triton.next_power_of_2(group))
     tokens_per_tile = block_m // group
     ordered_tiles_kernel[(num_programs(num_tokens // tokens_per_tile, num_requests, num_kv_heads), num_kv_heads)](
-        *tensors, *numbers, num_requests, *strides, TOKENS=tokens_per_tile, BLOCK_M=block_m, **shape,
-        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+        *tensors, *numbers, num_requests, *strides, TOKENS=tokens_per_tile, BLOCK_M=block_m,
+        BLOCK_B=requests_block(num_requests), **shape, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip

@@ -66,11 +66,15 @@ def attend_block(
     `input_precision` only concerns float32, which tests use; bf16 goes to the tensor cores either way.
     """
     score_MJ = tl.dot(q_MD, tl.trans(k_JD), input_precision="ieee")
-    score_MJ = scaled_scores(score_MJ, scale, softcap, HAS_SOFTCAP)
+    factor = 1.0
+    if HAS_SOFTCAP:
+        score_MJ = scaled_scores(score_MJ, scale, softcap, HAS_SOFTCAP)
+    else:  # scaled where the maximum is taken off, by one instruction for both
+        factor = scale * LOG2_E
     if MASKED:
         score_MJ = tl.where(seen_MJ, score_MJ, float("-inf"))
-    new_top_M = tl.maximum(top_M, tl.max(score_MJ, 1))
-    weight_MJ = tl.exp2(score_MJ - new_top_M[:, None])
+    new_top_M = tl.maximum(top_M, tl.max(score_MJ, 1) * factor)
+    weight_MJ = tl.exp2(score_MJ * factor - new_top_M[:, None])
     fade_M = tl.exp2(top_M - new_top_M)
     sum_M = sum_M * fade_M + tl.sum(weight_MJ, 1)
     acc_ME = tl.dot(weight_MJ.to(v_JE.dtype), v_JE, acc_ME * fade_M[:, None], input_precision="ieee")
