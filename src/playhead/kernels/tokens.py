@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from playhead.kernels.filters import reach
-from playhead.kernels.op import op
+from playhead.kernels.op import like_first, op
 
 # splitmix64, as signed 64-bit numbers: integer multiplication of tensors wraps, as the hash wants.
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64
@@ -32,7 +32,7 @@ NUM_PROGRAMS = 132 * 24  # two waves on an H200: even shares, and few parts to m
 
 
 @op(
-    out=lambda ids_T, newest_R: torch.empty_like(ids_T),
+    out=like_first,
     bind="cpu.tokens:bind_newest_ids",
     cuda="triton.advance:launch_newest_ids",
 )

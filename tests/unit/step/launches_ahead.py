@@ -1,4 +1,5 @@
-"""Prints the kernels that a new worker compiles and those that its steps launch: `python launches_ahead.py CONFIG`.
+"""Prints the kernels that a new worker compiles and those that its steps launch: `python launches_ahead.py CONFIG`. And
+what torch imported to tell shapes.
 
 CONFIG is a model's config.json, as text. There is no GPU: the worker is built of shapes, Triton is told that the device
 is a Hopper one, and launches are noted. With `--compile` the kernels are compiled for Hopper, and nothing is printed.
@@ -38,6 +39,7 @@ from playhead.testing.gpu_tensors import GPU, WithoutDriver, without_pinned_memo
 from playhead.types import TPMode
 from tests.hopper_driver import Hopper
 
+SLOW_IMPORT = "torch.fx.experimental.symbolic_shapes"  # sympy behind it: one to two seconds of a start
 LIMITS = KVLimits(max_context_tokens=1024, max_running=160, chunk_tokens=900)
 
 
@@ -82,15 +84,33 @@ def noting(launched: set[tuple[str, ...]]) -> Iterator[None]:
         JITFunction.run = launch
 
 
+@contextmanager
+def noting_imports(imported: list[str]) -> Iterator[None]:
+    """In here the slow import is noted, although tests have it already."""
+    known = sys.modules.pop(SLOW_IMPORT)
+    try:
+        yield
+        imported += [SLOW_IMPORT] if SLOW_IMPORT in sys.modules else []
+    finally:
+        sys.modules[SLOW_IMPORT] = known
+
+
+@contextmanager
+def noting_ahead(launched: set[tuple[str, ...]], imported: list[str]) -> Iterator[None]:
+    with noting(launched), noting_imports(imported):
+        yield
+
+
 def main(config: dict[str, Any], options: list[str]) -> None:
     pretend_a_gpu()
     ahead: set[tuple[str, ...]] = set()
     launched: set[tuple[str, ...]] = set()
+    imported: list[str] = []
     compiles = "--compile" in options
     shard = Shard(rank=1, num_ranks=2, mode=TPMode.FAST, is_grouped=True) if "--rank" in options else WHOLE
     worker_config = WorkerConfig(kv_memory_bytes=1 << 28, limits=LIMITS, batch_invariant="--batch-invariant" in options)
     if not compiles:
-        compile_ahead.compiling_ahead = lambda: noting(ahead)
+        compile_ahead.compiling_ahead = lambda: noting_ahead(ahead, imported)
     with Rehearsal(GPU), without_pinned_memory(), torch.no_grad():
         weights = weight_format(StoredAs.PLAIN, dtype=torch.bfloat16, device=GPU, shard=shard)
         made = build_worker(Decoder(spec_from_config(config), weights), worker_config)
@@ -106,7 +126,7 @@ def main(config: dict[str, Any], options: list[str]) -> None:
                     if runner is made.prefill:
                         for kind in (SamplingKind.GREEDY, SamplingKind.DRAWN):
                             made.forward.sample_last(output, made.sampling_inputs(1), kind)
-    print(json.dumps({"ahead": sorted(ahead), "launched": sorted(launched)}))
+    print(json.dumps({"ahead": sorted(ahead), "launched": sorted(launched), "imported": imported}))
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def advance_kernel(
 
 
 def launch_newest_ids(ids_T: torch.Tensor, newest_R: torch.Tensor) -> torch.Tensor:
-    out_T = torch.empty_like(ids_T)
+    out_T = ids_T.new_empty(ids_T.shape)
     num_tokens = ids_T.shape[0]
     grid = (triton.cdiv(num_tokens, BLOCK),)
     newest_ids_kernel[grid](ids_T, newest_R, out_T, num_tokens, BLOCK=BLOCK, **dependent(ids_T))

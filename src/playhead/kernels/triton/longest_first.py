@@ -6,7 +6,6 @@ Shapes: B requests of the step, M requests of a program.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -33,7 +32,7 @@ def longest_first_kernel(
 
 
 def launch_longest_first(seq_lens_B: Tensor) -> Tensor:
-    order_B, num_requests = torch.empty_like(seq_lens_B), seq_lens_B.shape[0]
+    order_B, num_requests = seq_lens_B.new_empty(seq_lens_B.shape), seq_lens_B.shape[0]
     longest_first_kernel[(triton.cdiv(num_requests, BLOCK_REQUESTS),)](
         seq_lens_B, order_B, num_requests,
         BLOCK_B=triton.next_power_of_2(num_requests), BLOCK_M=BLOCK_REQUESTS, **dependent(seq_lens_B),
