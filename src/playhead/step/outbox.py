@@ -27,6 +27,11 @@ def box_after(box: int) -> int:
     return box % NUM_BOXES + 1
 
 
+def boxes_from(box: int) -> list[int]:
+    """All boxes in their order, this one first."""
+    return [(box + i - FIRST_BOX) % NUM_BOXES + FIRST_BOX for i in range(NUM_BOXES)]
+
+
 class Outbox:
     """The boxes, as the device writes them (`boxes_XR`) and as the host reads them."""
 

@@ -35,7 +35,7 @@ from playhead.step.forward import Forward, KVPool, ModelStep, StepOutput
 from playhead.step.inputs import StepInput, StepRequests, batch_of
 from playhead.step.masks import MaskedSteps, Tail
 from playhead.step.orders import Leader, step_order
-from playhead.step.outbox import FIRST_BOX, NUM_BOXES, Box, box_after
+from playhead.step.outbox import FIRST_BOX, NUM_BOXES, Box, box_after, boxes_from
 from playhead.step.prompt_report import PromptReport
 from playhead.step.publish import Publisher
 from playhead.step.sampling import ReadTokens, SampledTokens, SamplerRows
@@ -209,6 +209,7 @@ class Worker:
 
     def launch(self, chunks: Sequence[Chunk]) -> InFlight:
         """Start a step over sequences that were extended; the host goes on. Collect steps in the order of launch."""
+        assert len(self._in_flight) < NUM_BOXES, "a step is read before its box is another one's"
         requests = self.requests(chunks)
         kind = requests.chunks.kind
         if kind is None:
@@ -276,11 +277,8 @@ class Worker:
 
     def _free_box(self) -> int:
         """The next box, or the first one behind it that no unread step has."""
-        assert len(self._in_flight) < NUM_BOXES, "a step is read before its box is another one's"
-        box, unread = self._next_box, {launched.box for launched in self._in_flight.values()}
-        while box in unread:
-            box = box_after(box)
-        return box
+        unread = {launched.box for launched in self._in_flight.values()}
+        return next(box for box in boxes_from(self._next_box) if box not in unread)
 
     def _box_of(self, requests: StepRequests) -> Box | None:
         """Where a step leaves its tokens for the host, if it is a decode step."""
