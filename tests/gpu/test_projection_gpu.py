@@ -87,7 +87,7 @@ def test_equal_rows_give_equal_sums_whatever_stands_beside_them(num_rows):
     for factor in (1, -3):
         x[1:-1] *= factor
         out = torch.empty(num_rows, 1536, dtype=x.dtype, device="cuda")
-        total = project_normed(out, x, down, None, 1.0, residual, norm, norm, 1e-6, True, False, qkv, None, None)
+        total = project_normed(out, x, down, None, 1.0, residual, norm, norm, 1e-6, True, False, qkv, None, None, 0)
         outs += [torch.cat((row[0], sum_[0])) for row, sum_ in ((out, total), (out.flip(0), total.flip(0)))]
     assert all(torch.equal(out, outs[0]) for out in outs)
 
@@ -105,7 +105,7 @@ def test_project_normed(num_rows, num_inputs, norm_x, activation, capsys):
     out = torch.full((num_rows, 3072 if activation is None else 1536), float("nan"), dtype=x.dtype, device="cuda")
     wanted = out.float()
     before = residual.clone()
-    tensors = (x, first, None, 1.0, residual, norm, x_norm, 1e-6, True, False, weight, None, activation)
+    tensors = (x, first, None, 1.0, residual, norm, x_norm, 1e-6, True, False, weight, None, activation, 0)
     total = project_normed(out, *tensors)
     wide = [one.float() if isinstance(one, torch.Tensor) else one for one in tensors]
     wanted_total = project_normed.reference(wanted, *wide)
@@ -127,7 +127,7 @@ def test_dependent_launches_in_a_graph_give_what_launches_one_by_one_give():
             for weight in weights:
                 out = torch.empty_like(h)
                 total = project_normed(
-                    out, h, weight, None, 1.0, total, norm, norm, 1e-6, True, False, weight, None, None
+                    out, h, weight, None, 1.0, total, norm, norm, 1e-6, True, False, weight, None, None, 0
                 )
                 wait()
                 h = torch.empty_like(h)

@@ -46,7 +46,8 @@ class LayerAttention:
     """One layer's attention: its numbers, and the memory its keys and values live in.
 
     `window` counts the keys a query sees, itself included. The caches may be strided, with contiguous heads. Layers of
-    one `kv_group` have their keys at the same places of their memory, and one page table.
+    one `kv_group` have their keys at the same places of their memory, and one page table. With `reader_merges` what
+    reads the output can merge it from parts.
     """
 
     num_heads: int
@@ -60,6 +61,7 @@ class LayerAttention:
     window: int | None = None
     softcap: float | None = None
     sinks_H: Tensor | None = None
+    reader_merges: bool = False
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -178,6 +180,10 @@ class AttentionBackend(ABC):
         """
         return ((),) * len(layers)
 
+    def parts_left(self, layer: LayerAttention, num_requests: int) -> int:
+        """In how many parts `write_and_attend` leaves each head's output in a decode step; 0: it is merged."""
+        return 0
+
     def write_target(self, layer: LayerAttention, locs_T: Tensor, prepared: Tensors) -> tuple[Tensor, Tensor, Tensor]:
         """Where the step's new keys and values go: memory of keys, of values, and a location in both for each token.
 
@@ -188,7 +194,10 @@ class AttentionBackend(ABC):
     def write_and_attend(
         self, plan: AttentionPlan, layer: LayerAttention, new: NewTokens, out_TY: Tensor, prepared: Tensors
     ) -> None:
-        """Norms and rotates queries and keys, writes new keys and values, attends. May overwrite the projection."""
+        """Norms and rotates queries and keys, writes new keys and values, attends. May overwrite the projection.
+
+        `out_TY` is as wide as `kernels.attention.left_width` says for the parts that are left.
+        """
         transform = new.transform
         q_THD, k_TKD, v_TKE = split_heads(new.qkv_TX, layer.num_kv_heads, layer.k_head_dim, layer.v_head_dim)
         target = self.write_target(layer, new.locs_T, prepared)

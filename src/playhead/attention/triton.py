@@ -33,6 +33,7 @@ from playhead.kernels.splits import (
     num_parts,
     num_splits,
     num_splits_beside_prompts,
+    parts_left,
 )
 from playhead.kv.pool import ForwardLocs
 
@@ -59,7 +60,8 @@ class TritonBackend(AttentionBackend):
         device = page_table_RP.device
         self._parts = torch.zeros(most_numbers, dtype=torch.float32, device=device)
         self._tops_sums = torch.zeros(2 * most_parts, dtype=torch.float32, device=device)
-        most_arrivals = max(num_arrivals(*step) for step in steps)
+        most_left = max(parts_left(shape, 1) * shape.num_kv_heads for shape in shapes)
+        most_arrivals = max(most_left, *(num_arrivals(*step) for step in steps))
         self._arrivals = torch.zeros(most_arrivals, dtype=torch.int32, device=device)
 
     @property
@@ -79,6 +81,9 @@ class TritonBackend(AttentionBackend):
         order_B = longest_first(seq_lens_B)
         return tuple((order_B,) if one else () for one in has_order)
 
+    def parts_left(self, layer: LayerAttention, num_requests: int) -> int:
+        return parts_left(decode_shape(layer, self.page_table_RP), num_requests) if layer.reader_merges else 0
+
     def write_and_attend(
         self, plan: AttentionPlan, layer: LayerAttention, new: NewTokens, out_TY: Tensor, prepared: Tensors
     ) -> None:
@@ -93,6 +98,7 @@ class TritonBackend(AttentionBackend):
             *self._scratch,
             splits,
             *(prepared or (None,)),
+            self.parts_left(layer, out_TY.shape[0]),
         )
         write_and_decode(new.qkv_TX, out_TY, *transform.tensors, new.positions_T, new.locs_T, *rest)
 

@@ -2,11 +2,13 @@
 
 Shapes: T tokens, B requests, X = all heads of q, k and v, Y = all heads of the output, H query heads, K kv heads,
 G = H / K, D head dim of q and k, E head dim of v, W = D or all heads' dims together, Q queries of one request, J keys
-looked at, R rows of the page table, P pages per row, N pages of the layer's pool, S locations per page, * any leading
-dims.
+looked at, L parts that are left of a head's output, Z numbers of an output in parts, R rows of the page table, P pages
+per row, N pages of the layer's pool, S locations per page, * any leading dims.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -14,6 +16,8 @@ from torch import Tensor
 from playhead.kernels.elementwise import softmax_with_sinks
 from playhead.kernels.op import like_first, op
 from playhead.kernels.rope import qk_rope_write, split_heads
+
+NO_WEIGHT = -1.0e30  # what the logarithm of a part's weight is, where the part is none
 
 
 @op(out=like_first, cuda="triton.longest_first:launch_longest_first")
@@ -74,13 +78,15 @@ def write_and_decode(
     eps: float, unit_offset: bool, interleaved: bool,
     k_cache_NSKD: Tensor, v_cache_NSKE: Tensor, page_table_RP: Tensor, rows_B: Tensor, seq_lens_B: Tensor,
     sinks_H: Tensor | None, scale: float, window: int | None, softcap: float | None,
-    parts: Tensor, part_tops_sums: Tensor, arrivals: Tensor, num_splits: int, order_B: Tensor | None,
+    parts: Tensor, part_tops_sums: Tensor, arrivals: Tensor, num_splits: int, order_B: Tensor | None, num_left: int,
 ) -> None:  # fmt: skip
     """`qk_rope_write`, then `decode`, over a packed projection: writes every row of `out_BY`, all heads of the output.
 
     A request's newest token stands at its length - 1: the kernel that does both does not look at `positions_B`.
     That kernel leaves the projection as it is. A request at the sink gets its own value as output,
     whatever the sink holds.
+
+    With `num_left` the output is left in so many parts of each head, in float32, to be merged by `merge_left`.
     """
     num_kv_heads, k_head_dim, v_head_dim = *k_cache_NSKD.shape[2:], v_cache_NSKE.shape[3]
     q_BHD, k_BKD, v_BKE = split_heads(qkv_BX, num_kv_heads, k_head_dim, v_head_dim)
@@ -88,10 +94,39 @@ def write_and_decode(
         q_BHD, k_BKD, v_BKE, q_weight_W, k_weight_W, table_PR, positions_B, k_cache_NSKD, v_cache_NSKE, locs_B,
         eps, unit_offset, interleaved,
     )  # fmt: skip
+    out_BHE = q_BHD.new_empty(*q_BHD.shape[:2], v_head_dim) if num_left else out_BY.view(*q_BHD.shape[:2], v_head_dim)
     decode.reference(
-        q_BHD, out_BY.view(*q_BHD.shape[:2], v_head_dim), k_cache_NSKD, v_cache_NSKE, page_table_RP, rows_B, seq_lens_B,
+        q_BHD, out_BHE, k_cache_NSKD, v_cache_NSKE, page_table_RP, rows_B, seq_lens_B,
         sinks_H, scale, window, softcap,
     )  # fmt: skip
+    if num_left:
+        parts_BHLE, log_weights_BHL = split_left(out_BY, num_left, v_head_dim)
+        parts_BHLE.zero_()[:, :, 0] = out_BHE
+        log_weights_BHL.fill_(NO_WEIGHT)[:, :, 0] = 0.0
+
+
+def left_width(num_heads: int, head_dim: int, num_left: int) -> int:
+    """Numbers of a row of attention's output in so many parts of each head, with a weight for each; 0: as it is."""
+    return num_heads * (num_left * (head_dim + 1) if num_left else head_dim)
+
+
+def split_left(left_BZ: Tensor, num_left: int, head_dim: int) -> tuple[Tensor, Tensor]:
+    """The parts of each head, and the logarithms of their weights to the base of 2: views of attention's output."""
+    num_heads = left_BZ.shape[1] // (num_left * (head_dim + 1))
+    parts_BHLE = left_BZ[:, : num_heads * num_left * head_dim].view(-1, num_heads, num_left, head_dim)
+    return parts_BHLE, left_BZ[:, num_heads * num_left * head_dim :].view(-1, num_heads, num_left)
+
+
+def head_dim_of(left_BZ: Tensor, num_left: int, num_inputs: int) -> int:
+    """A row has, of each part, a number for each input of its reader and one for each head."""
+    return num_inputs // (left_BZ.shape[1] // num_left - num_inputs)
+
+
+def merge_left(left_BZ: Tensor, num_left: int, num_inputs: int) -> Tensor:
+    """Attention's output from its parts, for a reader with so many inputs, all heads of the output."""
+    parts_BHLE, log_weights_BHL = split_left(left_BZ, num_left, head_dim_of(left_BZ, num_left, num_inputs))
+    weights_BHL = torch.softmax(log_weights_BHL * math.log(2.0), dim=2)
+    return torch.einsum("bhl,bhle->bhe", weights_BHL, parts_BHLE).flatten(1)
 
 
 @op(mutates=("out_THE", "parts", "part_tops_sums", "arrivals"), cuda="triton.extend:launch_extend")

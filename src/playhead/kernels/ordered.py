@@ -44,7 +44,7 @@ def gate_in_order(x_TI: Tensor, weight_JI: Tensor, bias_J: Tensor | None, activa
 def project_normed_in_order(
     out_TO: Tensor, x_TI: Tensor, first_MI: Tensor | None, first_bias_M: Tensor | None, scale: float,
     residual_TM: Tensor, norm_M: Tensor, x_norm_M: Tensor | None, eps: float, unit_offset: bool, centred: bool,
-    weight_OM: Tensor, bias_O: Tensor | None, activation: str | None,
+    weight_OM: Tensor | None, bias_O: Tensor | None, activation: str | None,
 ) -> Tensor:  # fmt: skip
     """`project_normed` in order: its first product is rounded, and so are gates and ups of its second."""
     dtype = x_TI.dtype

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from playhead.kernels.attention import merge_left
 from playhead.kernels.elementwise import UNCLAMPED, gated_activation
 from playhead.kernels.norm import add_rms_norm
 from playhead.kernels.op import op
@@ -47,14 +48,20 @@ def project_gated(x_TI: Tensor, weight_JI: Tensor, bias_J: Tensor | None, activa
 def project_normed(
     out_TO: Tensor, x_TI: Tensor, first_MI: Tensor | None, first_bias_M: Tensor | None, scale: float,
     residual_TM: Tensor, norm_M: Tensor, x_norm_M: Tensor | None, eps: float, unit_offset: bool, centred: bool,
-    weight_OM: Tensor, bias_O: Tensor | None, activation: str | None,
+    weight_OM: Tensor | None, bias_O: Tensor | None, activation: str | None, num_left: int = 0,
 ) -> Tensor:  # fmt: skip
     """Two products with a sum between: returns residual + x @ first.T in new memory, writes normed @ W.T into `out_TO`.
 
     The first product has a scale and may have a bias, as in `project`; without a matrix x is the product itself. It is
     normed before it is added if it has a norm (`x_norm_M`), as in `add_rms_norm`. With an activation the second product
-    is gated, as in `project_gated`. A sum in place would be overwritten while other programs still read the residual.
+    is gated, as in `project_gated`; without a second matrix the normed sum is written itself. A sum in place would be
+    overwritten while other programs still read the residual.
+
+    With `num_left` x is attention's output in so many parts of each head: the first product is of what they make.
     """
+    if num_left:
+        assert first_MI is not None, "parts are a product's to merge"
+        x_TI = merge_left(x_TI, num_left, first_MI.shape[1]).to(residual_TM.dtype)
     x_TM = x_TI if first_MI is None else product(x_TI, first_MI, first_bias_M, scale, torch.float32)
     norm = (norm_M, x_norm_M, eps, unit_offset, centred)
     return product_of_normed(out_TO, x_TM, residual_TM, norm, weight_OM, bias_O, activation, torch.float32)
@@ -78,12 +85,14 @@ def gated_product(
 
 def product_of_normed(
     out_TO: Tensor, x_TM: Tensor, residual_TM: Tensor, norm: tuple[Any, ...],
-    weight_OM: Tensor, bias_O: Tensor | None, activation: str | None, dtype: torch.dtype,
+    weight_OM: Tensor | None, bias_O: Tensor | None, activation: str | None, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
-    """Returns the sum of x and the residual in new memory, and writes the product of the normed sum."""
+    """Returns the sum of x and the residual in new memory, and writes the normed sum or its product."""
     total_TM = residual_TM.clone()
     h_TM = add_rms_norm.reference(x_TM, total_TM, *norm)
-    if activation is None:
+    if weight_OM is None:
+        out_TO.copy_(h_TM)
+    elif activation is None:
         project.reference(out_TO, h_TM, weight_OM, bias_O, 1.0, False)
     else:
         out_TO.copy_(gated_product(h_TM, weight_OM, bias_O, activation, dtype))

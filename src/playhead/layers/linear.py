@@ -145,6 +145,11 @@ class PlainLinear(nn.Module):
         """Whether the product of such rows may be one op with what is around it."""
         return x_TI.is_cuda
 
+    @property
+    def can_merge(self) -> bool:
+        """Whether the rows may come in parts that attention left, where the product is one op with the norm behind."""
+        return self.is_fused_on(self.weight) and not self.is_ordered and self.bias is None and self.scale == 1.0
+
     def _multiply_by_op(self, out_TO: torch.Tensor, x_TI: torch.Tensor, *, adds: bool) -> None:
         if self.is_ordered:
             matmul_in_order(x_TI, self.weight, self.bias, out_TO, self.scale, adds)
@@ -161,13 +166,22 @@ def order_sums(decoder: nn.Module) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Product:
-    """A product that is still to be made, so that it can be one op with what follows: a block's output."""
+    """A product that is still to be made, so that it can be one op with what follows: a block's output.
+
+    With `num_left` the rows are attention's output in so many parts of each head, which that op merges.
+    """
 
     linear: Linear
     x_TI: torch.Tensor
+    num_left: int = 0
 
     def __call__(self) -> torch.Tensor:
+        assert not self.num_left, "parts are left to `project_normed` alone"
         return self.linear(self.x_TI)
+
+
+SecondProduct = tuple[torch.Tensor | None, torch.Tensor | None, str | None]
+"""A matrix, its bias and an activation that gates; all None: no product."""
 
 
 def product_of_stream(
@@ -181,6 +195,17 @@ def product_of_stream(
     return residual_TM, linear(h_TM, out_TO)
 
 
+def normed_end(stream: Stream, norm: Norm) -> torch.Tensor:
+    """What the norm behind the last layer makes of the complete residual."""
+    output = stream.output
+    last = output.linear if isinstance(output, Product) else None
+    if output is None or not isinstance(last, PlainLinear) or not last.is_fused_on(stream.residual_TM):
+        return stream.normed(norm)[1]
+    out_TM = stream.residual_TM.new_empty(stream.residual_TM.shape)
+    fused = _fused(last, output, stream, norm, out_TM, (None, None, None))
+    return stream.normed(norm)[1] if fused is None else fused[1]
+
+
 def _fused_product(
     linear: Linear,
     stream: Stream,
@@ -189,19 +214,29 @@ def _fused_product(
     activation: Activation | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """The complete residual and the product, gated with an activation, by one op; None where several are needed."""
-    residual_TM, output, output_norm = stream.residual_TM, stream.output, stream.output_norm
+    residual_TM, output = stream.residual_TM, stream.output
     if output is None or norm is None or not isinstance(linear, PlainLinear) or not linear.is_fused_on(residual_TM):
-        return None
-    if output_norm is not None and output_norm.spec != norm.spec:  # one kernel has one eps
         return None
     if out_TO is None:
         num_outputs = linear.weight.shape[0] // (1 if activation is None else 2)
         out_TO = residual_TM.new_empty((residual_TM.shape[0], num_outputs))
+    what = (linear.weight, linear.bias, None if activation is None else activation.value)
+    return _fused(linear, output, stream, norm, out_TO, what)
+
+
+def _fused(
+    linear: PlainLinear, output: Output, stream: Stream, norm: Norm, out_TO: torch.Tensor, what: SecondProduct
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The same with memory for what is read of the sum: `what` the op multiplies it by, in the order of `linear`."""
+    output_norm = stream.output_norm
+    if output_norm is not None and output_norm.spec != norm.spec:  # one kernel has one eps
+        return None
     x_TI, first_MI, first_bias_M, scale = _factors(output)
     norms = (norm.weight, None if output_norm is None else output_norm.weight, *norm.numbers)
-    what = (linear.weight, linear.bias, None if activation is None else activation.value)
-    fused = project_normed_in_order if linear.is_ordered else project_normed
-    return fused(out_TO, x_TI, first_MI, first_bias_M, scale, residual_TM, *norms, *what), out_TO
+    call = (out_TO, x_TI, first_MI, first_bias_M, scale, stream.residual_TM, *norms, *what)
+    if linear.is_ordered:
+        return project_normed_in_order(*call), out_TO
+    return project_normed(*call, output.num_left if isinstance(output, Product) else 0), out_TO
 
 
 def _factors(output: Output) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, float]:

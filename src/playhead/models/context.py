@@ -26,3 +26,6 @@ class ForwardContext(Protocol):
         may do that in place. Scale, window, softcap and sinks are the layer's own: the context has them from the spec
         and `Decoder.sinks`. In a captured graph this call is a break.
         """
+
+    def parts_left(self, layer_index: int) -> int:
+        """In how many parts of each head `attend` leaves its output, for layers that can merge them; 0: none."""

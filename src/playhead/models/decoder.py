@@ -17,11 +17,11 @@ from playhead.attention.base import QKTransform
 from playhead.kernels.elementwise import softcap_
 from playhead.kernels.head import NO_CAP, can_choose, head_logits, head_tokens
 from playhead.layers.attention import AttentionBlock
-from playhead.layers.linear import GatedMlp, Linear, PlainLinear, Product, WeightFormat, product_of_stream
+from playhead.layers.linear import GatedMlp, Linear, PlainLinear, Product, WeightFormat, normed_end, product_of_stream
 from playhead.layers.moe import MoeMlp
 from playhead.layers.norm import Norm, Stream
 from playhead.layers.rope import Rope
-from playhead.layers.spec import MoeSpec, RopeSpec
+from playhead.layers.spec import MoeSpec, QKNorm, RopeSpec
 from playhead.models.context import ForwardContext
 from playhead.models.spec import LayerSpec, ModelSpec, Placement
 
@@ -59,10 +59,23 @@ class DecoderLayer(nn.Module):
         if self.spec.placement is Placement.PARALLEL:
             return self._side_by_side(stream, ctx, room_TX)
         residual_TM, qkv_TX = product_of_stream(self.attention.qkv, stream, self.pre_attention_norm, room_TX)
-        attended = Product(linear=self.attention.out, x_TI=ctx.attend(self.index, qkv_TX))
+        attended = Product(
+            linear=self.attention.out, x_TI=ctx.attend(self.index, qkv_TX), num_left=ctx.parts_left(self.index)
+        )
         stream = Stream(residual_TM=residual_TM, output=attended, output_norm=self.post_attention_norm)
         residual_TM, fed = self.mlp.of_stream(stream, self.pre_mlp_norm, ctx.live_rows())
         return Stream(residual_TM=residual_TM, output=fed, output_norm=self.post_mlp_norm)
+
+    @property
+    def can_merge_attention(self) -> bool:
+        """Whether attention may leave its output in parts: the product that reads it is one op with what follows."""
+        out, before, behind = self.attention.out, self.post_attention_norm, self.pre_mlp_norm
+        is_one_op = (
+            isinstance(self.mlp, GatedMlp) and behind is not None and self.spec.placement is not Placement.PARALLEL
+        )
+        has_one_eps = before is None or behind is None or before.spec == behind.spec
+        is_split_by_head = self.spec.attention.qk_norm is not QKNorm.FULL
+        return is_one_op and has_one_eps and is_split_by_head and isinstance(out, PlainLinear) and out.can_merge
 
     def _side_by_side(self, stream: Stream, ctx: ForwardContext, room_TX: torch.Tensor) -> Stream:
         """Attention and MLP of the same input; the output is their sum."""
@@ -123,6 +136,11 @@ class Decoder(nn.Module):
         return tuple(block.attention.sinks_H for block in self._stack)
 
     @property
+    def can_merge_attention(self) -> tuple[bool, ...]:
+        """For each layer, whether attention may leave its output in parts."""
+        return tuple(block.can_merge_attention for block in self._stack)
+
+    @property
     def transforms(self) -> tuple[QKTransform, ...]:
         """Each layer's norms and rotation of queries and keys, for positions below `num_positions`."""
         assert self.num_positions, "no table of positions: call `reach` first"
@@ -137,8 +155,7 @@ class Decoder(nn.Module):
         stream = Stream(residual_TM=residual_TM)
         for block in self._stack:
             stream = block(stream, ctx)
-        _, h_TM = stream.normed(self.final_norm)
-        return h_TM
+        return normed_end(stream, self.final_norm)
 
     @contextmanager
     def one_layer_of_each_kind(self) -> Iterator[None]:

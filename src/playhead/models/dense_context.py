@@ -57,6 +57,9 @@ class DenseContext:
     def room(self, layer_index: int, h_TM: torch.Tensor) -> torch.Tensor:
         return h_TM.new_empty(h_TM.shape[0], sum(self._specs[layer_index].qkv_sizes))
 
+    def parts_left(self, layer_index: int) -> int:
+        return 0
+
     def attend(self, layer_index: int, qkv_TX: torch.Tensor) -> torch.Tensor:
         spec, sinks_H = self._specs[layer_index], self._sinks[layer_index]
         q_THD, k_TKD, v_TKE = turned_qkv(qkv_TX, spec, self._transforms[layer_index], self.positions_T)

@@ -25,6 +25,7 @@ from playhead.graph.capture import Inputs, StepFn
 from playhead.graph.slots import Batch, FillContext
 from playhead.graph.spec import OwnedMemory, RunAxis, StepSpec
 from playhead.graph.split import CUT
+from playhead.kernels.attention import left_width
 from playhead.kernels.tokens import advance, newest_ids
 from playhead.kv.geometry import KVDtype, KVGeometry, LayerKV
 from playhead.kv.pool import ForwardTokens, MHAKVPool
@@ -84,6 +85,7 @@ def layer_attentions(decoder: Decoder, pool: KVPool) -> tuple[LayerAttention, ..
                 window=spec.window,
                 softcap=spec.softcap,
                 sinks_H=decoder.sinks[index],
+                reader_merges=decoder.can_merge_attention[index],
             )
         )
     return tuple(layers)
@@ -124,6 +126,7 @@ class ScopedContext:
     specs: tuple[AttentionSpec, ...]
     breaks: tuple[BreakOp, ...]
     prepared: tuple[Tensors, ...]
+    left: tuple[int, ...]
     live_T: torch.Tensor | None
 
     def live_rows(self) -> torch.Tensor | None:
@@ -138,6 +141,9 @@ class ScopedContext:
         (out_TY,) = self.scope.call(self.breaks[layer_index], qkv_TX, *prepared, site=layer_index)
         return out_TY
 
+    def parts_left(self, layer_index: int) -> int:
+        return self.left[layer_index]
+
 
 class ModelStep:
     """One decoder, its KV pool and an attention backend. The seams `embed`, `layers`, `head` are the decoder's own."""
@@ -147,12 +153,11 @@ class ModelStep:
     ) -> None:
         self.decoder, self.pool, self.layers, self.backend = decoder, pool, layers, backend
         self._specs, self._transforms = tuple(layer.attention for layer in decoder.spec.layers), decoder.transforms
-        # The packed projection does not say how wide attention's output is, so every width has a break of its own.
-        widths = dict.fromkeys(spec.output_size for spec in self._specs)
         # A strong reference to the method would be a cycle, and all KV memory would wait for the garbage collector.
         run = weak_run(WeakMethod(self._attend))
-        breaks = {width: attention_break(run, width) for width in widths}
-        self._breaks = tuple(breaks[spec.output_size] for spec in self._specs)
+        # The packed projection does not say what attention's output is like, so every kind has a break of its own.
+        kinds = dict.fromkeys(kind_of(layer, left) for layer in layers for left in (0, backend.parts_left(layer, 1)))
+        self._breaks = {kind: attention_break(run, *kind) for kind in kinds}
 
     @property
     def owned(self) -> tuple[OwnedMemory, ...]:
@@ -175,10 +180,15 @@ class ModelStep:
         """Embedding and layer stack: h_TM, as `head` wants it. Begins with the translation, for all layers."""
         forward = self.pool.begin_forward(self.tokens(inputs, phase), is_launched=True)
         prepared: tuple[Tensors, ...] = ((),) * len(self.layers)
+        left = (0,) * len(self.layers)
         if phase is Phase.DECODE:
             prepared = self.backend.prepare(self.layers, forward, inputs)
+            left = tuple(self.backend.parts_left(layer, inputs[LOCS_SLOT].shape[0]) for layer in self.layers)
         live_T = inputs[LOCS_SLOT] != FULL_LOCS.sink if self.decoder.spec.has_experts else None
-        context = ScopedContext(scope=scope, specs=self._specs, breaks=self._breaks, prepared=prepared, live_T=live_T)
+        breaks = tuple(self._breaks[kind_of(*one)] for one in zip(self.layers, left, strict=True))
+        context = ScopedContext(
+            scope=scope, specs=self._specs, breaks=breaks, prepared=prepared, left=left, live_T=live_T
+        )
         return self.decoder.layers(self.decoder.embed(inputs["input_ids"]), context)
 
     def tokens(self, inputs: Inputs, phase: Phase) -> ForwardTokens:
@@ -253,11 +263,17 @@ def weak_run(method: WeakMethod[RunBreak]) -> RunBreak:
     return run
 
 
-def attention_break(run: RunBreak, width: int) -> BreakOp:
-    """Attention from one packed projection to out_TY, Y being `width`."""
+def kind_of(layer: LayerAttention, num_left: int) -> tuple[int, int]:
+    """What tells attention's outputs apart: how wide they are, and in how many parts of each head they are left."""
+    return left_width(layer.num_heads, layer.v_head_dim, num_left), num_left
+
+
+def attention_break(run: RunBreak, width: int, num_left: int) -> BreakOp:
+    """Attention from one packed projection to out_TY, Y being `width`; parts are float32."""
 
     def outputs(inputs: Tensors) -> list[TensorSpec]:
-        return [TensorSpec(shape=(inputs[0].shape[0], width), dtype=inputs[0].dtype)]
+        dtype = torch.float32 if num_left else inputs[0].dtype
+        return [TensorSpec(shape=(inputs[0].shape[0], width), dtype=dtype)]
 
     return BreakOp(f"playhead_step::attention_{width}", run=run, outputs=outputs)
 

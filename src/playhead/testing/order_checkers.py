@@ -128,6 +128,9 @@ class AttendsOnce:
     def live_rows(self) -> None:
         """All rows are tokens."""
 
+    def parts_left(self, layer_index: int) -> int:
+        return self.backend.parts_left(self.layers[layer_index], 1)
+
     def attend(self, layer_index: int, qkv_TX: Tensor) -> Tensor:
         layer, num_tokens = self.layers[layer_index], qkv_TX.shape[0]
         q_THD = qkv_TX.new_empty((num_tokens, layer.num_heads, layer.k_head_dim))

@@ -16,6 +16,8 @@ from playhead.errors import GraphError
 from playhead.graph.breaks import Tensors
 from playhead.graph.capture import Inputs
 from playhead.graph.runner import GraphRunner
+from playhead.kernels import projection
+from playhead.kernels.attention import head_dim_of, merge_left
 from playhead.kernels.cpu import rope
 from playhead.kernels.cpu.arrays import Array
 from playhead.kernels.tokens import advance
@@ -33,6 +35,7 @@ from playhead.step.inputs import StepInput, StepRequests, batch_of
 from playhead.step.outbox import NUM_BOXES
 from playhead.step.worker import HostStopwatch, InFlight, Worker
 from playhead.testing.mutant import Checker, Mutant, Oracle, Patch, mutant, swapped
+from playhead.testing.parts_left import as_on_a_gpu
 from playhead.testing.tiny_engine import Ask, greedy, tiny_engine, tokens_alone
 from playhead.testing.tiny_worker import dense_logits, differences, last_logits, tiny_worker
 from playhead.types import Mode, Step
@@ -184,6 +187,19 @@ def traced_at_the_first_size() -> Patch:
     return swapped(GraphRunner, "largest_inputs", one_row)
 
 
+@mutant(
+    "parts of heads in another order",
+    source="two kernels share a layout: one leaves parts, the other one merges them",
+    killed_by=("parts on the tape",),
+)
+def heads_in_another_order() -> Patch:
+    def merge(left_BZ: torch.Tensor, num_left: int, num_inputs: int) -> torch.Tensor:
+        merged_BY = merge_left(left_BZ, num_left, num_inputs)
+        return merged_BY.roll(head_dim_of(left_BZ, num_left, num_inputs), dims=1)
+
+    return swapped(projection, "merge_left", merge)
+
+
 Dense = dict[tuple[int, ...], torch.Tensor]
 
 
@@ -301,6 +317,13 @@ def capture_between_steps(wanted: dict[str, list[int]]) -> list[str]:
     return [] if tokens == wanted[ALONE.name] else [f"found {tokens}; wanted {wanted[ALONE.name]}"]
 
 
+def parts_on_the_tape(wanted: dict[str, list[int]]) -> list[str]:
+    """A request alone, whose attention leaves its output in more parts than it has keys at first."""
+    with as_on_a_gpu(3):
+        tokens = tokens_alone([ALONE])
+    return [] if tokens == wanted else [f"found {tokens}; wanted {wanted}"]
+
+
 STEP_MUTANTS: tuple[Mutant, ...] = (
     places_read_after_launch,
     page_table_behind,
@@ -313,6 +336,7 @@ STEP_MUTANTS: tuple[Mutant, ...] = (
     box_of_an_unread_step,
     padded_rows_advanced,
     traced_at_the_first_size,
+    heads_in_another_order,
 )
 
 DENSE_PROMPTS = Oracle(name="dense prompts", compute=lambda: dense([*PROMPTS, *MANY_PROMPTS]))
@@ -331,6 +355,7 @@ STEP_CHECKERS: tuple[Checker, ...] = (
     Checker(name="failed step", run=failed_step, oracles=(DENSE_PROMPTS,)),
     Checker(name="failed ways back", run=failed_ways_back, oracles=(DENSE_PREFIXES,)),
     Checker(name="worker audit", run=worker_audit),
+    Checker(name="parts on the tape", run=parts_on_the_tape, oracles=(TOKENS_ALONE,)),
     Checker(name="the sink of a batch", run=sink_of_a_batch),
     Checker(name="capture between steps", run=capture_between_steps, oracles=(TOKENS_ALONE,), raises=(GraphError,)),
 )

@@ -15,6 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from playhead.kernels.attention import left_width
 from playhead.kernels.triton import (
     activation as activation_triton,
 )
@@ -35,6 +36,9 @@ from playhead.kernels.triton import (
 )
 from playhead.kernels.triton import (
     head as head_triton,
+)
+from playhead.kernels.triton import (
+    left as left_triton,
 )
 from playhead.kernels.triton import (
     longest_first as longest_first_triton,
@@ -126,14 +130,16 @@ def decode(num_heads, num_kv_heads, head_dim, page_size, window, num_requests=32
     )
 
 
-def write_and_decode(num_heads, num_kv_heads, head_dim, window):
+def write_and_decode(num_heads, num_kv_heads, head_dim, window, num_requests=32, num_left=0):
     """A decode step from its packed projection on."""
     scratch = (meta(64, dtype=torch.float32), meta(64, dtype=torch.float32), indices(64))
     caches = [meta(64, 16, num_kv_heads, head_dim) for _ in "kv"]
-    tables, scoring = (indices(33, 512), indices(32), indices(32)), (None, 0.1, window, None)
-    turning = (meta(head_dim), meta(head_dim), meta(4096, head_dim, dtype=torch.float32), indices(32), indices(32))
-    qkv, out = meta(32, (num_heads + 2 * num_kv_heads) * head_dim), meta(32, num_heads * head_dim)
-    call = (qkv, out, *turning, 1e-6, True, False, *caches, *tables, *scoring, *scratch, 8, None)
+    per_request = [indices(num_requests) for _ in range(4)]
+    tables, scoring = (indices(33, 512), *per_request[:2]), (None, 0.1, window, None)
+    turning = (meta(head_dim), meta(head_dim), meta(4096, head_dim, dtype=torch.float32), *per_request[2:])
+    qkv = meta(num_requests, (num_heads + 2 * num_kv_heads) * head_dim)
+    out = meta(num_requests, left_width(num_heads, head_dim, num_left))
+    call = (qkv, out, *turning, 1e-6, True, False, *caches, *tables, *scoring, *scratch, 32, None, num_left)
     kernel = write_and_decode_triton.write_and_decode_kernel
     return compiled(kernel, lambda: write_and_decode_triton.launch_write_and_decode(*call))
 
@@ -310,8 +316,16 @@ def project_gated(num_rows, num_outputs=13824, num_inputs=1152):
 
 def project_normed():
     norms = (meta(2048), meta(2048), 1e-6, True, False)
-    call = (meta(1, 3072), meta(1, 2048), None, None, 1.0, meta(1, 2048), *norms, meta(3072, 2048), None, None)
+    call = (meta(1, 3072), meta(1, 2048), None, None, 1.0, meta(1, 2048), *norms, meta(3072, 2048), None, None, 0)
     return compiled(projection_triton.row_kernel, lambda: projection_triton.launch_project_normed(*call))
+
+
+def merge_and_multiply(num_outputs, num_heads, head_dim, num_left):
+    left = meta(1, left_width(num_heads, head_dim, num_left), dtype=torch.float32)
+    weight = meta(num_outputs, num_heads * head_dim)
+    return compiled(
+        left_triton.merging_row_kernel, lambda: projection_triton.merge_and_multiply(left, weight, num_left)
+    )
 
 
 def least_keys(dtype):
@@ -366,6 +380,10 @@ KERNELS = {
     "decode 64 full": lambda: decode(32, 8, 64, 16, None),
     "decode 256 with the newest key": lambda: write_and_decode(4, 1, 256, 512),
     "decode 64 with the newest key": lambda: write_and_decode(32, 8, 64, None),
+    "leave parts 256": lambda: write_and_decode(4, 1, 256, 512, 1, 16),
+    "leave parts 64": lambda: write_and_decode(32, 8, 64, None, 1, 4),
+    "merge parts 256": lambda: merge_and_multiply(1152, 4, 256, 16),
+    "merge parts 64": lambda: merge_and_multiply(2048, 32, 64, 4),
     "decode 256 beside prompts": lambda: decode_rows(8, 4, 256),
     "extend 256": lambda: extend(4, 1, (256, 256), 8192, None, None),
     "extend 256 window small": lambda: extend(4, 1, (256, 256), 1024, 512, 50.0),

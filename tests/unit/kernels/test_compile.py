@@ -108,6 +108,19 @@ def test_warps_wait_for_each_other_once_between_the_projection_and_attention(ker
     assert [row["barriers_before_product"] for row in rows] == [1, 1]
 
 
+def test_attention_that_leaves_parts_waits_no_more_and_their_merge_hardly(kernels):
+    """A merged row goes to the threads that multiply by it, and sums to those that store them: two barriers each, and
+    one more where two warps share a row of weights. All weights are on their way before.
+    """
+    leaving, merging = (
+        [row for name, row in kernels.items() if name.startswith(f"{what} parts")] for what in ("leave", "merge")
+    )
+    assert [row["barriers_before_product"] for row in leaving] == [1, 1]
+    assert [row["barriers_behind_wait"] for row in merging] == [5, 8]
+    assert [row["loads_before_wait"] for row in merging] == [8, 16]
+    assert all(row["stack_bytes"] == 0 for row in (*leaving, *merging))
+
+
 def test_rope_waits_for_the_projection_and_for_nothing_else(kernels):
     """Two numbers of the step, angles and weights, all of them loaded before. No warp needs what another one has."""
     rows = [row for name, row in kernels.items() if name.startswith("rope ")]

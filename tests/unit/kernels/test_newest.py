@@ -67,6 +67,7 @@ def random_call(
         torch.zeros(num_requests * num_heads * (num_splits + 1), dtype=torch.int32),
         num_splits,
         indices(order) if order else None,
+        0,
     ]
 
 

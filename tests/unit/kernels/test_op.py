@@ -118,7 +118,7 @@ CALLS = {
     project_normed_in_order: project_normed_call,
     project: project_call,
     project_gated: lambda: (torch.randn(2, 8), torch.randn(6, 8), torch.randn(6), "silu"),
-    project_normed: project_normed_call,
+    project_normed: lambda: (*project_normed_call(), 0),
     rms_norm: norm_call,
     add_rms_norm: add_norm_call,
     norm_add_: lambda: (torch.randn(2, 8), torch.randn(2, 8), torch.randn(8), 1e-6, True, False),

@@ -108,7 +108,7 @@ def test_a_product_of_a_normed_sum_agrees_with_reference(kind, norm_x, activatio
     total = torch.full((1, 80), float("nan"))
     rest = (norm, x_norm if norm_x else None, 1e-6, *kind)
     launch_tiles(ROW, found, x, weight, bias, activation=activation, total_TI=total, norm=(residual, *rest))
-    call_of_op = (x, None, None, 1.0, residual, *rest, weight, bias, activation)
+    call_of_op = (x, None, None, 1.0, residual, *rest, weight, bias, activation, 0)
     wanted_total = project_normed.reference(wanted, *call_of_op)
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(total, wanted_total)

@@ -69,6 +69,9 @@ class ScopeContext:
     def live_rows(self):
         return None
 
+    def parts_left(self, layer_index):
+        return 0
+
     def attend(self, layer_index, qkv_TX):
         return self.scope.call(self.attention, qkv_TX, site=layer_index)[0]
 

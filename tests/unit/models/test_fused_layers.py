@@ -12,9 +12,9 @@ from playhead.models.checkpoint.dummy import dummy_decoder
 from tests.unit.models.test_decoder_capture import CONFIGS, SIZES, forward, inputs_of, live_of
 from tests.unit.models.test_layer_ops import HEADS, OpNames
 
-FUSED = {"gemma3": 3, "llama": 3, "granite": 3, "gpt_oss": 1, "olmo3": 0, "cohere2": 0}
-"""Sums between two products in two layers (four of them): the residual is whole before the first layer. Experts are no
-product, OLMo norms no sum, and what stands between Cohere's layers has three readers.
+FUSED = {"gemma3": 4, "llama": 4, "granite": 4, "gpt_oss": 1, "olmo3": 1, "cohere2": 0}
+"""Sums behind products in two layers (four of them), the last one in front of the final norm. Experts are no product,
+OLMo norms no sum but the last, and what stands between Cohere's layers has three readers.
 """
 
 

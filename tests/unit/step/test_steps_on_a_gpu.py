@@ -160,7 +160,7 @@ def test_layers_of_a_step_of_many_programs_are_given_the_order_of_its_requests(s
         for many, is_given in ((2, True), (256, False)):
             with swapped(playhead.kernels.splits, "MANY_PROGRAMS", many), CalledOps() as ops:
                 decode(forward, inputs, SamplingKind.GREEDY)
-            orders = [args[-1] for op, args in ops.calls if op is write_and_decode.overload]
+            orders = [args[-2] for op, args in ops.calls if op is write_and_decode.overload]
             assert orders
             assert all((order_B is not None) is is_given for order_B in orders)
 
@@ -189,7 +189,7 @@ def test_ranks_and_small_heads_choose_from_logits(shapes):
 
 @pytest.mark.parametrize("mode", TPMode)
 def test_layers_of_a_rank_without_others_are_those_of_no_ranks(shapes, mode):
-    """It meets itself for the embedding, behind the last layer and for the choice. Two ranks meet in every layer."""
+    """It meets itself for the embedding and for the choice. Two ranks meet in every layer."""
     none = ops_of_decode(shapes, WHOLE)
     lone, one_of_two = (
         ops_of_decode(shapes, Shard(num_ranks=num_ranks, mode=mode, is_grouped=True)) for num_ranks in (1, 2)
@@ -198,7 +198,7 @@ def test_layers_of_a_rank_without_others_are_those_of_no_ranks(shapes, mode):
     assert none["project_normed"] > 0
     assert [lone[name] for name in in_layers] == [none[name] for name in in_layers]
     meetings = ["sum_over_ranks_", "gather_columns", "largest_over_ranks_"]
-    assert sum(lone[name] for name in meetings) == 3
+    assert sum(lone[name] for name in meetings) == 2
     assert sum(one_of_two[name] for name in meetings) > 2 + none["write_and_decode"]
 
 

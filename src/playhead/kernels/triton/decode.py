@@ -42,11 +42,12 @@ MIN_DOT_ROWS = 16  # what a tensor core instruction takes at least
 MIN_DOT_DEPTH = 16
 SM_REGISTERS = 65536
 MAX_REGISTERS = 255  # that a thread can name
+MOST_KEYS_OF_A_PART = 128  # of a split that is a part by itself: with more keys, splits merge
 MAX_ROWS = 64  # more query heads per kv head than this take more programs, which read the keys again
 
 
 @triton.jit
-def _merge(
+def merge_parts(
     parts, tops_sums, head_H, live_H, num_splits, first, step, count,
     E: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
@@ -84,7 +85,7 @@ def _store_rows(out, row_M, live_M, value_ME, E: tl.constexpr, BLOCK_E: tl.const
 
 
 @triton.jit
-def _store_part(parts, tops_sums, part_M, live_M, top_M, sum_M, acc_ME, E: tl.constexpr, BLOCK_E: tl.constexpr):
+def store_part(parts, tops_sums, part_M, live_M, top_M, sum_M, acc_ME, E: tl.constexpr, BLOCK_E: tl.constexpr):
     _store_rows(parts, part_M * E, live_M, acc_ME, E, BLOCK_E)
     tl.store(tops_sums + part_M * 2, top_M, mask=live_M)
     tl.store(tops_sums + part_M * 2 + 1, sum_M, mask=live_M)
@@ -147,17 +148,17 @@ def _merge_and_store(
     counters = arrivals + (request * tl.num_programs(0) + heads) * (tl.cdiv(num_splits, group_size) + 1)
     num_members = tl.minimum(num_live - leader, group_size)
     if count_in(counters + 1 + group, num_members):
-        top_H, sum_H, acc_HE = _merge(
+        top_H, sum_H, acc_HE = merge_parts(
             parts, tops_sums, request_head_H, live_H, num_splits, leader, 1, num_members, E, BLOCK_X, BLOCK_H, BLOCK_E
         )
         is_last = num_groups == 1
         if num_groups > 1:
             tl.debug_barrier()  # no thread may still read the part that is overwritten
             leader_H = request_head_H * num_splits + leader
-            _store_part(parts, tops_sums, leader_H, live_H, top_H, sum_H, acc_HE, E, BLOCK_E)
+            store_part(parts, tops_sums, leader_H, live_H, top_H, sum_H, acc_HE, E, BLOCK_E)
             is_last = count_in(counters, num_groups)
             if is_last:
-                top_H, sum_H, acc_HE = _merge(
+                top_H, sum_H, acc_HE = merge_parts(
                     parts, tops_sums, request_head_H, live_H, num_splits, 0, group_size, num_groups,
                     E, BLOCK_X, BLOCK_H, BLOCK_E,
                 )  # fmt: skip
@@ -197,7 +198,7 @@ def keep_share(
         _store_rows(out_row, head_M * out_head, live_M, acc_ME / tl.where(live_M, sum_M, 1.0)[:, None], E, BLOCK_E)
     else:
         part_M = (request * H + head_M) * num_splits + split
-        _store_part(parts, tops_sums, part_M, live_M, top_M, sum_M, acc_ME, E, BLOCK_E)
+        store_part(parts, tops_sums, part_M, live_M, top_M, sum_M, acc_ME, E, BLOCK_E)
         _merge_and_store(
             out_row, out_head, parts, tops_sums, arrivals, split, num_live,
             num_splits, group_size, heads, request, H, G, E, NUM_M_BLOCKS, BLOCK_M, BLOCK_X, BLOCK_H, BLOCK_E,
@@ -360,7 +361,8 @@ class Launch:
     @classmethod
     def of(
         cls, k_cache_NSKD: Tensor, v_cache_NSKE: Tensor, page_table_RP: Tensor, rows_B: Tensor, *,
-        num_heads: int, num_splits: int, window: int | None, cut: Cut, beside_prompts: bool = False,
+        num_heads: int, num_splits: int, window: int | None, cut: Cut,
+        beside_prompts: bool = False, num_left: int = 0,
     ) -> Launch:  # fmt: skip
         (num_kv_heads, head_dim), v_head_dim = k_cache_NSKD.shape[2:], v_cache_NSKE.shape[3]
         num_requests, group = rows_B.shape[0], num_heads // num_kv_heads
@@ -373,6 +375,8 @@ class Launch:
         k_strides, v_strides = k_cache_NSKD.stride()[:3], v_cache_NSKE.stride()[:3]
         part_elements = group * v_head_dim
         keys = cut.keys or keys_per_split(num_programs, tiles.block_j, part_elements, beside_prompts=beside_prompts)
+        if num_left:  # a split of several blocks saves no merge, but more splits than parts do merge
+            keys = keys._replace(whole=tiles.block_j, few=num_left, most=MOST_KEYS_OF_A_PART)
         return cls(
             grid=(num_kv_heads * num_m_blocks, num_requests, num_splits),
             numbers=(num_splits, cut.group_size or splits_per_group(num_splits, part_elements), *keys),

@@ -14,9 +14,12 @@ import torch
 import triton
 from torch import Tensor
 
+from playhead.kernels.attention import head_dim_of
 from playhead.kernels.elementwise import UNCLAMPED
+from playhead.kernels.splits import NUM_SMS, merging_share
 from playhead.kernels.triton.activation import launch_gated_activation_into
 from playhead.kernels.triton.dependent import dependent
+from playhead.kernels.triton.left import merging_row_kernel
 from playhead.kernels.triton.norm import launch_add
 from playhead.kernels.triton.projection_kernels import held_kernel, row_kernel, streamed_kernel
 from playhead.kernels.triton.projection_tiles import HeldTiles, RowTiles, StreamedTiles, Tiles, split_tiles, tiles_for
@@ -39,7 +42,8 @@ def launch_project_gated(*call: Any) -> Tensor:
 
 
 def launch_project_normed(*call: Any) -> Tensor:
-    return project_normed(_usual_way(), *call)
+    *rest, num_left = call
+    return project_normed(_usual_way(), *rest, num_left=num_left)
 
 
 class Way(NamedTuple):
@@ -65,16 +69,26 @@ def gate(way: Way, x_TI: Tensor, weight_JI: Tensor, bias_J: Tensor | None, activ
 
 def project_normed(
     way: Way, out_TO: Tensor, x_TI: Tensor, first_MI: Tensor | None, first_bias_M: Tensor | None, scale: float,
-    residual_TM: Tensor, *rest: Any,
+    residual_TM: Tensor, *rest: Any, num_left: int = 0,
 ) -> Tensor:  # fmt: skip
     norm_M, x_norm_M, eps, unit_offset, centred, weight_OM, bias_O, activation = rest
-    x_TM = x_TI if first_MI is None else _block_output(way, x_TI, first_MI, first_bias_M, scale)
-    total_TM, h_TM = (torch.empty(residual_TM.shape, dtype=x_TI.dtype, device=x_TI.device) for _ in range(2))
+    if first_MI is None:
+        x_TM = x_TI
+    elif num_left:
+        assert (first_bias_M, scale) == (None, 1.0), "no other product merges parts"
+        x_TM = merge_and_multiply(x_TI, first_MI, num_left)
+    else:
+        x_TM = _block_output(way, x_TI, first_MI, first_bias_M, scale)
+    total_TM, h_TM = (torch.empty(residual_TM.shape, dtype=residual_TM.dtype, device=x_TI.device) for _ in range(2))
     norm = (residual_TM, norm_M, x_norm_M, eps, unit_offset, centred)
+    if weight_OM is None:
+        launch_add(total_TM, out_TO, x_TM, *norm, in_order=way.in_order)
+        return total_TM
     tiles = way.tiles(h_TM, weight_OM)
     # Every program norms the row itself, which is cheaper than a kernel for it while they all run at the same time. A
-    # row that is cut in two would be summed twice as often: a kernel for it is as fast.
-    if isinstance(tiles, RowTiles) and not tiles.rest and weight_OM.shape[0] <= MOST_NORMS * tiles.block_n:
+    # row that is cut in two, or comes in parts, would be summed more often: a kernel for it is as fast.
+    is_whole = isinstance(tiles, RowTiles) and not tiles.rest and x_TM.dim() == 2
+    if tiles is not None and is_whole and weight_OM.shape[0] <= MOST_NORMS * tiles.block_n:
         launch_tiles(tiles, out_TO, x_TM, weight_OM, bias_O, activation=activation, total_TI=total_TM, norm=norm)
     else:
         launch_add(total_TM, h_TM, x_TM, *norm, in_order=way.in_order)
@@ -93,6 +107,23 @@ def _block_output(way: Way, x_TI: Tensor, weight_MI: Tensor, bias_M: Tensor | No
     parts_STM = torch.empty((tiles.num_splits, num_rows, num_outputs), dtype=torch.float32, device=x_TI.device)
     launch_tiles(tiles, parts_STM, x_TI, weight_MI, None, in_order=way.in_order)
     return parts_STM
+
+
+def merge_and_multiply(left_1Z: Tensor, weight_MI: Tensor, num_left: int) -> Tensor:
+    """The product with attention's output, which comes in parts: as its own parts [S, 1, M], by groups of heads."""
+    num_outputs, num_inputs = weight_MI.shape
+    head_dim = head_dim_of(left_1Z, num_left, num_inputs)
+    share = merging_share(head_dim)
+    num_shares = num_inputs // share
+    # A program for each multiprocessor, or a few more.
+    block_n = max(triton.next_power_of_2(num_outputs * num_shares // (NUM_SMS + NUM_SMS // 4)), 8)
+    parts_S1M = torch.empty((num_shares, 1, num_outputs), dtype=torch.float32, device=left_1Z.device)
+    merging_row_kernel[triton.cdiv(num_outputs, block_n), num_shares](
+        left_1Z, weight_MI, parts_S1M, num_outputs, num_inputs,
+        E=head_dim, HEADS=share // head_dim, LEFT=num_left, BLOCK_N=block_n, num_warps=share // 64,
+        **dependent(left_1Z),
+    )  # fmt: skip
+    return parts_S1M
 
 
 def _project_or_gate(

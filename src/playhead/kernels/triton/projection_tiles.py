@@ -22,6 +22,7 @@ ENOUGH_OUTPUTS = 8192  # of a map whose programs can each take 256 rows, and are
 MANY_OUTPUTS = 6144  # of a map whose programs fill a device although none takes a share of its inputs
 FEW_ROWS = 8  # whose products with 16 outputs are one matrix instruction
 LONG_ROW = 4096  # inputs: more are streamed, as no program can hold them
+LONG_SHARE = 1024  # inputs of a program that streams: eight blocks and more
 WIDE_ROW = 2048  # inputs: one such row is streamed through a matrix with many outputs whose programs all run at once
 DTYPES = (torch.bfloat16, torch.float16)
 
@@ -120,8 +121,10 @@ def split_tiles(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> HeldTiles | Stre
     if not is_long and num_rows <= 64:
         num_splits = min(num_splits, 4)
     num_splits = min(num_splits, -(-num_inputs // 128))
+    # A long share of few rows: 80 KB on their way, where 48 leave the memory waiting.
+    num_stages = 6 if num_rows <= FEW_ROWS and num_inputs >= LONG_SHARE * num_splits else 4
     return StreamedTiles(
-        block_r=block_r, block_n=64, block_k=128, num_stages=4, num_splits=num_splits, starts_early=True
+        block_r=block_r, block_n=64, block_k=128, num_stages=num_stages, num_splits=num_splits, starts_early=True
     )
 
 

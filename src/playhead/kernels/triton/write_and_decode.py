@@ -17,8 +17,9 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from playhead.kernels.attention import left_width
 from playhead.kernels.rope import split_heads
-from playhead.kernels.splits import WIDE_HEAD
+from playhead.kernels.splits import MOST_KEYS_TOGETHER, WIDE_HEAD
 from playhead.kernels.triton.decode import (
     AS_MEASURED,
     MAX_REGISTERS,
@@ -34,6 +35,7 @@ from playhead.kernels.triton.decode import (
     start_of_softmax,
 )
 from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
+from playhead.kernels.triton.left import leave_nothing, leave_share
 from playhead.kernels.triton.newest import add_newest, load_turning, newest_heads, repeated, store_newest
 from playhead.kernels.triton.rope import launch_qk_rope_write
 from playhead.kernels.triton.scores import attend_block, key_pages
@@ -41,7 +43,7 @@ from playhead.kernels.triton.scores import attend_block, key_pages
 MOST_KV_HEADS = 256  # of all requests: with more, a rope kernel before attention is faster,
 MOST_DIMS = 32_768  # and so it is with more dims of all their heads
 FEW_KV_HEADS = 64  # which leave the device room for programs with all registers there are
-MOST_KEYS = 16_384  # that a layer sees: with more, programs beside the projection crowd on few multiprocessors
+MOST_KEYS = MOST_KEYS_TOGETHER  # with more, programs beside the projection crowd on few multiprocessors
 FEW_REQUESTS = 8  # whose projection is so short that the kernel behind attention may start with it, except where
 # several wide heads attend: what is loaded early then delays their own loads
 
@@ -72,9 +74,13 @@ def write_and_decode_kernel(
     SAME_STRIDES: tl.constexpr, WINDOW: tl.constexpr, NUM_M_BLOCKS: tl.constexpr, F: tl.constexpr, STEP: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_X: tl.constexpr,
-    BLOCK_H: tl.constexpr, BLOCK_G: tl.constexpr, STARTS_EARLY: tl.constexpr, DEPENDENT: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_G: tl.constexpr, LEFT: tl.constexpr, STARTS_EARLY: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """With STARTS_EARLY the next kernel may load its weights while the projection runs."""
+    """With STARTS_EARLY the next kernel may load its weights while the projection runs.
+
+    With LEFT the output is left in so many parts of each head.
+    """
     if STARTS_EARLY:
         let_downstream_start(DEPENDENT)
     head, request, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -94,6 +100,7 @@ def write_and_decode_kernel(
     after_upstream(DEPENDENT)
     if not STARTS_EARLY:
         let_downstream_start(DEPENDENT)
+    out_row = out + request.to(tl.int64) * out_token
     if split < num_live:
         q_GD, k_GD, value_E = newest_heads(
             qkv + request.to(tl.int64) * qkv_token, head, turning, eps,
@@ -113,13 +120,21 @@ def write_and_decode_kernel(
                 top_M, sum_M, acc_ME, scale, softcap, k_page, k_slot, v_page, v_slot,
                 D, E, PAGE_SIZE, SAME_STRIDES, HAS_SOFTCAP, BLOCK_D, BLOCK_E, BLOCK_J,
             )  # fmt: skip
-        keep_share(
-            top_M, sum_M, acc_ME, out + request.to(tl.int64) * out_token, parts, tops_sums, arrivals,
-            head, request, split, num_live, num_splits, group_size, E,
-            H, G, E, NUM_M_BLOCKS, BLOCK_M, BLOCK_E, BLOCK_X, BLOCK_H,
-        )  # fmt: skip
+        if LEFT > 0:
+            leave_share(
+                top_M, sum_M, acc_ME, out_row, parts, tops_sums, arrivals, head, request, split, num_live, num_splits,
+                H, G, E, LEFT, BLOCK_M, BLOCK_E, BLOCK_X, BLOCK_H,
+            )  # fmt: skip
+        else:
+            keep_share(
+                top_M, sum_M, acc_ME, out_row, parts, tops_sums, arrivals,
+                head, request, split, num_live, num_splits, group_size, E,
+                H, G, E, NUM_M_BLOCKS, BLOCK_M, BLOCK_E, BLOCK_X, BLOCK_H,
+            )  # fmt: skip
         if is_last:
             store_newest(k_GD, value_E, k_cache, v_cache, loc, k_page, k_slot, v_page, v_slot, D, E, PAGE_SIZE)
+    if LEFT > 0:
+        leave_nothing(out_row, head, split, num_live, H, G, E, LEFT, BLOCK_H, BLOCK_E)
 
 
 def is_faster_apart(num_requests: int, num_kv_heads: int, head_dim: int, max_keys: int, *, has_norm: bool) -> bool:
@@ -134,23 +149,24 @@ def is_faster_apart(num_requests: int, num_kv_heads: int, head_dim: int, max_key
 
 def launch_write_and_decode(*call: Any, cut: Cut = AS_MEASURED) -> None:
     qkv_BX, out_BY, *turning, eps, unit_offset, interleaved = call[:10]
-    *memory, seq_lens_B, sinks_H, scale, window, softcap = call[10:-5]
-    *scratch, num_splits, _ = call[-5:]  # steps that are worth an order are those that rope is faster for
+    *memory, seq_lens_B, sinks_H, scale, window, softcap = call[10:-6]
+    *scratch, num_splits, _, num_left = call[-6:]  # steps that are worth an order are those that rope is faster for
     *weights, table_PR, _, locs_B = turning
     q_weight_W, _ = weights
     (num_kv_heads, head_dim), v_head_dim = memory[0].shape[2:], memory[1].shape[3]
-    num_requests, num_heads = qkv_BX.shape[0], out_BY.shape[1] // v_head_dim
+    num_requests, num_heads = qkv_BX.shape[0], out_BY.shape[1] // left_width(1, v_head_dim, num_left)
     group, num_programs = num_heads // num_kv_heads, num_requests * num_kv_heads
     is_normed_together = q_weight_W is not None and q_weight_W.numel() != head_dim
     max_keys = memory[2].shape[1] * memory[0].shape[1] if window is None else window
     is_slower = is_faster_apart(num_requests, num_kv_heads, head_dim, max_keys, has_norm=q_weight_W is not None)
     if is_normed_together or group >= MIN_DOT_ROWS or is_slower:
         # No program has all that is normed together, or so many heads were not measured, or rope is faster.
+        assert not num_left, "parts are left by the kernel below alone"
         heads = split_heads(qkv_BX, num_kv_heads, head_dim, v_head_dim)
         launch_qk_rope_write(*heads, *turning[:-1], *memory[:2], locs_B, eps, unit_offset, interleaved)
-        launch_decode(heads[0], out_BY.view(-1, num_heads, v_head_dim), *call[10:], cut=cut)
+        launch_decode(heads[0], out_BY.view(-1, num_heads, v_head_dim), *call[10:-1], cut=cut)
         return
-    launch = Launch.of(*memory, num_heads=num_heads, num_splits=num_splits, window=window, cut=cut)
+    launch = Launch.of(*memory, num_heads=num_heads, num_splits=num_splits, window=window, cut=cut, num_left=num_left)
     write_and_decode_kernel[launch.grid](
         qkv_BX, out_BY, *memory, seq_lens_B, sinks_H, *scratch, *weights, table_PR, locs_B, eps,
         scale, 0.0 if softcap is None else softcap, *launch.numbers,
@@ -158,7 +174,7 @@ def launch_write_and_decode(*call: Any, cut: Cut = AS_MEASURED) -> None:
         F=0 if table_PR is None else table_PR.shape[1] // 2, STEP=2 if interleaved else 1,
         HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks_H is not None,
         HAS_NORM=q_weight_W is not None, UNIT_OFFSET=unit_offset,
-        BLOCK_G=max(triton.next_power_of_2(group), launch.options["num_warps"]),
+        BLOCK_G=max(triton.next_power_of_2(group), launch.options["num_warps"]), LEFT=num_left,
         STARTS_EARLY=num_requests <= FEW_REQUESTS and not (num_kv_heads > 1 and head_dim >= WIDE_HEAD),
         **launch.options | ({"maxnreg": MAX_REGISTERS} if num_programs <= FEW_KV_HEADS else {}), **dependent(qkv_BX),
     )  # fmt: skip
