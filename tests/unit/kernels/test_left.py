@@ -55,16 +55,18 @@ def test_parts_merge_to_what_attention_gives_that_merges(seq_lens, heads, dims, 
     assert not left[ARRIVALS].any()
 
 
-def test_neighbouring_splits_merge_where_there_are_more_than_parts():
-    """Seven blocks of a wide head, a split each, in three parts: three splits, three and one."""
-    left, merged = calls([200], (4, 1), (256, 256, 128), num_left=3, num_splits=7, norm="head", page_size=16)
+@pytest.mark.parametrize("dims", [(16, 16, 8), (24, 8, 3)])
+def test_neighbouring_splits_merge_where_there_are_more_than_parts(dims):
+    """Five splits of 128 keys in two parts: three splits, and two."""
+    left, merged = calls([600], (4, 2), dims, num_left=2, num_splits=8, page_size=16)
     with together():
         launch_write_and_decode(*left)
     write_and_decode.reference(*merged)
-    _, log_weights_BHL = split_left(left[OUT], 3, 256)
+    _, log_weights_BHL = split_left(left[OUT], 2, dims[1])
     assert (log_weights_BHL[0] > NO_WEIGHT).all()
     assert (log_weights_BHL[1, :, 1:] == NO_WEIGHT).all()  # the request at the sink has one key
-    torch.testing.assert_close(merge_left(left[OUT], 3, 1024)[:-1], merged[OUT][:-1])
+    torch.testing.assert_close(merge_left(left[OUT], 2, merged[OUT].shape[1])[:-1], merged[OUT][:-1])
+    assert not left[ARRIVALS].any()
 
 
 @pytest.mark.parametrize("num_left", [1, 4])

@@ -118,6 +118,28 @@ def test_a_product_of_a_normed_sum_agrees_with_reference(kind, norm_x, activatio
     assert torch.equal(residual, before)
 
 
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_without_a_second_matrix_the_normed_sum_itself_is_written(num_rows):
+    x, first, _ = call(num_rows)
+    rng = torch.Generator().manual_seed(1)
+    residual, norm, x_norm = (torch.randn(shape, generator=rng) for shape in ((num_rows, 22), (22,), (22,)))
+    found, wanted = torch.full((num_rows, 22), float("nan")), torch.full((num_rows, 22), float("nan"))
+    call_of_op = (x, first, None, 1.0, residual, norm, x_norm, 1e-6, True, False, None, None, None, 0)
+    torch.testing.assert_close(
+        launch_project_normed(found, *call_of_op), project_normed.reference(wanted, *call_of_op), atol=1e-4, rtol=1e-4
+    )
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_long_shares_of_few_rows_have_more_on_their_way():
+    """Down of Llama-3.2-1B and of Gemma-3-4B, eight rows. Shares of Gemma-3-1B have fewer than eight blocks."""
+    found = {}
+    for num_rows, num_outputs, num_inputs in ((8, 2048, 8192), (8, 2560, 10240), (8, 1152, 6912), (32, 2048, 8192)):
+        tiles = split_tiles(meta(num_rows, num_inputs), meta(num_outputs, num_inputs))
+        found[num_rows, num_outputs] = tiles.num_stages
+    assert found == {(8, 2048): 6, (8, 2560): 6, (8, 1152): 4, (32, 2048): 4}
+
+
 @pytest.mark.parametrize("num_parts", [1, 2, 7])
 @pytest.mark.parametrize("norm_x", [False, True])
 def test_the_norm_behind_a_product_adds_up_its_parts(num_parts, norm_x):
