@@ -114,6 +114,20 @@ def test_project_normed(num_rows, num_inputs, norm_x, activation, capsys):
     assert torch.equal(residual, before)
 
 
+@pytest.mark.parametrize("num_rows", [1, 2, 8, 32, 128, 256, 300])
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(1152, 6912), (2048, 8192), (2560, 10240)])
+def test_the_last_product_and_the_norm_behind_it(num_rows, num_outputs, num_inputs, capsys):
+    """Without a second product: behind the last layer."""
+    x, residual = random(num_rows, num_inputs), random(num_rows, num_outputs, seed=1)
+    first, norm = 0.03 * random(num_outputs, num_inputs, seed=5), random(num_outputs, seed=2)
+    out = torch.full((num_rows, num_outputs), float("nan"), dtype=x.dtype, device="cuda")
+    tensors = (x, first, None, 1.0, residual, norm, None, 1e-6, True, False, None, None, None, 0)
+    total, wanted = project_normed(out, *tensors), out.float()
+    wanted_total = project_normed.reference(wanted, *(t.float() if torch.is_tensor(t) else t for t in tensors))
+    check(f"last {num_rows} x {num_inputs}", out, wanted, capsys, bound=8e-3)
+    check(f"last {num_rows} x {num_inputs} sum", total, wanted_total, capsys)
+
+
 def test_dependent_launches_in_a_graph_give_what_launches_one_by_one_give():
     """Every kernel of the chain reads what the kernel before it wrote; one that does not wait reads old numbers."""
     weights = [0.03 * random(1152, 1152, seed=i) for i in range(24)]

@@ -36,7 +36,9 @@ FEW_KEYS = 512
 MANY_PROGRAMS = 256  # two for every multiprocessor, with a split each
 WIDE_HEAD = 256  # dims of a head whose blocks of keys are so short that longer ones pay
 
-MOST_KEYS_TOGETHER = 16_384  # that a layer sees, where one kernel turns the newest token and attends
+# Where one kernel turns the newest token and attends: keys that a layer sees, and fewer heads of a kv head than these.
+MOST_KEYS_TOGETHER = 16_384
+MOST_HEADS_TOGETHER = 16
 
 # Parts of one request's output that its reader merges. Each is a few loads of every program of the reader.
 LEFT_OF_WIDE_HEADS = 16
@@ -83,15 +85,16 @@ def parts_left(shape: DecodeShape, num_requests: int) -> int:
     One request alone waits for the merge. Measured in steps of one request with 128 to 378 tokens: Gemma-3-1B 842 ->
     791 us, Llama-3.2-1B 772 -> 732, but Gemma-3-4B, which has several wide heads, 2,306 -> 2,390.
     """
-    makes_whole_shares = shape.num_heads * shape.v_head_dim % merging_share(shape.v_head_dim) == 0
-    if num_requests > 1 or shape.max_keys > MOST_KEYS_TOGETHER or not makes_whole_shares:
+    group, num_inputs = shape.num_heads // shape.num_kv_heads, shape.num_heads * shape.v_head_dim
+    is_one_kernel = group < MOST_HEADS_TOGETHER and shape.max_keys <= MOST_KEYS_TOGETHER
+    if num_requests > 1 or not is_one_kernel or num_inputs % merging_share(shape.v_head_dim):
         return 0
-    left = 0
+    most = 0
     if shape.v_head_dim == NARROW_HEAD:
-        left = LEFT_OF_NARROW_HEADS
-    elif shape.num_kv_heads == 1 and shape.v_head_dim == WIDE_HEAD:
-        left = LEFT_OF_WIDE_HEADS
-    return min(left, num_splits(shape, num_requests))  # a program fills each part, with or without keys
+        most = LEFT_OF_NARROW_HEADS
+    elif shape.v_head_dim == WIDE_HEAD and shape.num_kv_heads == 1:
+        most = LEFT_OF_WIDE_HEADS
+    return min(most, num_splits(shape, num_requests))  # a program fills each part, with or without keys
 
 
 def merging_share(head_dim: int) -> int:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from playhead.kernels.attention import NO_WEIGHT, left_width, merge_left, split_left, write_and_decode
 from playhead.kernels.projection import project, project_normed
-from playhead.kernels.splits import DecodeShape, num_splits, parts_left
+from playhead.kernels.splits import MOST_HEADS_TOGETHER, MOST_KEYS_TOGETHER, DecodeShape, num_splits, parts_left
 from playhead.kernels.triton.projection import launch_project_normed, merge_and_multiply
-from playhead.kernels.triton.write_and_decode import launch_write_and_decode
+from playhead.kernels.triton.write_and_decode import is_faster_apart, launch_write_and_decode
 from tests.unit.kernels.test_newest import ARRIVALS, K_CACHE, OUT, V_CACHE, random_call, together
 
 GEMMA = DecodeShape(num_heads=4, num_kv_heads=1, v_head_dim=256, max_keys=512)
@@ -118,6 +118,30 @@ def test_one_request_leaves_parts_where_that_was_faster():
     assert parts_left(DecodeShape(num_heads=8, num_kv_heads=4, v_head_dim=256, max_keys=1024), 1) == 0
     assert parts_left(DecodeShape(num_heads=9, num_kv_heads=3, v_head_dim=64, max_keys=2048), 1) == 0  # 576 inputs
     assert parts_left(DecodeShape(num_heads=32, num_kv_heads=8, v_head_dim=64, max_keys=131_072), 1) == 0
+
+
+@given(
+    num_kv_heads=st.sampled_from((1, 2, 4, 8, 16)),
+    group=st.sampled_from((1, 4, 8, 15, 16, 32)),
+    head_dim=st.sampled_from((64, 128, 256)),
+    max_keys=st.sampled_from((64, 4096, 16_384, 16_385, 131_072)),
+    has_norm=st.booleans(),
+)
+def test_parts_are_left_only_where_one_kernel_turns_and_attends(num_kv_heads, group, head_dim, max_keys, has_norm):
+    shape = DecodeShape(
+        num_heads=num_kv_heads * group, num_kv_heads=num_kv_heads, v_head_dim=head_dim, max_keys=max_keys
+    )
+    if parts_left(shape, 1):
+        assert group < MOST_HEADS_TOGETHER
+        assert not is_faster_apart(1, num_kv_heads, head_dim, max_keys, has_norm=has_norm)
+
+
+def test_a_window_that_is_longer_than_the_context_is_as_long_as_the_context():
+    """The rule of parts counts keys that a layer can see, and so does the launch."""
+    left, merged = calls([20], (4, 2), (16, 16, 8), num_left=2, window=MOST_KEYS_TOGETHER + 1)
+    launch_write_and_decode(*left)
+    write_and_decode.reference(*merged)
+    torch.testing.assert_close(merge_left(left[OUT], 2, 64)[:-1], merged[OUT][:-1])
 
 
 @pytest.mark.parametrize("max_keys", [32, 64, 512, 4096])

@@ -19,11 +19,10 @@ import triton.language as tl
 
 from playhead.kernels.attention import left_width
 from playhead.kernels.rope import split_heads
-from playhead.kernels.splits import MOST_KEYS_TOGETHER, WIDE_HEAD
+from playhead.kernels.splits import MOST_HEADS_TOGETHER, MOST_KEYS_TOGETHER, WIDE_HEAD
 from playhead.kernels.triton.decode import (
     AS_MEASURED,
     MAX_REGISTERS,
-    MIN_DOT_ROWS,
     SAME_BINARY,
     Cut,
     Launch,
@@ -157,9 +156,10 @@ def launch_write_and_decode(*call: Any, cut: Cut = AS_MEASURED) -> None:
     num_requests, num_heads = qkv_BX.shape[0], out_BY.shape[1] // left_width(1, v_head_dim, num_left)
     group, num_programs = num_heads // num_kv_heads, num_requests * num_kv_heads
     is_normed_together = q_weight_W is not None and q_weight_W.numel() != head_dim
-    max_keys = memory[2].shape[1] * memory[0].shape[1] if window is None else window
+    max_context = memory[2].shape[1] * memory[0].shape[1]
+    max_keys = max_context if window is None else min(window, max_context)
     is_slower = is_faster_apart(num_requests, num_kv_heads, head_dim, max_keys, has_norm=q_weight_W is not None)
-    if is_normed_together or group >= MIN_DOT_ROWS or is_slower:
+    if is_normed_together or group >= MOST_HEADS_TOGETHER or is_slower:
         # No program has all that is normed together, or so many heads were not measured, or rope is faster.
         assert not num_left, "parts are left by the kernel below alone"
         heads = split_heads(qkv_BX, num_kv_heads, head_dim, v_head_dim)
