@@ -16,7 +16,7 @@ import triton.language as tl
 
 from playhead.kernels import attention
 from playhead.kernels.triton.arrivals import count_in
-from playhead.kernels.triton.decode import merge_parts, store_part
+from playhead.kernels.triton.decode import keep_share, merge_parts, store_part
 from playhead.kernels.triton.dependent import after_upstream, let_downstream_start
 
 NO_WEIGHT = tl.constexpr(attention.NO_WEIGHT)
@@ -67,19 +67,40 @@ def leave_share(
 
 
 @triton.jit
+def keep_or_leave_share(
+    top_M, sum_M, acc_ME, out_row, parts, tops_sums, arrivals, kv_head, request, split, num_live, num_splits,
+    group_size,
+    H: tl.constexpr, G: tl.constexpr, E: tl.constexpr, LEFT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_H: tl.constexpr,
+):  # fmt: skip
+    """What becomes of a split's share, in a program that has all query heads of its kv head."""
+    if LEFT > 0:
+        leave_share(
+            top_M, sum_M, acc_ME, out_row, parts, tops_sums, arrivals, kv_head, request, split, num_live, num_splits,
+            H, G, E, LEFT, BLOCK_M, BLOCK_E, BLOCK_X, BLOCK_H,
+        )  # fmt: skip
+    else:
+        keep_share(
+            top_M, sum_M, acc_ME, out_row, parts, tops_sums, arrivals, kv_head, request, split, num_live, num_splits,
+            group_size, E, H, G, E, 1, BLOCK_M, BLOCK_E, BLOCK_X, BLOCK_H,
+        )  # fmt: skip
+
+
+@triton.jit
 def leave_nothing(
     out_row, kv_head, split, num_live, H: tl.constexpr, G: tl.constexpr, E: tl.constexpr, LEFT: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """A part without keys: zeros, because no weight times what was there before might be NaN."""
-    num_parts = tl.cdiv(num_live, tl.cdiv(num_live, LEFT))
-    if (split >= num_parts) & (split < LEFT):
-        in_group_H = tl.arange(0, BLOCK_H)
-        nothing_H = tl.full([BLOCK_H], NO_WEIGHT, tl.float32)
-        _leave(
-            out_row, kv_head * G + in_group_H, in_group_H < G, split, tl.zeros([BLOCK_H, BLOCK_E], tl.float32),
-            nothing_H, H, E, LEFT, BLOCK_E,
-        )  # fmt: skip
+    """A part without keys, if parts are left: zeros, because no weight times what was there before might be NaN."""
+    if LEFT > 0:
+        num_parts = tl.cdiv(num_live, tl.cdiv(num_live, LEFT))
+        if (split >= num_parts) & (split < LEFT):
+            in_group_H = tl.arange(0, BLOCK_H)
+            nothing_H = tl.full([BLOCK_H], NO_WEIGHT, tl.float32)
+            _leave(
+                out_row, kv_head * G + in_group_H, in_group_H < G, split, tl.zeros([BLOCK_H, BLOCK_E], tl.float32),
+                nothing_H, H, E, LEFT, BLOCK_E,
+            )  # fmt: skip
 
 
 @triton.jit

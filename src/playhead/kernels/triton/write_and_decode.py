@@ -27,14 +27,13 @@ from playhead.kernels.triton.decode import (
     Cut,
     Launch,
     attend_blocks,
-    keep_share,
     launch_decode,
     load_block,
     share_of,
     start_of_softmax,
 )
 from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
-from playhead.kernels.triton.left import leave_nothing, leave_share
+from playhead.kernels.triton.left import keep_or_leave_share, leave_nothing
 from playhead.kernels.triton.newest import add_newest, load_turning, newest_heads, repeated, store_newest
 from playhead.kernels.triton.rope import launch_qk_rope_write
 from playhead.kernels.triton.scores import attend_block, key_pages
@@ -76,10 +75,7 @@ def write_and_decode_kernel(
     BLOCK_H: tl.constexpr, BLOCK_G: tl.constexpr, LEFT: tl.constexpr, STARTS_EARLY: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """With STARTS_EARLY the next kernel may load its weights while the projection runs.
-
-    With LEFT the output is left in so many parts of each head.
-    """
+    """With STARTS_EARLY the next kernel may load its weights meanwhile; with LEFT each head's output is left in parts."""
     if STARTS_EARLY:
         let_downstream_start(DEPENDENT)
     head, request, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -119,21 +115,14 @@ def write_and_decode_kernel(
                 top_M, sum_M, acc_ME, scale, softcap, k_page, k_slot, v_page, v_slot,
                 D, E, PAGE_SIZE, SAME_STRIDES, HAS_SOFTCAP, BLOCK_D, BLOCK_E, BLOCK_J,
             )  # fmt: skip
-        if LEFT > 0:
-            leave_share(
-                top_M, sum_M, acc_ME, out_row, parts, tops_sums, arrivals, head, request, split, num_live, num_splits,
-                H, G, E, LEFT, BLOCK_M, BLOCK_E, BLOCK_X, BLOCK_H,
-            )  # fmt: skip
-        else:
-            keep_share(
-                top_M, sum_M, acc_ME, out_row, parts, tops_sums, arrivals,
-                head, request, split, num_live, num_splits, group_size, E,
-                H, G, E, NUM_M_BLOCKS, BLOCK_M, BLOCK_E, BLOCK_X, BLOCK_H,
-            )  # fmt: skip
+        keep_or_leave_share(
+            top_M, sum_M, acc_ME, out_row, parts, tops_sums, arrivals,
+            head, request, split, num_live, num_splits, group_size,
+            H, G, E, LEFT, BLOCK_M, BLOCK_E, BLOCK_X, BLOCK_H,
+        )  # fmt: skip
         if is_last:
             store_newest(k_GD, value_E, k_cache, v_cache, loc, k_page, k_slot, v_page, v_slot, D, E, PAGE_SIZE)
-    if LEFT > 0:
-        leave_nothing(out_row, head, split, num_live, H, G, E, LEFT, BLOCK_H, BLOCK_E)
+    leave_nothing(out_row, head, split, num_live, H, G, E, LEFT, BLOCK_H, BLOCK_E)
 
 
 def is_faster_apart(num_requests: int, num_kv_heads: int, head_dim: int, max_keys: int, *, has_norm: bool) -> bool:
