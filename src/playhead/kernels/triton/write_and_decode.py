@@ -75,7 +75,7 @@ def write_and_decode_kernel(
     BLOCK_H: tl.constexpr, BLOCK_G: tl.constexpr, LEFT: tl.constexpr, STARTS_EARLY: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """With STARTS_EARLY the next kernel may load its weights meanwhile; with LEFT each head's output is left in parts."""
+    """With STARTS_EARLY the next kernel may load its weights meanwhile; with LEFT a head's output is left in parts."""
     if STARTS_EARLY:
         let_downstream_start(DEPENDENT)
     head, request, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
