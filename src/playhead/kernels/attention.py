@@ -86,7 +86,8 @@ def write_and_decode(
     That kernel leaves the projection as it is. A request at the sink gets its own value as output,
     whatever the sink holds.
 
-    With `num_left` the output is left in so many parts of each head, in float32, to be merged by `merge_left`.
+    With `num_left` the output is left in so many parts of each head, in float32, to be merged by `merge_left`. Then
+    `arrivals` has a number for each part of each kv head at least.
     """
     num_kv_heads, k_head_dim, v_head_dim = *k_cache_NSKD.shape[2:], v_cache_NSKE.shape[3]
     q_BHD, k_BKD, v_BKE = split_heads(qkv_BX, num_kv_heads, k_head_dim, v_head_dim)
