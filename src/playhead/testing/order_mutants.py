@@ -58,8 +58,8 @@ def attention_not_told() -> Patch:
     killed_by=("sums in order on a GPU",),
 )
 def fused_forgets() -> Patch:
-    def usual(*call: Any) -> torch.Tensor:
-        return project_normed.overload(*call, 0)  # type: ignore[no-any-return]
+    def usual(*call: Any, **named: Any) -> torch.Tensor:
+        return project_normed.overload(*call, 0, **named)  # type: ignore[no-any-return]
 
     return swapped(playhead.layers.linear, "project_normed_in_order", usual)
 
