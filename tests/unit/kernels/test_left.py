@@ -69,6 +69,12 @@ def test_neighbouring_splits_merge_where_there_are_more_than_parts(dims):
     assert not left[ARRIVALS].any()
 
 
+def test_parts_that_no_program_would_fill_are_refused():
+    left, _ = calls([3], (4, 2), (16, 16, 8), num_left=3, num_splits=2)
+    with together(), pytest.raises(AssertionError, match="3 parts, of which 2 programs"):
+        launch_write_and_decode(*left)
+
+
 @pytest.mark.parametrize("num_left", [1, 4])
 def test_the_reference_leaves_what_merges_to_its_output(num_left):
     left, merged = calls([20, 9], (4, 2), (16, 16, 8), num_left=num_left)

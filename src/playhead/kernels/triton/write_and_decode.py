@@ -155,6 +155,7 @@ def launch_write_and_decode(*call: Any, cut: Cut = AS_MEASURED) -> None:
         launch_qk_rope_write(*heads, *turning[:-1], *memory[:2], locs_B, eps, unit_offset, interleaved)
         launch_decode(heads[0], out_BY.view(-1, num_heads, v_head_dim), *call[10:-1], cut=cut)
         return
+    assert num_left <= num_splits, f"{num_left} parts, of which {num_splits} programs of a head fill one each"
     launch = Launch.of(*memory, num_heads=num_heads, num_splits=num_splits, window=window, cut=cut, num_left=num_left)
     write_and_decode_kernel[launch.grid](
         qkv_BX, out_BY, *memory, seq_lens_B, sinks_H, *scratch, *weights, table_PR, locs_B, eps,
