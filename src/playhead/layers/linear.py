@@ -15,7 +15,7 @@ from playhead.kernels.elementwise import UNCLAMPED, gated_activation
 from playhead.kernels.ordered import gate_in_order, matmul_in_order, project_normed_in_order
 from playhead.kernels.projection import project, project_gated, project_normed
 from playhead.layers.experts import Experts
-from playhead.layers.norm import Norm, Output, Stream
+from playhead.layers.norm import Norm, Output, Stream, are_one_kernel
 from playhead.layers.shard import WHOLE, Shard
 from playhead.layers.spec import Activation, MlpSpec
 from playhead.layers.vocabulary import Vocabulary
@@ -229,7 +229,7 @@ def _fused(
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """The same with memory for what is read of the sum: `what` the op multiplies it by, in the order of `linear`."""
     output_norm = stream.output_norm
-    if output_norm is not None and output_norm.spec != norm.spec:  # one kernel has one eps
+    if not are_one_kernel(output_norm, norm):
         return None
     x_TI, first_MI, first_bias_M, scale = _factors(output)
     norms = (norm.weight, None if output_norm is None else output_norm.weight, *norm.numbers)

@@ -28,6 +28,11 @@ class Norm(nn.Module):
         return rms_norm(x_TM, self.weight, *self.numbers)
 
 
+def are_one_kernel(x_norm: Norm | None, next_norm: Norm) -> bool:
+    """Whether one kernel can norm a block's output and the sum behind it: it has one eps."""
+    return x_norm is None or x_norm.spec == next_norm.spec
+
+
 def add_then_norm(
     x_TM: torch.Tensor, residual_TM: torch.Tensor, x_norm: Norm | None, next_norm: Norm | None
 ) -> torch.Tensor:
@@ -40,7 +45,7 @@ def add_then_norm(
         assert x_norm is not None, "every placement has a norm on one side"
         norm_add_(x_TM, residual_TM, x_norm.weight, *x_norm.numbers)
         return residual_TM
-    if x_norm is not None and x_norm.spec != next_norm.spec:  # one kernel has one eps
+    if x_norm is not None and not are_one_kernel(x_norm, next_norm):
         norm_add_(x_TM, residual_TM, x_norm.weight, *x_norm.numbers)
         return rms_norm(residual_TM, next_norm.weight, *next_norm.numbers)
     x_weight_M = None if x_norm is None else x_norm.weight

@@ -19,7 +19,7 @@ from playhead.kernels.head import NO_CAP, can_choose, head_logits, head_tokens
 from playhead.layers.attention import AttentionBlock
 from playhead.layers.linear import GatedMlp, Linear, PlainLinear, Product, WeightFormat, normed_end, product_of_stream
 from playhead.layers.moe import MoeMlp
-from playhead.layers.norm import Norm, Stream
+from playhead.layers.norm import Norm, Stream, are_one_kernel
 from playhead.layers.rope import Rope
 from playhead.layers.spec import MoeSpec, QKNorm, RopeSpec
 from playhead.models.context import ForwardContext
@@ -69,13 +69,11 @@ class DecoderLayer(nn.Module):
     @property
     def can_merge_attention(self) -> bool:
         """Whether attention may leave its output in parts: the product that reads it is one op with what follows."""
-        out, before, behind = self.attention.out, self.post_attention_norm, self.pre_mlp_norm
-        is_one_op = (
-            isinstance(self.mlp, GatedMlp) and behind is not None and self.spec.placement is not Placement.PARALLEL
-        )
-        has_one_eps = before is None or behind is None or before.spec == behind.spec
-        is_split_by_head = self.spec.attention.qk_norm is not QKNorm.FULL
-        return is_one_op and has_one_eps and is_split_by_head and isinstance(out, PlainLinear) and out.can_merge
+        out, behind = self.attention.out, self.pre_mlp_norm
+        if behind is None or self.spec.placement is Placement.PARALLEL or not isinstance(self.mlp, GatedMlp):
+            return False
+        is_one_op = isinstance(out, PlainLinear) and out.can_merge and are_one_kernel(self.post_attention_norm, behind)
+        return is_one_op and self.spec.attention.qk_norm is not QKNorm.FULL
 
     def _side_by_side(self, stream: Stream, ctx: ForwardContext, room_TX: torch.Tensor) -> Stream:
         """Attention and MLP of the same input; the output is their sum."""

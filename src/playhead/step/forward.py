@@ -68,7 +68,7 @@ def kv_geometry(spec: ModelSpec, *, page_size: int, dtype: torch.dtype) -> KVGeo
 
 def layer_attentions(decoder: Decoder, pool: KVPool) -> tuple[LayerAttention, ...]:
     """Every layer's attention with the memory its keys and values live in."""
-    layers = []
+    layers, sinks, merges = [], decoder.sinks, decoder.can_merge_attention
     for index, layer in enumerate(decoder.spec.layers):
         k_pages, v_pages = pool.get_kv_buffer(index)
         spec = layer.attention
@@ -84,8 +84,8 @@ def layer_attentions(decoder: Decoder, pool: KVPool) -> tuple[LayerAttention, ..
                 kv_group=pool.layers_mapping[index][1],
                 window=spec.window,
                 softcap=spec.softcap,
-                sinks_H=decoder.sinks[index],
-                reader_merges=decoder.can_merge_attention[index],
+                sinks_H=sinks[index],
+                reader_merges=merges[index],
             )
         )
     return tuple(layers)

@@ -111,9 +111,9 @@ def merging_row_kernel(
     """One row in parts times BLOCK_N rows of the matrix. Each program_id(1) merges HEADS heads, and its sums go to a
     row of their own.
 
-    No load waits for what another one brings, and no thread needs a number of another one before the merged row.
-    "volatile" keeps the loads of parts in front, where a compiler would put some behind the first weights. The weights
-    are few, and each program reads all: the first-level cache gives them to its other warps.
+    No thread needs a number of another one before the merged row, and loads do not depend on each other. Compiled for
+    16 parts, some still start when the weights have come. Each warp reads its own numbers of a part ("volatile": past
+    the first-level cache), but all warps read all weights, which that cache gives to all but the first.
     """
     let_downstream_start(DEPENDENT)
     C: tl.constexpr = HEADS * E
