@@ -19,7 +19,15 @@ from bench.attention import time_us
 from bench.measure import emit
 from playhead.kernels.projection import project, project_gated
 from playhead.kernels.triton.projection import launch_tiles
-from playhead.kernels.triton.projection_tiles import HeldTiles, RowTiles, Tiles, split_tiles, tiles_for
+from playhead.kernels.triton.projection_tiles import (
+    HeldTiles,
+    RingTiles,
+    RowTiles,
+    Tiles,
+    gated_tiles,
+    split_tiles,
+    tiles_for,
+)
 
 BYTES_PER_US = 4.3e6
 NUM_MATRICES = 26
@@ -59,6 +67,13 @@ MODELS = {
 
 def neighbours(tiles: Tiles) -> Iterator[Tiles]:
     """Other ways to cut the same product."""
+    if isinstance(tiles, RingTiles):
+        yield replace(tiles, holds=not tiles.holds)
+        for asked in (16, 32, 64):
+            yield replace(tiles, asked=asked)
+        for places in (tiles.places - 1, tiles.places + 1):
+            yield replace(tiles, places=places, row_places=min(places, tiles.row_places))
+        return
     yield replace(tiles, starts_early=not tiles.starts_early)
     if isinstance(tiles, RowTiles):
         for block_n, num_warps in ((1, 4), (2, 4), (2, 8), (4, 8), (4, 16), (8, 8), (8, 16)):
@@ -84,12 +99,14 @@ class Case:
 
     @property
     def tiles(self) -> Tiles | None:
+        if self.name == "gate-up":
+            return gated_tiles(self.x, self.matrices[0], None)
         return (split_tiles if self.name in IN_PARTS else tiles_for)(self.x, self.matrices[0])
 
     def room(self, tiles: Tiles | None) -> torch.Tensor:
         """Memory for the result, full of NaN."""
         num_outputs = self.matrices.shape[1] // (2 if self.name == "gate-up" else 1)
-        if tiles is None or isinstance(tiles, RowTiles) or tiles.num_splits == 1:
+        if tiles is None or isinstance(tiles, RowTiles | RingTiles) or tiles.num_splits == 1:
             return torch.full((len(self.x), num_outputs), float("nan"), dtype=self.x.dtype, device="cuda")
         return torch.full((tiles.num_splits, len(self.x), num_outputs), float("nan"), device="cuda")
 

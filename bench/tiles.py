@@ -26,12 +26,22 @@ from bench.measured_llm import GREEDY, MeasuredLLM
 from bench.projections import IN_PARTS, Model, neighbours
 from bench.scorecard import MODELS
 from playhead.kernels.triton import projection
-from playhead.kernels.triton.projection_tiles import HeldTiles, RowTiles, StreamedTiles, Tiles, split_tiles, tiles_for
+from playhead.kernels.triton.projection_tiles import (
+    HeldTiles,
+    RingTiles,
+    RowTiles,
+    StreamedTiles,
+    Tiles,
+    gated_tiles,
+    split_tiles,
+    tiles_for,
+)
 from playhead.models.load import describe_model
 
 NUM_STEPS = 96
 NUM_NEW_TOKENS = 130
 MAX_MODEL_LEN = 4096
+GATED = "gate-up"
 Shape = tuple[int, int]
 
 
@@ -53,6 +63,8 @@ def chosen(name: str, num_rows: int, shape: Shape) -> Tiles | None:
     num_outputs, num_inputs = shape
     x_TI = torch.empty((num_rows, num_inputs), dtype=torch.bfloat16, device="meta")
     weight_OI = torch.empty((num_outputs, num_inputs), dtype=torch.bfloat16, device="meta")
+    if name == GATED:
+        return gated_tiles(x_TI, weight_OI, None)
     tiles = split_tiles(x_TI, weight_OI) if name in IN_PARTS else None
     return tiles or tiles_for(x_TI, weight_OI)
 
@@ -89,9 +101,16 @@ def cut_as(tiles: Tiles, num_rows: int, shape: Shape) -> AbstractContextManager[
 
         return choose
 
+    def gate(x_TI: Tensor, weight_JI: Tensor, bias_J: Tensor | None) -> Tiles | None:
+        is_meant = bias_J is None and len(x_TI) == num_rows and tuple(weight_JI.shape) == shape
+        return tiles if is_meant else gated_tiles(x_TI, weight_JI, bias_J)
+
+    if isinstance(tiles, RingTiles):
+        return patch.multiple(projection, gated_tiles=gate)
     is_whole = isinstance(tiles, RowTiles) or tiles.num_splits == 1
     whole_rule = instead_of(tiles_for) if is_whole else tiles_for
-    return patch.multiple(projection, tiles_for=whole_rule, split_tiles=instead_of(split_tiles))
+    gated_rule = gate if is_whole else gated_tiles
+    return patch.multiple(projection, tiles_for=whole_rule, gated_tiles=gated_rule, split_tiles=instead_of(split_tiles))
 
 
 def device_us(model: str, batch: int) -> float:

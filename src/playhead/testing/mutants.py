@@ -36,6 +36,7 @@ from playhead.testing.order_mutants import ORDER_MUTANTS
 from playhead.testing.parallel_mutants import PARALLEL_CHECKERS, PARALLEL_MUTANTS
 from playhead.testing.protocol_mutants import PROTOCOL_CHECKERS, PROTOCOL_MUTANTS
 from playhead.testing.resume_mutants import RESUME_CHECKERS, RESUME_MUTANTS
+from playhead.testing.ring_mutants import RING_CHECKERS, RING_MUTANTS
 from playhead.testing.scale_mutants import SCALE_CHECKERS, SCALE_MUTANTS
 from playhead.testing.seeds_checkers import SEEDS, all_rows, seed_rows, seeds_checkers, what_is_missing
 from playhead.testing.seeds_mutants import SEEDS_MUTANTS
@@ -63,6 +64,7 @@ PACKAGES: tuple[Package, ...] = (
     Package(name="models", mutants=MODEL_MUTANTS, checkers=MODEL_CHECKERS),
     Package(name="files", mutants=GGUF_MUTANTS, checkers=GGUF_CHECKERS),
     Package(name="step", mutants=STEP_MUTANTS, checkers=STEP_CHECKERS),
+    Package(name="ring", mutants=RING_MUTANTS, checkers=RING_CHECKERS),
     Package(name="parallel", mutants=PARALLEL_MUTANTS, checkers=PARALLEL_CHECKERS),
     Package(name="order", mutants=ORDER_MUTANTS, checkers=ORDER_CHECKERS),
     Package(name="engine", mutants=ENGINE_MUTANTS, checkers=ENGINE_CHECKERS),

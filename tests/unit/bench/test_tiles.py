@@ -11,9 +11,9 @@ from bench.scorecard import MODELS
 from bench.tiles import chosen, cut_as, shapes_of, variants
 from playhead.kernels.projection import project
 from playhead.kernels.triton import projection
-from playhead.kernels.triton.projection_tiles import HeldTiles, RowTiles, StreamedTiles
+from playhead.kernels.triton.projection_tiles import HeldTiles, RingTiles, RowTiles, StreamedTiles
 
-KINDS = {("gate-up", 1): RowTiles, ("o", 8): HeldTiles, ("down", 32): StreamedTiles}
+KINDS = {("gate-up", 1): RingTiles, ("qkv", 1): RowTiles, ("o", 8): HeldTiles, ("down", 32): StreamedTiles}
 
 
 def meta(*shape):
@@ -51,6 +51,15 @@ def test_a_product_is_cut_as_asked_and_others_are_not():
         assert projection.split_tiles(meta(16, 6912), meta(1152, 6912)) not in (None, tiles)
         assert projection.split_tiles(meta(32, 1024), meta(1152, 1024)) not in (None, tiles)
     assert projection.split_tiles(meta(32, 6912), meta(1152, 6912)) not in (None, tiles)
+
+
+def test_a_gated_product_is_cut_as_asked_whatever_the_rule_is():
+    rings, shape = replace(chosen("gate-up", 8, (13824, 1152)), asked=16), (13824, 1152)
+    streamed = StreamedTiles(block_r=8, block_n=64, block_k=128, num_stages=3)
+    for tiles in (rings, streamed):
+        with cut_as(tiles, 8, shape):
+            assert projection.gated_tiles(meta(8, 1152), meta(*shape), None) is tiles
+            assert projection.gated_tiles(meta(8, 2048), meta(16384, 2048), None) not in (None, tiles)
 
 
 def test_products_that_nobody_adds_up_stay_whole():

@@ -13,6 +13,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from playhead.kernels.attention import left_width
@@ -71,7 +72,15 @@ from playhead.kernels.triton import (
     write_and_decode as write_and_decode_triton,
 )
 from playhead.kernels.triton.projection_kernels import streamed_kernel
-from playhead.kernels.triton.projection_tiles import HeldTiles, RowTiles, StreamedTiles, split_tiles, tiles_for
+from playhead.kernels.triton.projection_tiles import (
+    HeldTiles,
+    RingTiles,
+    RowTiles,
+    StreamedTiles,
+    gated_tiles,
+    split_tiles,
+    tiles_for,
+)
 from tests.unit.kernels.read_compiled import facts_of
 
 POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64"}
@@ -115,7 +124,8 @@ def compiled(kernel, launch):
             signature[parameter.name] = "i32"
             if value % 16 == 0 and not parameter.do_not_specialize:
                 attributes[i,] = ALIGNED
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    make_source = GluonASTSource if kernel.is_gluon() else ASTSource
+    source = make_source(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options), options, math.prod(grid)
 
 
@@ -288,6 +298,7 @@ def kernel_of(tiles):
         RowTiles: projection_triton.row_kernel,
         HeldTiles: projection_triton.held_kernel,
         StreamedTiles: projection_triton.streamed_kernel,
+        RingTiles: projection_triton.ring_kernel,
     }[type(tiles)]
 
 
@@ -306,12 +317,18 @@ def project_parts(num_rows, num_outputs, num_inputs):
     return compiled(kernel_of(tiles), lambda: projection_triton.launch_tiles(tiles, parts, x, weight, None))
 
 
-def project_gated(num_rows, num_outputs=13824, num_inputs=1152):
+def project_gated(num_rows, num_outputs=13824, num_inputs=1152, *, has_bias=True):
+    """With a bias no ring is used."""
     x, weight = meta(num_rows, num_inputs), meta(num_outputs, num_inputs)
+    bias = meta(num_outputs) if has_bias else None
     return compiled(
-        kernel_of(tiles_for(x, weight)),
-        lambda: projection_triton.launch_project_gated(x, weight, None, "gelu_tanh"),
+        kernel_of(gated_tiles(x, weight, bias)),
+        lambda: projection_triton.launch_project_gated(x, weight, bias, "gelu_tanh"),
     )
+
+
+def ring(*shape):
+    return project_gated(*shape, has_bias=False)
 
 
 def project_normed():
@@ -357,6 +374,14 @@ KERNELS = {
     "three an SM: 8 rows gated": lambda: project_gated(8, 20480, 2560),
     "three an SM: 64 rows gated": lambda: project_gated(64, 20480, 2560),
     "three an SM: 128 rows gated": lambda: project_gated(128, 20480, 2560),
+    "two an SM: ring of 1 row": lambda: ring(1),
+    "two an SM: ring of 8 rows": lambda: ring(8, 16384, 2048),
+    "two an SM: ring of 16 rows": lambda: ring(16),
+    "two an SM: ring of 32 rows": lambda: ring(32, 16384, 2048),
+    "two an SM: ring of 64 rows": lambda: ring(64),
+    "three an SM: ring of 8 rows": lambda: ring(8, 20480, 2560),
+    "three an SM: ring of 16 rows": lambda: ring(16, 20480, 2560),
+    "three an SM: ring of 32 rows": lambda: ring(32, 20480, 2560),
     "three an SM: 32 rows in parts": lambda: project_parts(32, 2560, 2048),
     "one an SM: 32 rows in parts": lambda: project_parts(32, 2048, 2048),
     "project 256 rows": lambda: project(256, 1536, 1152),

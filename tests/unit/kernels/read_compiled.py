@@ -47,7 +47,7 @@ def volatile_loads(binary) -> list[int]:
 def loads_before_wait(binary) -> int:
     """How many loads a thread starts before it waits for the kernel in front."""
     before, _, _ = binary.asm["ptx"].partition("griddepcontrol.wait")
-    return len(re.findall(r"ld\.global|cp\.async\.c", before))
+    return len(re.findall(r"ld\.global|cp\.async\.c[ag]", before))
 
 
 def barriers_before_product(binary) -> int:

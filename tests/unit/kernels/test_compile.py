@@ -91,6 +91,10 @@ def test_all_programs_of_a_product_run_at_once(kernels, words, per_sm):
         ("two an SM: 16 rows gated", 64 * 256 // (8 * 128)),
         ("three an SM: 64 rows gated", 0),
         ("one an SM: 32 rows in parts", 64 * 256 // (8 * 128)),
+        ("two an SM: ring of 1 row", 6 * 64 * 128 // (8 * 128)),
+        ("two an SM: ring of 8 rows", 7 * 64 * 128 // (8 * 128)),
+        ("two an SM: ring of 64 rows", 4 * 64 * 128 // (8 * 128)),
+        ("three an SM: ring of 32 rows", 3 * 64 * 128 // (8 * 128)),
     ],
 )
 def test_weights_that_are_held_and_nothing_else_are_loaded_before_the_wait(kernels, name, num_loads):

@@ -22,11 +22,15 @@ OF_ATTENTION |= {"ordered_decode_kernel", "ordered_tiles_kernel"}
 OLD_KEYS = {"k_cache", "v_cache"}
 """What a kernel that brings the newest key itself finds in memory are the keys of earlier steps."""
 
+LOADS = {"tl.load", "gl.load", "async_copy.async_copy_global_to_shared"}
+STORES = ("tl.store", "gl.store", "_store")
+LANGUAGES = ("tl.", "gl.", "async_copy.", "let_downstream_start")
+
 HELPERS = {"after_upstream", "after_upstream_if", "let_downstream_start"}
 
 NUMBERS = {"N", "K", "k_page", "k_slot", "k_head", "v_page", "v_slot", "v_head", "x_stride", "table_stride"}
 NUMBERS |= {"num_requests", "num_splits", "whole_keys", "least_keys", "few_splits", "most_keys"}
-NUMBERS |= {"num_rows", "num_outputs", "num_parts", "steps"}
+NUMBERS |= {"num_rows", "num_outputs", "num_inputs", "num_parts", "steps"}
 
 
 def dependent_kernels(text):
@@ -59,7 +63,7 @@ def problems(kernel):
     if calls_in(wait, "after_upstream_if") and [ast.unparse(line).split(":")[0] for line in behind] != ["if has_work"]:
         return [f"{kernel.name} goes on without work, and may not have waited"]
     found = [f"{kernel.name} may end before it waits"] if any(isinstance(n, ast.Return) for n in walk(before)) else []
-    if any(calls_in(node, "tl.store") or calls_in(node, "_store") for node in before):
+    if any(calls_in(node, name) for node in before for name in STORES):
         found.append(f"{kernel.name} stores before it waits")
     allowed = WEIGHTS | NUMBERS | (SETTLED if kernel.name in OF_ATTENTION else set())
     if kernel.name == "write_and_decode_kernel":
@@ -83,7 +87,7 @@ def touched(kernel, lines):
 
 
 def may_load(function):
-    return function == "tl.load" or not function.startswith(("tl.", "let_downstream_start"))
+    return function in LOADS or not function.startswith(LANGUAGES)
 
 
 def walk(nodes):
@@ -107,6 +111,7 @@ OF_A_STEP = {
         "row_kernel",
         "held_kernel",
         "streamed_kernel",
+        "ring_kernel",
     ),
     *("qk_rope_write_kernel", "decode_kernel", "write_and_decode_kernel", "extend_kernel"),
     *("add_norm_kernel", "rms_norm_kernel", "gated_activation_kernel", "choose_kernel", "advance_kernel"),
@@ -149,6 +154,9 @@ def kernel(x, weight, k_cache, out, DEPENDENT: tl.constexpr):
         ("value = load_rows(x + 3)", "loads x"),
         ("value = load_rows(k_cache)", "loads k_cache"),
         ("tl.store(out, tl.load(weight))", "stores"),
+        ("gl.store(out, gl.load(weight))", "stores"),
+        ("row = gl.load(x + 3)", "loads x"),
+        ("async_copy.async_copy_global_to_shared(place, x + 3)", "loads x"),
         ("if tl.program_id(0) > 3:\n        return", "may end"),
         ("pass", None),
         ("row = tl.load(weight + 3)", None),

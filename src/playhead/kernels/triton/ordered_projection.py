@@ -69,4 +69,8 @@ def _multiply(out_TO: Tensor, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | 
     launch_matmul_in_order(x_TI, weight_OI, bias_O, out_TO, scale, adds)
 
 
-IN_ORDER = Way(tiles_in_order, tiles_of_chunks, _multiply, in_order=True)
+def _gated_in_order(x_TI: Tensor, weight_JI: Tensor, _: Tensor | None) -> StreamedTiles | None:
+    return tiles_in_order(x_TI, weight_JI)
+
+
+IN_ORDER = Way(tiles_in_order, _gated_in_order, tiles_of_chunks, _multiply, in_order=True)

@@ -22,7 +22,19 @@ from playhead.kernels.triton.dependent import dependent
 from playhead.kernels.triton.left import merging_row_kernel
 from playhead.kernels.triton.norm import launch_add
 from playhead.kernels.triton.projection_kernels import held_kernel, row_kernel, streamed_kernel
-from playhead.kernels.triton.projection_tiles import HeldTiles, RowTiles, StreamedTiles, Tiles, split_tiles, tiles_for
+from playhead.kernels.triton.projection_tiles import (
+    RING_INPUTS,
+    RING_OUTPUTS,
+    HeldTiles,
+    RingTiles,
+    RowTiles,
+    StreamedTiles,
+    Tiles,
+    gated_tiles,
+    split_tiles,
+    tiles_for,
+)
+from playhead.kernels.triton.ring import ring_kernel
 
 MOST_NORMS = 1056  # programs that norm the same row
 
@@ -47,18 +59,22 @@ def launch_project_normed(*call: Any) -> Tensor:
 
 
 class Way(NamedTuple):
-    """How products are made: `tiles` cuts one of few rows, and `parts` one that its reader adds up. Where they give
-    None `multiply` makes it, with the arguments of `launch_project`.
+    """How products are made: `tiles` cuts one of few rows, `gated` one that is gated, and `parts` one that its reader
+    adds up. Where they give None `multiply` makes it, with the arguments of `launch_project`.
     """
 
     tiles: Callable[[Tensor, Tensor], Tiles | None]
+    gated: Callable[[Tensor, Tensor, Tensor | None], Tiles | None]
     parts: Callable[[Tensor, Tensor], HeldTiles | StreamedTiles | None]
     multiply: Callable[[Tensor, Tensor, Tensor, Tensor | None, float, bool], None]
     in_order: bool = False
 
+    def tiles_of(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, activation: str | None) -> Tiles | None:
+        return self.tiles(x_TI, weight_OI) if activation is None else self.gated(x_TI, weight_OI, bias_O)
+
 
 def _usual_way() -> Way:
-    return Way(tiles_for, split_tiles, launch_project)
+    return Way(tiles_for, gated_tiles, split_tiles, launch_project)
 
 
 def gate(way: Way, x_TI: Tensor, weight_JI: Tensor, bias_J: Tensor | None, activation: str) -> Tensor:
@@ -84,11 +100,11 @@ def project_normed(
     if weight_OM is None:
         launch_add(total_TM, out_TO, x_TM, *norm, in_order=way.in_order)
         return total_TM
-    tiles = way.tiles(h_TM, weight_OM)
+    tiles = way.tiles_of(h_TM, weight_OM, bias_O, activation)
     # Every program norms the row itself, which is cheaper than a kernel for it while they all run at the same time. A
     # row that is cut in two, or comes in parts, would be summed more often: a kernel for it is as fast.
     is_whole = isinstance(tiles, RowTiles) and not tiles.rest and x_TM.dim() == 2
-    if tiles is not None and is_whole and weight_OM.shape[0] <= MOST_NORMS * tiles.block_n:
+    if isinstance(tiles, RowTiles) and is_whole and weight_OM.shape[0] <= MOST_NORMS * tiles.block_n:
         launch_tiles(tiles, out_TO, x_TM, weight_OM, bias_O, activation=activation, total_TI=total_TM, norm=norm)
     else:
         launch_add(total_TM, h_TM, x_TM, *norm, in_order=way.in_order)
@@ -129,7 +145,7 @@ def merge_and_multiply(left_1Z: Tensor, weight_MI: Tensor, num_left: int) -> Ten
 def _project_or_gate(
     way: Way, out_TO: Tensor, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, activation: str | None
 ) -> None:
-    tiles = way.tiles(x_TI, weight_OI)
+    tiles = way.tiles_of(x_TI, weight_OI, bias_O, activation)
     if tiles is not None:
         launch_tiles(tiles, out_TO, x_TI, weight_OI, bias_O, activation=activation, in_order=way.in_order)
     elif activation is None:
@@ -150,6 +166,10 @@ def launch_tiles(
     Tiles with splits write `out_STO`, a matrix for each: neither bias nor scale is a part's. With `in_order`, streamed
     tiles round a gate and its up as a step that stores them does, and gate them by the same instructions.
     """
+    if isinstance(tiles, RingTiles):
+        assert (bias_O, scale, adds, total_TI, in_order) == (None, 1.0, False, None, False), "a ring gates, and no more"
+        launch_ring(tiles, out_TO, x_TI, weight_OI, activation)
+        return
     num_rows, num_outputs = out_TO.shape[-2:]
     num_inputs = x_TI.shape[1]
     num_tiles = triton.cdiv(num_outputs * (1 if activation is None else 2), tiles.block_n)
@@ -182,6 +202,16 @@ def launch_tiles(
     streamed_kernel[(num_tiles, tiles.num_splits, triton.cdiv(num_rows, tiles.block_r))](
         *call, steps, **cut, STAGES=tiles.num_stages, HELD=tiles.held, EVEN=is_even, ROUNDS=in_order,
         num_warps=tiles.num_warps, enable_fp_fusion=not in_order, **what, **dependent(x_TI),
+    )  # fmt: skip
+
+
+def launch_ring(tiles: RingTiles, out_TI: Tensor, x_TM: Tensor, weight_JM: Tensor, activation: str | None) -> None:
+    (num_rows, num_outputs), num_inputs = out_TI.shape, x_TM.shape[1]
+    ring_kernel[(2 * num_outputs // RING_OUTPUTS,)](
+        x_TM, weight_JM, out_TI, x_TM.stride(0), out_TI.stride(0), num_rows, num_outputs, num_inputs,
+        R=tiles.block_r, N=RING_OUTPUTS, K=RING_INPUTS, PLACES=tiles.places, ROW_PLACES=tiles.row_places,
+        ASKED=tiles.asked, HOLDS=tiles.holds, ACTIVATION=activation,
+        num_warps=RING_OUTPUTS // 16, **dependent(x_TM),
     )  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""Which products take the kernels of `projection_kernels.py`, and how their programs are cut: rules from measurements.
+"""Which products take the kernels of `projection_kernels.py` and `ring.py`, and how their programs are cut: rules from
+measurements.
 
 `python -m bench.projections` measures every rule's choice against its neighbours and the BLAS library, product by
 product; `python -m bench.tiles` measures the neighbours in whole decode steps.
@@ -7,6 +8,7 @@ product; `python -m bench.tiles` measures the neighbours in whole decode steps.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -24,6 +26,8 @@ FEW_ROWS = 8  # whose products with 16 outputs are one matrix instruction
 LONG_ROW = 4096  # inputs: more are streamed, as no program can hold them
 LONG_SHARE = 1024  # inputs of a program that streams: eight blocks and more
 WIDE_ROW = 2048  # inputs: one such row is streamed through a matrix with many outputs whose programs all run at once
+RING_OUTPUTS = 64  # rows of the matrix of a program of `ring_kernel`: those of one matrix instruction
+RING_INPUTS = 128  # of a block of the ring
 DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -74,10 +78,72 @@ class StreamedTiles:
     share: int | None = None
 
 
-Tiles = RowTiles | HeldTiles | StreamedTiles
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingTiles:
+    """A program of `ring_kernel`: `block_r` rows, RING_OUTPUTS rows of the matrix, RING_INPUTS inputs at a time. Before
+    it waits for the rows it asks for the weights of `places` blocks, `asked` of a block's rows at a time, and with
+    `holds` it loads one block more into registers. `row_places` blocks of rows are on their way behind the wait.
+    """
+
+    block_r: int
+    places: int
+    row_places: int
+    asked: int
+    holds: bool
 
 
-def tiles_for(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> Tiles | None:
+Tiles = RowTiles | HeldTiles | StreamedTiles | RingTiles
+
+
+def gated_tiles(x_TI: torch.Tensor, weight_JI: torch.Tensor, bias_J: torch.Tensor | None) -> Tiles | None:
+    """How a gated product is cut: by the ring where that is faster, else as any product."""
+    if bias_J is None and is_ours(x_TI, weight_JI) and can_ring(x_TI.device):
+        num_outputs, num_inputs = weight_JI.shape
+        ring = ring_tiles(x_TI.shape[0], num_outputs, num_inputs)
+        if ring is not None:
+            return ring
+    return tiles_for(x_TI, weight_JI)
+
+
+def ring_tiles(num_rows: int, num_outputs: int, num_inputs: int) -> RingTiles | None:
+    """As many weights as all programs of a launch have room for, of which each multiprocessor has one to three. Three
+    ask for less at a time. Measured in decode steps of Gemma-3, Llama-3.2-1B and Qwen3-0.6B.
+    """
+    per_sm = -(-num_outputs // (RING_OUTPUTS * NUM_SMS))
+    fills_blocks = num_outputs % RING_OUTPUTS == num_inputs % RING_INPUTS == 0
+    if not fills_blocks or per_sm > 3 or num_outputs < MANY_OUTPUTS:
+        return None
+    if num_rows == 1 and per_sm != 2:  # Qwen3-0.6B 608 us a step, 578 by `row_kernel`; Gemma-3-4B 2,371 and 2,302
+        return None
+    tiles = _ring_of_three(num_rows) if per_sm == 3 else _ring_of_two(num_rows)
+    return tiles if tiles is not None and num_inputs >= (tiles.places + tiles.holds) * RING_INPUTS else None
+
+
+def _ring_of_two(num_rows: int) -> RingTiles | None:
+    if num_rows <= FEW_ROWS:
+        return RingTiles(block_r=FEW_ROWS, places=6, row_places=6, asked=64, holds=num_rows > 1)
+    if num_rows <= 16:
+        return RingTiles(block_r=16, places=5, row_places=4, asked=32, holds=True)
+    if num_rows <= 32:
+        return RingTiles(block_r=32, places=4, row_places=4, asked=64, holds=True)
+    return RingTiles(block_r=64, places=3, row_places=3, asked=64, holds=True) if num_rows <= 64 else None
+
+
+def _ring_of_three(num_rows: int) -> RingTiles | None:
+    if num_rows <= FEW_ROWS:
+        return RingTiles(block_r=FEW_ROWS, places=4, row_places=4, asked=32, holds=True)
+    if num_rows <= 16:
+        return RingTiles(block_r=16, places=3, row_places=3, asked=32, holds=True)
+    return RingTiles(block_r=32, places=3, row_places=3, asked=16, holds=False) if num_rows <= 32 else None
+
+
+@cache
+def can_ring(device: torch.device) -> bool:
+    """Whether a device has the matrix instructions of `ring_kernel`, which are Hopper's alone."""
+    return device.type == "meta" or (device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9)
+
+
+def tiles_for(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> RowTiles | HeldTiles | StreamedTiles | None:
     """How the product is cut; None where the BLAS library is as fast, or the only one that can."""
     (num_outputs, num_inputs), num_rows = weight_OI.shape, x_TI.shape[0]
     if not is_ours(x_TI, weight_OI):
