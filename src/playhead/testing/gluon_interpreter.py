@@ -1,9 +1,11 @@
 """Gluon kernels on a CPU, one program after the other: what Triton's interpreter does for Triton's kernels.
 
-Gluon leaves to the kernel who waits for what in shared memory. So that is what the interpreter watches. A copy lands
-when a program waits for it, and no earlier; until then its place holds NaN. A matrix instruction may read a place that
-was waited for, fenced, and behind a barrier. A place that it has read may be written behind the next barrier. Else a
-`SharedMemoryError` says which rule was broken.
+A Gluon kernel says itself when it waits for what in shared memory. So that is what the interpreter watches. It is
+stricter than the compiler, which adds barriers and fences of its own.
+
+A copy lands when a program waits for it, and no earlier; until then its place holds NaN, and nothing else may be
+written there. A matrix instruction may read a place that was waited for, fenced, and behind a barrier. A place that it
+has read may be written behind the next barrier. Else a `SharedMemoryError` says which rule was broken.
 
 Layouts decide where numbers are and not which: they are ignored. Numbers are float64, and integers int64.
 """
@@ -119,6 +121,8 @@ class Shared:
     def begin_write(self) -> None:
         if self.are_read.any():
             raise SharedMemoryError("a block is written while other warps may still multiply by it")
+        if (self.stages == Stage.ON_ITS_WAY).any():
+            raise SharedMemoryError("a block is written while a copy to its place is on its way")
         self.values[...] = np.nan
         self.stages[...] = Stage.ON_ITS_WAY
 
@@ -150,6 +154,8 @@ class Program:
         self.groups.append([])
 
     def wait(self, num_outstanding: int) -> None:
+        if num_outstanding < 0:
+            raise ValueError(f"{num_outstanding} groups of copies cannot be on their way")
         while len(self.groups) - 1 > num_outstanding:
             for place, numbers in self.groups.pop(0):
                 place.values[...] = numbers
@@ -184,6 +190,7 @@ class Program:
             convert_layout=lambda values, layout: values,
             allocate_shared_memory=self.allocate,
             static_range=range,
+            static_assert=_refuse,
             int64=None,
             float32=None,
             **dict.fromkeys(LAYOUTS, lambda *numbers, **named: None),
@@ -197,6 +204,10 @@ class Program:
             "fence_async_shared": self.fence,
             "warpgroup_mma": lambda a, b, sums: sums + a.read() @ b.read(),
         }
+
+
+def _refuse(condition: bool, message: str = "") -> None:
+    assert condition, message
 
 
 LAYOUTS = ("BlockedLayout", "SliceLayout", "NVMMASharedLayout", "NVMMADistributedLayout")

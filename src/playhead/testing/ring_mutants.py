@@ -12,7 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_a
 
 from playhead.kernels.projection import project_gated
 from playhead.kernels.triton import projection, ring
-from playhead.kernels.triton.projection_tiles import RING_INPUTS, RING_OUTPUTS, RingTiles
+from playhead.kernels.triton.projection_tiles import RING_INPUTS, RING_ROWS, RingTiles
 from playhead.testing.gluon_interpreter import Interpreted, SharedMemoryError
 from playhead.testing.mutant import Checker, Mutant, Patch, mutant, swapped
 
@@ -23,7 +23,7 @@ HUNTERS = ("a ring of blocks",)
 
 @gluon.jit
 def _await_on_its_way(ROW_PLACES):
-    async_copy.wait_group(ROW_PLACES)
+    async_copy.wait_group(ROW_PLACES - 1)
     fence_async_shared()
     tl.debug_barrier()
 
@@ -42,7 +42,7 @@ def _await_without_a_fence(ROW_PLACES):
 
 @mutant(
     "a block of the ring that is on its way",
-    source="copies land in the order of their groups; the one that counts was the newest but one",
+    source="copies land in the order of their groups, and one group too few was waited for",
     killed_by=HUNTERS,
 )
 def on_its_way() -> Patch:
@@ -72,8 +72,8 @@ def ring_of_blocks() -> list[str]:
     numbers = torch.Generator().manual_seed(0)
     num_inputs = NUM_BLOCKS * RING_INPUTS
     x_TM = torch.randn(5, num_inputs, generator=numbers)
-    weight_JM = 0.05 * torch.randn(2 * RING_OUTPUTS, num_inputs, generator=numbers)
-    out_TI = torch.full((5, RING_OUTPUTS), float("nan"))
+    weight_JM = 0.05 * torch.randn(2 * RING_ROWS, num_inputs, generator=numbers)
+    out_TI = torch.full((5, RING_ROWS), float("nan"))
     with patch.object(projection, "ring_kernel", Interpreted(kernel=ring.ring_kernel)):
         projection.launch_ring(TILES, out_TI, x_TM, weight_JM, "silu")
     wanted_TI = project_gated.reference(x_TM, weight_JM, None, "silu")

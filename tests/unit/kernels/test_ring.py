@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -11,7 +9,7 @@ from playhead.kernels.projection import project_gated
 from playhead.kernels.triton import projection, projection_tiles, ring
 from playhead.kernels.triton.projection_tiles import (
     RING_INPUTS,
-    RING_OUTPUTS,
+    RING_ROWS,
     RingTiles,
     StreamedTiles,
     gated_tiles,
@@ -45,7 +43,7 @@ def call(num_rows, num_blocks, num_programs=2):
     numbers = torch.Generator().manual_seed(num_rows)
     num_inputs = num_blocks * RING_INPUTS
     x = torch.randn(num_rows, num_inputs + 16, generator=numbers)[:, :num_inputs]
-    return x, 0.05 * torch.randn(num_programs * RING_OUTPUTS, num_inputs, generator=numbers)
+    return x, 0.05 * torch.randn(num_programs * RING_ROWS, num_inputs, generator=numbers)
 
 
 def product(tiles, x, weight, activation="silu"):
@@ -55,7 +53,9 @@ def product(tiles, x, weight, activation="silu"):
 
 
 CUTS = {(rows, *model[:2]): ring_tiles(rows, *model[:2]) for rows in ROWS for model in MODELS.values()}
-DIFFERENT = list({tiles: rows for (rows, *_), tiles in CUTS.items() if tiles is not None}.items())
+TAKEN = [(tiles, rows) for (rows, *_), tiles in CUTS.items() if tiles is not None]
+DIFFERENT = list(dict.fromkeys([*dict(TAKEN).items(), *dict(reversed(TAKEN)).items()]))
+"""All tiles that the rules choose, with the most rows and with the fewest."""
 
 
 @pytest.mark.parametrize(("tiles", "num_rows"), DIFFERENT, ids=str)
@@ -101,7 +101,7 @@ def test_all_programs_of_a_launch_have_room_at_once(model):
     found = [CUTS[rows, num_outputs, num_inputs] for rows in ROWS]
     assert any(found)
     for tiles in filter(None, found):
-        numbers = tiles.places * RING_OUTPUTS + tiles.row_places * tiles.block_r
+        numbers = tiles.places * RING_ROWS + tiles.row_places * tiles.block_r
         assert per_sm * (2 * numbers * RING_INPUTS + BLOCK_RESERVED_BYTES) <= SM_SHARED_BYTES, tiles
 
 
@@ -124,6 +124,19 @@ def test_other_products_take_no_ring(num_rows, num_outputs, num_inputs):
     assert ring_tiles(num_rows, num_outputs, num_inputs) is None
 
 
+@pytest.mark.parametrize(("width", "start", "takes"), [(1152 + 16, 0, True), (1152 + 8, 0, False), (2304, 4, False)])
+def test_rows_that_do_not_start_at_whole_copies_take_no_ring(width, start, takes):
+    """Triton refuses to compile copies of less than four bytes."""
+    x = meta(8, width)[:, start : start + 1152]
+    assert isinstance(gated_tiles(x, meta(13824, 1152), None), RingTiles) is takes
+
+
+@pytest.mark.parametrize("start", [0, 4])
+def test_a_matrix_that_does_not_start_at_a_whole_copy_takes_no_ring(start):
+    weight = meta(13824 * 1152 + 8)[start : start + 13824 * 1152].view(13824, 1152)
+    assert isinstance(gated_tiles(meta(8, 1152), weight, None), RingTiles) is (start == 0)
+
+
 def test_a_bias_another_type_and_another_device_take_no_ring(monkeypatch):
     x, weight = meta(8, 1152), meta(13824, 1152)
     assert isinstance(gated_tiles(x, weight, None), RingTiles)
@@ -143,8 +156,9 @@ def test_the_ring_is_for_hopper(monkeypatch, major):
 def test_a_ring_gates_and_no_more():
     x, weight = call(3, 6)
     tiles = RingTiles(block_r=8, places=4, row_places=3, asked=64, holds=False)
-    with pytest.raises(AssertionError, match="a ring gates"):
-        projection.launch_tiles(tiles, torch.empty(3, 64), x, weight, torch.zeros(128), activation="silu")
+    for bias, activation in ((torch.zeros(128), "silu"), (None, None)):
+        with pytest.raises(AssertionError, match="a ring gates"):
+            projection.launch_tiles(tiles, torch.empty(3, 64), x, weight, bias, activation=activation)
 
 
 def test_the_checker_is_silent_on_the_kernel_as_it_is():
@@ -153,11 +167,11 @@ def test_the_checker_is_silent_on_the_kernel_as_it_is():
 
 @pytest.mark.parametrize("places", [2, 3])
 def test_weights_that_outrun_the_ring_are_noticed(places):
-    """More places than blocks: a copy reads behind the matrix, which a GPU may not say."""
+    """More places than blocks, or no block left to hold: a copy reads behind the matrix, which a GPU may not say."""
     x, weight = call(3, 2, num_programs=1)
     tiles = RingTiles(block_r=8, places=places, row_places=2, asked=64, holds=True)
     with pytest.raises(IndexError, match="the memory has"):
-        product(replace(tiles, row_places=2), x, weight)
+        product(tiles, x, weight)
 
 
 def place():
@@ -200,6 +214,26 @@ def test_a_place_is_read_behind_its_wait_its_fence_and_a_barrier(steps, said):
     program.fence()
     program.barrier()
     assert shared.read().sum() == 6
+
+
+def test_a_place_is_written_once_at_a_time():
+    program, shared = place()
+    with pytest.raises(SharedMemoryError, match="on its way"):
+        shared.store(torch.zeros(4).numpy())
+    program.wait(0)
+    shared.store(torch.zeros(4).numpy())
+
+
+def test_no_fewer_than_no_copies_are_on_their_way():
+    with pytest.raises(ValueError, match="cannot be on their way"):
+        Program(ids=(0,)).wait(-1)
+
+
+@pytest.mark.parametrize(("places", "row_places"), [(2, 1), (2, 3)])
+def test_other_rings_are_refused(places, row_places):
+    x, weight = call(3, 6)
+    with pytest.raises(AssertionError):
+        product(RingTiles(block_r=8, places=places, row_places=row_places, asked=64, holds=False), x, weight)
 
 
 def test_a_place_that_was_read_is_written_behind_a_barrier():

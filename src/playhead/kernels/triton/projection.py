@@ -24,7 +24,7 @@ from playhead.kernels.triton.norm import launch_add
 from playhead.kernels.triton.projection_kernels import held_kernel, row_kernel, streamed_kernel
 from playhead.kernels.triton.projection_tiles import (
     RING_INPUTS,
-    RING_OUTPUTS,
+    RING_ROWS,
     HeldTiles,
     RingTiles,
     RowTiles,
@@ -167,6 +167,7 @@ def launch_tiles(
     tiles round a gate and its up as a step that stores them does, and gate them by the same instructions.
     """
     if isinstance(tiles, RingTiles):
+        assert activation is not None, "a ring gates"
         assert (bias_O, scale, adds, total_TI, in_order) == (None, 1.0, False, None, False), "a ring gates, and no more"
         launch_ring(tiles, out_TO, x_TI, weight_OI, activation)
         return
@@ -205,13 +206,13 @@ def launch_tiles(
     )  # fmt: skip
 
 
-def launch_ring(tiles: RingTiles, out_TI: Tensor, x_TM: Tensor, weight_JM: Tensor, activation: str | None) -> None:
+def launch_ring(tiles: RingTiles, out_TI: Tensor, x_TM: Tensor, weight_JM: Tensor, activation: str) -> None:
     (num_rows, num_outputs), num_inputs = out_TI.shape, x_TM.shape[1]
-    ring_kernel[(2 * num_outputs // RING_OUTPUTS,)](
+    ring_kernel[(2 * num_outputs // RING_ROWS,)](
         x_TM, weight_JM, out_TI, x_TM.stride(0), out_TI.stride(0), num_rows, num_outputs, num_inputs,
-        R=tiles.block_r, N=RING_OUTPUTS, K=RING_INPUTS, PLACES=tiles.places, ROW_PLACES=tiles.row_places,
+        R=tiles.block_r, N=RING_ROWS, K=RING_INPUTS, PLACES=tiles.places, ROW_PLACES=tiles.row_places,
         ASKED=tiles.asked, HOLDS=tiles.holds, ACTIVATION=activation,
-        num_warps=RING_OUTPUTS // 16, **dependent(x_TM),
+        num_warps=RING_ROWS // 16, **dependent(x_TM),
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ FEW_ROWS = 8  # whose products with 16 outputs are one matrix instruction
 LONG_ROW = 4096  # inputs: more are streamed, as no program can hold them
 LONG_SHARE = 1024  # inputs of a program that streams: eight blocks and more
 WIDE_ROW = 2048  # inputs: one such row is streamed through a matrix with many outputs whose programs all run at once
-RING_OUTPUTS = 64  # rows of the matrix of a program of `ring_kernel`: those of one matrix instruction
+RING_ROWS = 64  # rows of the matrix of a program of `ring_kernel`, gates and ups: those of one matrix instruction
 RING_INPUTS = 128  # of a block of the ring
 DTYPES = (torch.bfloat16, torch.float16)
 
@@ -80,7 +80,7 @@ class StreamedTiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingTiles:
-    """A program of `ring_kernel`: `block_r` rows, RING_OUTPUTS rows of the matrix, RING_INPUTS inputs at a time. Before
+    """A program of `ring_kernel`: `block_r` rows, RING_ROWS rows of the matrix, RING_INPUTS inputs at a time. Before
     it waits for the rows it asks for the weights of `places` blocks, `asked` of a block's rows at a time, and with
     `holds` it loads one block more into registers. `row_places` blocks of rows are on their way behind the wait.
     """
@@ -97,7 +97,10 @@ Tiles = RowTiles | HeldTiles | StreamedTiles | RingTiles
 
 def gated_tiles(x_TI: torch.Tensor, weight_JI: torch.Tensor, bias_J: torch.Tensor | None) -> Tiles | None:
     """How a gated product is cut: by the ring where that is faster, else as any product."""
-    if bias_J is None and is_ours(x_TI, weight_JI) and can_ring(x_TI.device):
+    # A copy moves 16 bytes, so each row must start at a multiple of 16 bytes. Triton sees that of a stride only if 16
+    # divides it.
+    starts_aligned = all(one.storage_offset() % 8 == 0 for one in (x_TI, weight_JI)) and x_TI.stride(0) % 16 == 0
+    if bias_J is None and starts_aligned and is_ours(x_TI, weight_JI) and can_ring(x_TI.device):
         num_outputs, num_inputs = weight_JI.shape
         ring = ring_tiles(x_TI.shape[0], num_outputs, num_inputs)
         if ring is not None:
@@ -109,17 +112,17 @@ def ring_tiles(num_rows: int, num_outputs: int, num_inputs: int) -> RingTiles | 
     """As many weights as all programs of a launch have room for, of which each multiprocessor has one to three. Three
     ask for less at a time. Measured in decode steps of Gemma-3, Llama-3.2-1B and Qwen3-0.6B.
     """
-    per_sm = -(-num_outputs // (RING_OUTPUTS * NUM_SMS))
-    fills_blocks = num_outputs % RING_OUTPUTS == num_inputs % RING_INPUTS == 0
+    per_sm = -(-num_outputs // (RING_ROWS * NUM_SMS))
+    fills_blocks = num_outputs % RING_ROWS == num_inputs % RING_INPUTS == 0
     if not fills_blocks or per_sm > 3 or num_outputs < MANY_OUTPUTS:
         return None
     if num_rows == 1 and per_sm != 2:  # Qwen3-0.6B 608 us a step, 578 by `row_kernel`; Gemma-3-4B 2,371 and 2,302
         return None
-    tiles = _ring_of_three(num_rows) if per_sm == 3 else _ring_of_two(num_rows)
+    tiles = _ring_three_an_sm(num_rows) if per_sm == 3 else _ring_two_an_sm(num_rows)
     return tiles if tiles is not None and num_inputs >= (tiles.places + tiles.holds) * RING_INPUTS else None
 
 
-def _ring_of_two(num_rows: int) -> RingTiles | None:
+def _ring_two_an_sm(num_rows: int) -> RingTiles | None:
     if num_rows <= FEW_ROWS:
         return RingTiles(block_r=FEW_ROWS, places=6, row_places=6, asked=64, holds=num_rows > 1)
     if num_rows <= 16:
@@ -129,7 +132,7 @@ def _ring_of_two(num_rows: int) -> RingTiles | None:
     return RingTiles(block_r=64, places=3, row_places=3, asked=64, holds=True) if num_rows <= 64 else None
 
 
-def _ring_of_three(num_rows: int) -> RingTiles | None:
+def _ring_three_an_sm(num_rows: int) -> RingTiles | None:
     if num_rows <= FEW_ROWS:
         return RingTiles(block_r=FEW_ROWS, places=4, row_places=4, asked=32, holds=True)
     if num_rows <= 16:

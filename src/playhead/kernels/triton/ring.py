@@ -5,13 +5,15 @@ Gate-up stands behind attention, which leaves the memory nearly idle. So a progr
 it has room for before it waits for the rows, but gently: two copies are on their way at a time. Attention reads its
 keys from the same memory, and would stand behind all that was asked for at once.
 
-Triton keeps weights in flight over a wait in registers alone. Gluon, its lower layer, says what is in shared memory,
-what is on its way, and who waits for that: the ring is full when the rows come, and one block more is in registers.
+Triton keeps weights in flight over a wait in registers alone. In Gluon, its lower layer, a kernel says what is in
+shared memory, what is on its way to it, and when it waits for that: the ring is full when the rows come, and one block
+more is in registers. Gluon's compiler adds barriers and fences of its own; the kernel does not rely on them.
 
-A block of the ring is free when all warps have multiplied by it: the barrier of the next block says so. Then the block
-that many places later is asked for. Rows come in blocks of the same inputs, through a ring of their own.
+A place is free when all warps have multiplied by its block: the barrier of the next block says so. Then the block
+PLACES later is asked for. Rows come in blocks of the same inputs, through a ring of their own.
 
-Shapes: of a program N rows of the matrix, K inputs of a block, R rows (padded).
+Shapes: of a program N rows of the matrix, of which A are asked for at a time, and O = N / 2 outputs; K inputs of a
+block, R rows (padded).
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from playhead.kernels.triton.dependent import after_upstream, let_downstream_sta
 
 
 @gluon.jit
-def _weights(weight, num_outputs, num_inputs, ROWS: gl.constexpr, N: gl.constexpr, LAYOUT: gl.constexpr):
-    """Where the first inputs of a program's first rows are. Eight gates, their eight ups, the next eight gates, ...
+def _starts_of_rows(weight, num_outputs, num_inputs, ROWS: gl.constexpr, N: gl.constexpr, LAYOUT: gl.constexpr):
+    """Where a program's first ROWS rows start. Eight gates, their eight ups, the next eight gates, ...
 
     A thread of a matrix instruction has the sums of two rows that are eight apart: a gate and its up.
     """
@@ -39,7 +41,11 @@ def _weights(weight, num_outputs, num_inputs, ROWS: gl.constexpr, N: gl.constexp
 
 @gluon.jit
 def _await_block(ROW_PLACES: gl.constexpr):
-    """Returns when all warps see the next block's weights and rows, and none multiplies by the block before."""
+    """Returns when all warps see the next block's weights and rows, and none multiplies by the block before.
+
+    Block b needs the groups of copies 0 to b + 1, counted from the first block of rows. When it is awaited, ROW_PLACES
+    + b groups are asked for.
+    """
     async_copy.wait_group(ROW_PLACES - 2)
     fence_async_shared()
     tl.debug_barrier()
@@ -59,16 +65,18 @@ def ring_kernel(
     """All rows times N rows of the matrix. Weights are asked for ASKED rows of a block at a time before the wait; with
     HOLDS the block behind the ring's is loaded into registers, and goes to the first place that is free.
     """
+    gl.static_assert(ROW_PLACES >= 2, "the newest copies are left on their way")
+    gl.static_assert(ROW_PLACES <= PLACES, "a block's rows are asked for no earlier than its weights")
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // K, K // 8], [N // 16, 1], [1, 0])
     k_K = gl.arange(0, K, layout=gl.SliceLayout(0, LAYOUT))[None, :]
-    w_NK = _weights(weight, num_outputs, num_inputs, N, N, LAYOUT) + k_K
-    asked_NK = _weights(weight, num_outputs, num_inputs, ASKED, N, LAYOUT) + k_K
+    w_NK = _starts_of_rows(weight, num_outputs, num_inputs, N, N, LAYOUT) + k_K
+    asked_AK = _starts_of_rows(weight, num_outputs, num_inputs, ASKED, N, LAYOUT) + k_K
     weights = gl.allocate_shared_memory(weight.dtype.element_ty, [PLACES, N, K], gl.NVMMASharedLayout(128, 16, rank=2))
     rows = gl.allocate_shared_memory(weight.dtype.element_ty, [ROW_PLACES, R, K], gl.NVMMASharedLayout(128, 16, rank=2))
     for block in gl.static_range(PLACES):
         for first in gl.static_range(0, N, ASKED):
             place = weights.index(block).slice(first, ASKED, 0)
-            async_copy.async_copy_global_to_shared(place, asked_NK + first // 2 * num_inputs + block * K)
+            async_copy.async_copy_global_to_shared(place, asked_AK + first // 2 * num_inputs + block * K)
             async_copy.commit_group()
             async_copy.wait_group(1)
     if HOLDS:
@@ -82,16 +90,15 @@ def ring_kernel(
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [N // 16, 1], [16, R, 16])
     sum_NR = gl.zeros([N, R], gl.float32, layout=SUMS)
     num_blocks = num_inputs // K
-    FIRST: gl.constexpr = 2 if HOLDS else 1
-    for block in gl.static_range(FIRST):
+    NUM_PEELED: gl.constexpr = 2 if HOLDS else 1
+    for block in gl.static_range(NUM_PEELED):
         _await_block(ROW_PLACES)
         if block == 1:
             weights.index(0).store(held_NK)
-            if num_blocks > ROW_PLACES:
-                async_copy.async_copy_global_to_shared(rows.index(0), x_RK + ROW_PLACES * K, mask=live_R)
+            async_copy.async_copy_global_to_shared(rows.index(0), x_RK + ROW_PLACES * K, mask=live_R)
         async_copy.commit_group()
         sum_NR = _multiply(sum_NR, weights, rows, block, PLACES, ROW_PLACES)
-    for block in range(FIRST, num_blocks):
+    for block in range(NUM_PEELED, num_blocks):
         _await_block(ROW_PLACES)
         done = block - 1
         if done + PLACES < num_blocks:
