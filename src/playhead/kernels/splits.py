@@ -37,6 +37,7 @@ MANY_PROGRAMS = 256  # two for every multiprocessor, with a split each
 WIDE_HEAD = 256  # dims of a head whose blocks of keys are so short that longer ones pay
 
 # Where one kernel turns the newest token and attends: keys that a layer sees, and fewer heads of a kv head than these.
+# With more keys, programs that start beside the projection crowd on few multiprocessors.
 MOST_KEYS_TOGETHER = 16_384
 MOST_HEADS_TOGETHER = 16
 

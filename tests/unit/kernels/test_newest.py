@@ -139,7 +139,7 @@ def test_what_programs_cannot_turn_or_take_long_over_is_turned_by_rope(seq_lens,
         swapped(kernels, "launch_qk_rope_write", lambda *call: called.append(call)),
         swapped(kernels, "MOST_KV_HEADS", 3),
         swapped(kernels, "MOST_DIMS", 32),
-        swapped(kernels, "MOST_KEYS", 8),
+        swapped(kernels, "MOST_KEYS_TOGETHER", 8),
     ):
         launch_write_and_decode(*random_call(seq_lens, heads, (16, 16, 8), norm=norm))
     assert len(called) == 1

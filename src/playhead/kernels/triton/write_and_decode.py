@@ -41,7 +41,6 @@ from playhead.kernels.triton.scores import attend_block, key_pages
 MOST_KV_HEADS = 256  # of all requests: with more, a rope kernel before attention is faster,
 MOST_DIMS = 32_768  # and so it is with more dims of all their heads
 FEW_KV_HEADS = 64  # which leave the device room for programs with all registers there are
-MOST_KEYS = MOST_KEYS_TOGETHER  # with more, programs beside the projection crowd on few multiprocessors
 FEW_REQUESTS = 8  # whose projection is so short that the kernel behind attention may start with it, except where
 # several wide heads attend: what is loaded early then delays their own loads
 
@@ -132,7 +131,7 @@ def is_faster_apart(num_requests: int, num_kv_heads: int, head_dim: int, max_key
     num_programs = num_requests * num_kv_heads
     is_crowded = num_programs > MOST_KV_HEADS or num_programs * head_dim > MOST_DIMS
     norms_often = has_norm and num_kv_heads > 1 and 1 < num_requests <= FEW_REQUESTS  # each split norms its heads
-    return is_crowded or norms_often or max_keys > MOST_KEYS
+    return is_crowded or norms_often or max_keys > MOST_KEYS_TOGETHER
 
 
 def launch_write_and_decode(*call: Any, cut: Cut = AS_MEASURED) -> None:
