@@ -27,6 +27,7 @@ from bench.projections import IN_PARTS, Model, neighbours
 from bench.scorecard import MODELS
 from playhead.kernels.triton import projection
 from playhead.kernels.triton.projection_tiles import (
+    RING_INPUTS,
     HeldTiles,
     RingTiles,
     RowTiles,
@@ -82,7 +83,9 @@ def variants(tiles: Tiles, num_inputs: int) -> list[Tiles]:
 
 
 def covers(tiles: Tiles, num_inputs: int) -> bool:
-    """Whether all inputs are some program's. Streamed ones go on to the last."""
+    """Whether all inputs are some program's, and no others. Streamed ones go on to the last."""
+    if isinstance(tiles, RingTiles):
+        return (tiles.places + tiles.holds) * RING_INPUTS <= num_inputs
     if isinstance(tiles, HeldTiles):
         return tiles.num_splits * tiles.parts * (tiles.block_k + tiles.rest) >= num_inputs
     return True

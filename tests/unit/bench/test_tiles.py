@@ -38,6 +38,12 @@ def test_variants_differ_from_the_rule_and_stay_of_its_kind(name, num_rows):
     assert len({tiles, *found}) == 1 + len(found)
 
 
+def test_rings_of_more_blocks_than_there_are_are_not_tried():
+    tiles = chosen("gate-up", 8, (13824, 1152))
+    assert max(other.places + other.holds for other in variants(tiles, 1152)) == 8
+    assert max(other.places + other.holds for other in variants(tiles, 7 * 128)) == 7
+
+
 def test_held_variants_that_leave_inputs_out_are_not_tried():
     tiles = HeldTiles(block_r=8, block_n=16, block_k=256)
     assert variants(tiles, 1024)

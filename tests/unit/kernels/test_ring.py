@@ -166,12 +166,22 @@ def test_the_checker_is_silent_on_the_kernel_as_it_is():
 
 
 @pytest.mark.parametrize("places", [2, 3])
-def test_weights_that_outrun_the_ring_are_noticed(places):
-    """More places than blocks, or no block left to hold: a copy reads behind the matrix, which a GPU may not say."""
+def test_a_ring_asks_for_no_more_blocks_than_there_are(places):
+    """More places than blocks, or no block left to hold: a copy would read behind the matrix."""
     x, weight = call(3, 2, num_programs=1)
     tiles = RingTiles(block_r=8, places=places, row_places=2, asked=64, holds=True)
-    with pytest.raises(IndexError, match="the memory has"):
+    with pytest.raises(AssertionError, match="no more blocks"):
         product(tiles, x, weight)
+
+
+@pytest.mark.parametrize("start", [-1, 3])
+def test_numbers_beside_a_tensor_are_noticed(start):
+    numbers = gluon_interpreter.Pointer.to(torch.arange(4.0)) + torch.arange(start, start + 2).numpy()
+    with pytest.raises(IndexError, match="the memory has"):
+        numbers.load()
+    with pytest.raises(IndexError, match="the memory has"):
+        numbers.store(0.0)
+    assert numbers.load(mask=False).sum() == 0
 
 
 def place():

@@ -208,6 +208,7 @@ def launch_tiles(
 
 def launch_ring(tiles: RingTiles, out_TI: Tensor, x_TM: Tensor, weight_JM: Tensor, activation: str) -> None:
     (num_rows, num_outputs), num_inputs = out_TI.shape, x_TM.shape[1]
+    assert num_inputs >= (tiles.places + tiles.holds) * RING_INPUTS, "a ring asks for no more blocks than there are"
     ring_kernel[(2 * num_outputs // RING_ROWS,)](
         x_TM, weight_JM, out_TI, x_TM.stride(0), out_TI.stride(0), num_rows, num_outputs, num_inputs,
         R=tiles.block_r, N=RING_ROWS, K=RING_INPUTS, PLACES=tiles.places, ROW_PLACES=tiles.row_places,
