@@ -35,6 +35,7 @@ ROWS = (1, 8, 16, 32, 64, 128)
 ERROR_BOUND = 4e-3  # one rounding to bf16
 ACTIVATION = "gelu_tanh"
 IN_PARTS = ("o", "down")
+GATED = "gate-up"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,7 @@ class Model:
         return {
             "qkv": (self.qkv, self.hidden),
             "o": (self.hidden, self.attended),
-            "gate-up": (2 * self.intermediate, self.hidden),
+            GATED: (2 * self.intermediate, self.hidden),
             "down": (self.hidden, self.intermediate),
         }
 
@@ -63,6 +64,13 @@ MODELS = {
     "gemma-3-4b": Model(hidden=2560, qkv=4096, attended=2048, intermediate=10240),
     "qwen3-0.6b": Model(hidden=1024, qkv=4096, attended=2048, intermediate=3072),
 }
+
+
+def rule_for(name: str, x_TI: torch.Tensor, weight_OI: torch.Tensor) -> Tiles | None:
+    """How the rules cut one map, without a bias."""
+    if name == GATED:
+        return gated_tiles(x_TI, weight_OI, None)
+    return (split_tiles if name in IN_PARTS else tiles_for)(x_TI, weight_OI)
 
 
 def neighbours(tiles: Tiles) -> Iterator[Tiles]:
@@ -99,20 +107,18 @@ class Case:
 
     @property
     def tiles(self) -> Tiles | None:
-        if self.name == "gate-up":
-            return gated_tiles(self.x, self.matrices[0], None)
-        return (split_tiles if self.name in IN_PARTS else tiles_for)(self.x, self.matrices[0])
+        return rule_for(self.name, self.x, self.matrices[0])
 
     def room(self, tiles: Tiles | None) -> torch.Tensor:
         """Memory for the result, full of NaN."""
-        num_outputs = self.matrices.shape[1] // (2 if self.name == "gate-up" else 1)
+        num_outputs = self.matrices.shape[1] // (2 if self.name == GATED else 1)
         if tiles is None or isinstance(tiles, RowTiles | RingTiles) or tiles.num_splits == 1:
             return torch.full((len(self.x), num_outputs), float("nan"), dtype=self.x.dtype, device="cuda")
         return torch.full((tiles.num_splits, len(self.x), num_outputs), float("nan"), device="cuda")
 
     def run(self, out: torch.Tensor, matrix: torch.Tensor, tiles: Tiles | None) -> None:
         """The product cut so; without tiles, as the op runs it."""
-        is_gated = self.name == "gate-up"
+        is_gated = self.name == GATED
         if tiles is not None:
             launch_tiles(tiles, out, self.x, matrix, None, activation=ACTIVATION if is_gated else None)
         elif is_gated:
@@ -123,7 +129,7 @@ class Case:
     def check(self, tiles: Tiles | None) -> None:
         """A kernel that is wrong fails here before it is timed."""
         wanted = self.x.double() @ self.matrices[0].double().t()
-        if self.name == "gate-up":
+        if self.name == GATED:
             gate, up = wanted.chunk(2, -1)
             wanted = F.gelu(gate, approximate="tanh") * up
         out = self.room(tiles)

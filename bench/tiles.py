@@ -23,7 +23,7 @@ from triton.runtime.errors import OutOfResources
 from bench import workload
 from bench.measure import emit
 from bench.measured_llm import GREEDY, MeasuredLLM
-from bench.projections import IN_PARTS, Model, neighbours
+from bench.projections import Model, neighbours, rule_for
 from bench.scorecard import MODELS
 from playhead.kernels.triton import projection
 from playhead.kernels.triton.projection_tiles import (
@@ -42,7 +42,6 @@ from playhead.models.load import describe_model
 NUM_STEPS = 96
 NUM_NEW_TOKENS = 130
 MAX_MODEL_LEN = 4096
-GATED = "gate-up"
 Shape = tuple[int, int]
 
 
@@ -64,10 +63,7 @@ def chosen(name: str, num_rows: int, shape: Shape) -> Tiles | None:
     num_outputs, num_inputs = shape
     x_TI = torch.empty((num_rows, num_inputs), dtype=torch.bfloat16, device="meta")
     weight_OI = torch.empty((num_outputs, num_inputs), dtype=torch.bfloat16, device="meta")
-    if name == GATED:
-        return gated_tiles(x_TI, weight_OI, None)
-    tiles = split_tiles(x_TI, weight_OI) if name in IN_PARTS else None
-    return tiles or tiles_for(x_TI, weight_OI)
+    return rule_for(name, x_TI, weight_OI) or tiles_for(x_TI, weight_OI)
 
 
 def variants(tiles: Tiles, num_inputs: int) -> list[Tiles]:
@@ -96,23 +92,19 @@ def cut_as(tiles: Tiles, num_rows: int, shape: Shape) -> AbstractContextManager[
     whose reader adds these up; behind a model's last layer there is none.
     """
 
-    def instead_of(rule: Callable[[Tensor, Tensor], Tiles | None]) -> Callable[[Tensor, Tensor], Tiles | None]:
-        def choose(x_TI: Tensor, weight_OI: Tensor) -> Tiles | None:
-            found = rule(x_TI, weight_OI)
+    def instead_of(rule: Callable[..., Tiles | None]) -> Callable[..., Tiles | None]:
+        def choose(x_TI: Tensor, weight_OI: Tensor, *bias: Tensor | None) -> Tiles | None:
+            found = rule(x_TI, weight_OI, *bias)
             is_meant = found is not None and len(x_TI) == num_rows and tuple(weight_OI.shape) == shape
-            return tiles if is_meant else found
+            return tiles if is_meant and all(one is None for one in bias) else found
 
         return choose
 
-    def gate(x_TI: Tensor, weight_JI: Tensor, bias_J: Tensor | None) -> Tiles | None:
-        is_meant = bias_J is None and len(x_TI) == num_rows and tuple(weight_JI.shape) == shape
-        return tiles if is_meant else gated_tiles(x_TI, weight_JI, bias_J)
-
     if isinstance(tiles, RingTiles):
-        return patch.multiple(projection, gated_tiles=gate)
+        return patch.multiple(projection, gated_tiles=instead_of(gated_tiles))
     is_whole = isinstance(tiles, RowTiles) or tiles.num_splits == 1
     whole_rule = instead_of(tiles_for) if is_whole else tiles_for
-    gated_rule = gate if is_whole else gated_tiles
+    gated_rule = instead_of(gated_tiles) if is_whole else gated_tiles
     return patch.multiple(projection, tiles_for=whole_rule, gated_tiles=gated_rule, split_tiles=instead_of(split_tiles))
 
 

@@ -190,7 +190,7 @@ class Program:
             convert_layout=lambda values, layout: values,
             allocate_shared_memory=self.allocate,
             static_range=range,
-            static_assert=_refuse,
+            static_assert=_static_assert,
             int64=None,
             float32=None,
             **dict.fromkeys(LAYOUTS, lambda *numbers, **named: None),
@@ -206,7 +206,7 @@ class Program:
         }
 
 
-def _refuse(condition: bool, message: str = "") -> None:
+def _static_assert(condition: bool, message: str = "") -> None:
     assert condition, message
 
 

@@ -69,9 +69,6 @@ class Way(NamedTuple):
     multiply: Callable[[Tensor, Tensor, Tensor, Tensor | None, float, bool], None]
     in_order: bool = False
 
-    def tiles_of(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, activation: str | None) -> Tiles | None:
-        return self.tiles(x_TI, weight_OI) if activation is None else self.gated(x_TI, weight_OI, bias_O)
-
 
 def _usual_way() -> Way:
     return Way(tiles_for, gated_tiles, split_tiles, launch_project)
@@ -79,7 +76,8 @@ def _usual_way() -> Way:
 
 def gate(way: Way, x_TI: Tensor, weight_JI: Tensor, bias_J: Tensor | None, activation: str) -> Tensor:
     out_TI = torch.empty((x_TI.shape[0], weight_JI.shape[0] // 2), dtype=x_TI.dtype, device=x_TI.device)
-    _project_or_gate(way, out_TI, x_TI, weight_JI, bias_J, activation)
+    tiles = way.gated(x_TI, weight_JI, bias_J)
+    _project_or_gate(way, tiles, out_TI, x_TI, weight_JI, bias_J, activation)
     return out_TI
 
 
@@ -100,15 +98,15 @@ def project_normed(
     if weight_OM is None:
         launch_add(total_TM, out_TO, x_TM, *norm, in_order=way.in_order)
         return total_TM
-    tiles = way.tiles_of(h_TM, weight_OM, bias_O, activation)
+    tiles = way.tiles(h_TM, weight_OM) if activation is None else way.gated(h_TM, weight_OM, bias_O)
     # Every program norms the row itself, which is cheaper than a kernel for it while they all run at the same time. A
     # row that is cut in two, or comes in parts, would be summed more often: a kernel for it is as fast.
-    is_whole = isinstance(tiles, RowTiles) and not tiles.rest and x_TM.dim() == 2
-    if isinstance(tiles, RowTiles) and is_whole and weight_OM.shape[0] <= MOST_NORMS * tiles.block_n:
+    is_whole = x_TM.dim() == 2
+    if isinstance(tiles, RowTiles) and not tiles.rest and is_whole and len(weight_OM) <= MOST_NORMS * tiles.block_n:
         launch_tiles(tiles, out_TO, x_TM, weight_OM, bias_O, activation=activation, total_TI=total_TM, norm=norm)
     else:
         launch_add(total_TM, h_TM, x_TM, *norm, in_order=way.in_order)
-        _project_or_gate(way, out_TO, h_TM, weight_OM, bias_O, activation)
+        _project_or_gate(way, tiles, out_TO, h_TM, weight_OM, bias_O, activation)
     return total_TM
 
 
@@ -143,9 +141,9 @@ def merge_and_multiply(left_1Z: Tensor, weight_MI: Tensor, num_left: int) -> Ten
 
 
 def _project_or_gate(
-    way: Way, out_TO: Tensor, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, activation: str | None
-) -> None:
-    tiles = way.tiles_of(x_TI, weight_OI, bias_O, activation)
+    way: Way, tiles: Tiles | None, out_TO: Tensor, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None,
+    activation: str | None,
+) -> None:  # fmt: skip
     if tiles is not None:
         launch_tiles(tiles, out_TO, x_TI, weight_OI, bias_O, activation=activation, in_order=way.in_order)
     elif activation is None:
