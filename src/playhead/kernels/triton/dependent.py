@@ -23,8 +23,6 @@ import torch
 import triton
 import triton.language as tl
 
-HOPPER = 9
-
 
 @triton.jit
 def after_upstream(DEPENDENT: tl.constexpr):
@@ -52,13 +50,11 @@ def dependent(tensor: torch.Tensor) -> dict[str, Any]:
 
     Nothing waits in the interpreter and on GPUs older than Hopper. Tensors without a device are compiled for Hopper.
     """
-    can = major_of(tensor.device) >= HOPPER
+    kind = tensor.device.type
+    can = _can_depend(tensor.device.index) if kind == "cuda" else kind == "meta"
     return {"DEPENDENT": True, "launch_pdl": True} if can else {"DEPENDENT": False}
 
 
 @cache
-def major_of(device: torch.device) -> int:
-    """The first number of a GPU's compute capability; of no device, Hopper's, and of others 0."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device)[0]
-    return HOPPER if device.type == "meta" else 0
+def _can_depend(device_index: int | None) -> bool:
+    return torch.cuda.get_device_capability(device_index)[0] >= 9

@@ -8,11 +8,11 @@ product; `python -m bench.tiles` measures the neighbours in whole decode steps.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
 from playhead.kernels.splits import NUM_SMS
-from playhead.kernels.triton.dependent import HOPPER, major_of
 
 MOST_ROWS = 256  # of a step that reads weights for so little arithmetic that the memory sets its pace
 MANY_ROWS = 128  # with more the BLAS library is as fast or faster, unless a map is NARROW:
@@ -140,9 +140,10 @@ def _ring_three_an_sm(num_rows: int) -> RingTiles | None:
     return RingTiles(block_r=32, places=3, row_places=3, asked=16, holds=False) if num_rows <= 32 else None
 
 
+@cache
 def can_ring(device: torch.device) -> bool:
     """Whether a device has the matrix instructions of `ring_kernel`, which are Hopper's alone."""
-    return major_of(device) == HOPPER
+    return device.type == "meta" or (device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9)
 
 
 def tiles_for(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> RowTiles | HeldTiles | StreamedTiles | None:
