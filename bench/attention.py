@@ -189,12 +189,12 @@ def cut_decode_us(case: DecodeCase, splits: int, tiles: DecodeTiles | None = Non
     heads = case.heads
     num_parts = case.batch * heads.num_heads * splits
     parts = torch.zeros(num_parts * heads.head_dim, device=DEVICE)
-    tops_sums = torch.zeros(num_parts * 2, device=DEVICE)
+    log_weights = torch.zeros(num_parts, device=DEVICE)
     arrivals = torch.zeros(case.batch * heads.num_heads * (splits + 1), dtype=torch.int32, device=DEVICE)
 
     def call(i: int) -> None:
         arguments = decode_arguments(case.plan, case.layers[i])
-        launch_decode(case.q, case.out, *arguments, parts, tops_sums, arrivals, splits, None, cut=Cut(tiles=tiles))
+        launch_decode(case.q, case.out, *arguments, parts, log_weights, arrivals, splits, None, cut=Cut(tiles=tiles))
 
     return time_us(call, len(case.layers))
 

@@ -59,14 +59,14 @@ class TritonBackend(AttentionBackend):
         most_numbers = max(num_parts(*step) * step[0].v_head_dim for step in steps)
         device = page_table_RP.device
         self._parts = torch.zeros(most_numbers, dtype=torch.float32, device=device)
-        self._tops_sums = torch.zeros(2 * most_parts, dtype=torch.float32, device=device)
+        self._log_weights = torch.zeros(most_parts, dtype=torch.float32, device=device)
         most_left = max(parts_left(shape, 1) * shape.num_kv_heads for shape in shapes)
         most_arrivals = max(most_left, *(num_arrivals(*step) for step in steps))
         self._arrivals = torch.zeros(most_arrivals, dtype=torch.int32, device=device)
 
     @property
     def _scratch(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self._parts, self._tops_sums, self._arrivals
+        return self._parts, self._log_weights, self._arrivals
 
     def owned(self) -> tuple[OwnedMemory, ...]:
         return (*super().owned(), OwnedMemory(name="decode scratch", tensors=self._scratch, writable=True))

@@ -26,12 +26,12 @@ def longest_first(seq_lens_B: Tensor) -> Tensor:
     return torch.argsort(seq_lens_B, descending=True, stable=True).to(seq_lens_B.dtype)
 
 
-@op(mutates=("out_BHE", "parts", "part_tops_sums", "arrivals"), cuda="triton.decode:launch_decode")
+@op(mutates=("out_BHE", "parts", "log_weights", "arrivals"), cuda="triton.decode:launch_decode")
 def decode(
     q_BHD: Tensor, out_BHE: Tensor, k_cache_NSKD: Tensor, v_cache_NSKE: Tensor,
     page_table_RP: Tensor, rows_B: Tensor, seq_lens_B: Tensor,
     sinks_H: Tensor | None, scale: float, window: int | None, softcap: float | None,
-    parts: Tensor | None = None, part_tops_sums: Tensor | None = None, arrivals: Tensor | None = None,
+    parts: Tensor | None = None, log_weights: Tensor | None = None, arrivals: Tensor | None = None,
     num_splits: int = 1, order_B: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Writes `out_BHE`: each request's query against its last `window` keys (all of them where None), itself included.
@@ -40,8 +40,8 @@ def decode(
     the window alone, never on a length, so a tape can record the reference.
 
     The last five say how the kernel shares requests among programs, not what comes out: `parts` holds
-    B * H * num_splits results of E float32, `part_tops_sums` two more numbers for each, `arrivals` as many zeroed int32
-    as `splits.num_arrivals` says. The kernel leaves `arrivals` zeroed. `order_B` has every request once, in the order
+    B * H * num_splits results of E float32, `log_weights` a number more for each, `arrivals` as many zeroed int32 as
+    `splits.num_arrivals` says. The kernel leaves `arrivals` zeroed. `order_B` has every request once, in the order
     in which their programs start (`longest_first`); None is the step's own.
     """
     num_requests, num_heads, head_dim = q_BHD.shape
@@ -69,7 +69,7 @@ def decode(
 
 
 @op(
-    mutates=("qkv_BX", "out_BY", "k_cache_NSKD", "v_cache_NSKE", "parts", "part_tops_sums", "arrivals"),
+    mutates=("qkv_BX", "out_BY", "k_cache_NSKD", "v_cache_NSKE", "parts", "log_weights", "arrivals"),
     cuda="triton.write_and_decode:launch_write_and_decode",
 )
 def write_and_decode(
@@ -78,7 +78,7 @@ def write_and_decode(
     eps: float, unit_offset: bool, interleaved: bool,
     k_cache_NSKD: Tensor, v_cache_NSKE: Tensor, page_table_RP: Tensor, rows_B: Tensor, seq_lens_B: Tensor,
     sinks_H: Tensor | None, scale: float, window: int | None, softcap: float | None,
-    parts: Tensor, part_tops_sums: Tensor, arrivals: Tensor, num_splits: int, order_B: Tensor | None, num_left: int,
+    parts: Tensor, log_weights: Tensor, arrivals: Tensor, num_splits: int, order_B: Tensor | None, num_left: int,
 ) -> None:  # fmt: skip
     """`qk_rope_write`, then `decode`, over a packed projection: writes every row of `out_BY`, all heads of the output.
 
@@ -130,13 +130,13 @@ def merge_left(left_BZ: Tensor, num_left: int, num_inputs: int) -> Tensor:
     return torch.einsum("bhl,bhle->bhe", weights_BHL, parts_BHLE).flatten(1)
 
 
-@op(mutates=("out_THE", "parts", "part_tops_sums", "arrivals"), cuda="triton.extend:launch_extend")
+@op(mutates=("out_THE", "parts", "log_weights", "arrivals"), cuda="triton.extend:launch_extend")
 def extend(
     q_THD: Tensor, out_THE: Tensor, k_cache_NSKD: Tensor, v_cache_NSKE: Tensor,
     page_table_RP: Tensor, rows_B: Tensor, seq_lens_B: Tensor,
     sinks_H: Tensor | None, scale: float, window: int | None, softcap: float | None,
     query_starts_B: Tensor, query_lens_B: Tensor,
-    parts: Tensor | None = None, part_tops_sums: Tensor | None = None, arrivals: Tensor | None = None,
+    parts: Tensor | None = None, log_weights: Tensor | None = None, arrivals: Tensor | None = None,
     num_splits: int = 1,
 ) -> None:  # fmt: skip
     """Writes the rows of `out_THE` that belong to requests.

@@ -108,7 +108,7 @@ def keys_per_split(
 ) -> KeysPerSplit:
     """For a step of `programs_per_split` = requests * kv heads: what was fastest on an H200, at head dims 64 to 256.
 
-    One request of Gemma-3-1B: 200 keys are 7 splits, 1,000 are 16, and 8,000 are 125. 8 to 32: 1,000 keys are 8 splits.
+    One request of Gemma-3-1B: 200 keys are 7 splits, 1,000 are 16, and 8,000 are 125. 8 requests: 11, and 32: 8.
     Parts of 256 numbers, as Llama's, merge at little cost: as many splits as there are.
     """
     whole = (2 if programs_per_split <= 32 else 4) * block_keys
@@ -122,7 +122,8 @@ def keys_per_split(
         return KeysPerSplit(whole=whole, least=least, few=16, most=64 if programs_per_split < 4 else 128)
     if MANY_KV_HEADS < programs_per_split <= NUM_SMS:  # as many splits as make one wave
         return KeysPerSplit(whole=whole, least=least, few=SLOTS // programs_per_split, most=384)
-    return KeysPerSplit(whole=whole, least=least, few=8, most=128)
+    few = 12 if programs_per_split < 32 else 8
+    return KeysPerSplit(whole=whole, least=least, few=few, most=128)
 
 
 def is_worth_an_order(shape: DecodeShape, num_requests: int) -> bool:

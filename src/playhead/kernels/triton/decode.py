@@ -48,12 +48,13 @@ MAX_ROWS = 64  # more query heads per kv head than this take more programs, whic
 
 @triton.jit
 def merge_parts(
-    parts, tops_sums, head_H, live_H, num_splits, first, step, count,
+    parts, log_weights, head_H, live_H, num_splits, first, step, count,
     E: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """Parts first, first + step, ... of these heads as one: `count` of them, BLOCK_X at a time, in order.
 
-    Other programs wrote the parts during this launch, so loads go past the first-level cache (".cg").
+    Other programs wrote the parts during this launch, so loads go past the first-level cache (".cg"). The parts of a
+    head stand in the middle dimension, which the compiler gives to one thread: sums over them take no barrier.
     """
     dim_E = tl.arange(0, BLOCK_E)
     top_H = tl.full([BLOCK_H], NO_SCORE, tl.float32)
@@ -61,20 +62,19 @@ def merge_parts(
     acc_HE = tl.zeros([BLOCK_H, BLOCK_E], tl.float32)
     for done in range(0, count, BLOCK_X):
         index_X = done + tl.arange(0, BLOCK_X)
-        part_XH = head_H[None, :] * num_splits + (first + index_X * step)[:, None]
-        live_XH = (index_X < count)[:, None] & live_H[None, :]
-        part_top_XH = tl.load(tops_sums + part_XH * 2, mask=live_XH, other=NO_SCORE, cache_modifier=".cg")
-        part_sum_XH = tl.load(tops_sums + part_XH * 2 + 1, mask=live_XH, other=0.0, cache_modifier=".cg")
-        place_XHE = part_XH[:, :, None] * E + dim_E[None, None, :]
-        mask_XHE = live_XH[:, :, None] & (dim_E < E)[None, None, :]
-        part_XHE = tl.load(parts + place_XHE, mask=mask_XHE, other=0.0, cache_modifier=".cg")
-        new_top_H = tl.maximum(top_H, tl.max(part_top_XH, 0))
+        part_HX = head_H[:, None] * num_splits + (first + index_X * step)[None, :]
+        live_HX = live_H[:, None] & (index_X < count)[None, :]
+        log_weight_HX = tl.load(log_weights + part_HX, mask=live_HX, other=NO_SCORE, cache_modifier=".cg")
+        place_HXE = part_HX[:, :, None] * E + dim_E[None, None, :]
+        mask_HXE = live_HX[:, :, None] & (dim_E < E)[None, None, :]
+        part_HXE = tl.load(parts + place_HXE, mask=mask_HXE, other=0.0, cache_modifier=".cg")
+        new_top_H = tl.maximum(top_H, tl.max(log_weight_HX, 1))
         fade_H = tl.exp2(top_H - new_top_H)
-        fade_XH = tl.exp2(part_top_XH - new_top_H[None, :])
-        sum_H = sum_H * fade_H + tl.sum(part_sum_XH * fade_XH, 0)
-        acc_HE = acc_HE * fade_H[:, None] + tl.sum(part_XHE * fade_XH[:, :, None], 0)
+        weight_HX = tl.exp2(log_weight_HX - new_top_H[:, None])
+        sum_H = sum_H * fade_H + tl.sum(weight_HX, 1)
+        acc_HE = acc_HE * fade_H[:, None] + tl.sum(part_HXE * weight_HX[:, :, None], 1)
         top_H = new_top_H
-    return top_H, sum_H, acc_HE
+    return acc_HE * (1.0 / sum_H)[:, None], top_H + tl.log2(sum_H)
 
 
 @triton.jit
@@ -85,10 +85,9 @@ def _store_rows(out, row_M, live_M, value_ME, E: tl.constexpr, BLOCK_E: tl.const
 
 
 @triton.jit
-def store_part(parts, tops_sums, part_M, live_M, top_M, sum_M, acc_ME, E: tl.constexpr, BLOCK_E: tl.constexpr):
-    _store_rows(parts, part_M * E, live_M, acc_ME, E, BLOCK_E)
-    tl.store(tops_sums + part_M * 2, top_M, mask=live_M)
-    tl.store(tops_sums + part_M * 2 + 1, sum_M, mask=live_M)
+def store_part(parts, log_weights, part_M, live_M, value_ME, log_weight_M, E: tl.constexpr, BLOCK_E: tl.constexpr):
+    _store_rows(parts, part_M * E, live_M, value_ME, E, BLOCK_E)
+    tl.store(log_weights + part_M, log_weight_M, mask=live_M)
 
 
 @triton.jit
@@ -129,7 +128,7 @@ def attend_blocks(
 
 @triton.jit
 def _merge_and_store(
-    out_row, out_head, parts, tops_sums, arrivals, split, num_live, num_splits, group_size, heads, request,
+    out_row, out_head, parts, log_weights, arrivals, split, num_live, num_splits, group_size, heads, request,
     H: tl.constexpr, G: tl.constexpr, E: tl.constexpr, NUM_M_BLOCKS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
@@ -142,29 +141,29 @@ def _merge_and_store(
     live_H = in_group_H < G
     head_H = heads // NUM_M_BLOCKS * G + in_group_H
     request_head_H = request * H + head_H
-    num_groups = tl.cdiv(num_live, group_size)
-    group = split // group_size
+    num_groups, group = 1, 0
+    if num_live > group_size:
+        num_groups, group = tl.cdiv(num_live, group_size), split // group_size
     leader = group * group_size
     counters = arrivals + (request * tl.num_programs(0) + heads) * (tl.cdiv(num_splits, group_size) + 1)
     num_members = tl.minimum(num_live - leader, group_size)
     if count_in(counters + 1 + group, num_members):
-        top_H, sum_H, acc_HE = merge_parts(
-            parts, tops_sums, request_head_H, live_H, num_splits, leader, 1, num_members, E, BLOCK_X, BLOCK_H, BLOCK_E
+        value_HE, log_weight_H = merge_parts(
+            parts, log_weights, request_head_H, live_H, num_splits, leader, 1, num_members, E, BLOCK_X, BLOCK_H, BLOCK_E
         )
         is_last = num_groups == 1
         if num_groups > 1:
             tl.debug_barrier()  # no thread may still read the part that is overwritten
             leader_H = request_head_H * num_splits + leader
-            store_part(parts, tops_sums, leader_H, live_H, top_H, sum_H, acc_HE, E, BLOCK_E)
+            store_part(parts, log_weights, leader_H, live_H, value_HE, log_weight_H, E, BLOCK_E)
             is_last = count_in(counters, num_groups)
             if is_last:
-                top_H, sum_H, acc_HE = merge_parts(
-                    parts, tops_sums, request_head_H, live_H, num_splits, 0, group_size, num_groups,
+                value_HE, log_weight_H = merge_parts(
+                    parts, log_weights, request_head_H, live_H, num_splits, 0, group_size, num_groups,
                     E, BLOCK_X, BLOCK_H, BLOCK_E,
                 )  # fmt: skip
         if is_last:
-            merged_HE = acc_HE / tl.where(live_H, sum_H, 1.0)[:, None]
-            _store_rows(out_row, head_H * out_head, live_H, merged_HE, E, BLOCK_E)
+            _store_rows(out_row, head_H * out_head, live_H, value_HE, E, BLOCK_E)
 
 
 @triton.jit
@@ -185,7 +184,7 @@ def share_of(
 
 @triton.jit
 def keep_share(
-    top_M, sum_M, acc_ME, out_row, parts, tops_sums, arrivals, heads, request, split, num_live, num_splits, group_size,
+    top_M, sum_M, acc_ME, out_row, parts, log_weights, arrivals, heads, request, split, num_live, num_splits, group_size,
     out_head,
     H: tl.constexpr, G: tl.constexpr, E: tl.constexpr, NUM_M_BLOCKS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_H: tl.constexpr,
@@ -194,13 +193,15 @@ def keep_share(
     in_group_M = (heads % NUM_M_BLOCKS) * BLOCK_M + tl.arange(0, BLOCK_M)
     live_M = in_group_M < G
     head_M = heads // NUM_M_BLOCKS * G + in_group_M
+    sum_M = tl.where(live_M, sum_M, 1.0)
+    value_ME = acc_ME * (1.0 / sum_M)[:, None]
     if num_live == 1:
-        _store_rows(out_row, head_M * out_head, live_M, acc_ME / tl.where(live_M, sum_M, 1.0)[:, None], E, BLOCK_E)
+        _store_rows(out_row, head_M * out_head, live_M, value_ME, E, BLOCK_E)
     else:
         part_M = (request * H + head_M) * num_splits + split
-        store_part(parts, tops_sums, part_M, live_M, top_M, sum_M, acc_ME, E, BLOCK_E)
+        store_part(parts, log_weights, part_M, live_M, value_ME, top_M + tl.log2(sum_M), E, BLOCK_E)
         _merge_and_store(
-            out_row, out_head, parts, tops_sums, arrivals, split, num_live,
+            out_row, out_head, parts, log_weights, arrivals, split, num_live,
             num_splits, group_size, heads, request, H, G, E, NUM_M_BLOCKS, BLOCK_M, BLOCK_X, BLOCK_H, BLOCK_E,
         )  # fmt: skip
 
@@ -249,7 +250,7 @@ SAME_BINARY = ["num_splits", "group_size", "whole_keys", "least_keys", "few_spli
 @triton.jit(do_not_specialize=SAME_BINARY)
 def decode_kernel(
     q, out, k_cache, v_cache, page_table, rows, seq_lens, order, query_starts, query_lens,
-    sinks, parts, tops_sums, arrivals,
+    sinks, parts, log_weights, arrivals,
     scale, softcap, num_splits, group_size, whole_keys, least_keys, few_splits, most_keys,
     q_token, q_head, out_token, out_head, k_page, k_slot, k_head, v_page, v_slot, v_head, table_stride,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr,
@@ -288,7 +289,7 @@ def decode_kernel(
             D, E, PAGE_SIZE, SAME_STRIDES, HAS_SOFTCAP, BLOCK_D, BLOCK_E, BLOCK_J,
         )  # fmt: skip
         keep_share(
-            top_M, sum_M, acc_ME, out + token * out_token, parts, tops_sums, arrivals, heads, request, split,
+            top_M, sum_M, acc_ME, out + token * out_token, parts, log_weights, arrivals, heads, request, split,
             num_live, num_splits, group_size, out_head,
             H, G, E, NUM_M_BLOCKS, BLOCK_M, BLOCK_E, BLOCK_X, BLOCK_H,
         )  # fmt: skip

@@ -257,12 +257,12 @@ def requests_block(num_places: int) -> int:
 
 
 def launch_extend(*call: Any, tiles: ExtendTiles | None = None, cut: Cut = AS_MEASURED) -> None:
-    *attention, starts_B, lens_B, parts, part_tops_sums, arrivals, num_splits = call
+    *attention, starts_B, lens_B, parts, log_weights, arrivals, num_splits = call
     if arrivals is None:
         launch_tiles(*attention, starts_B, lens_B, tiles=tiles)
         return
     launch_tiles(*attention, starts_B, lens_B, tiles=tiles, least_queries=2)
-    launch_decode_rows(*attention, parts, part_tops_sums, arrivals, num_splits, starts_B, lens_B, cut=cut)
+    launch_decode_rows(*attention, parts, log_weights, arrivals, num_splits, starts_B, lens_B, cut=cut)
 
 
 def launch_tiles(*call: Any, tiles: ExtendTiles | None = None, least_queries: int = 1) -> None:

@@ -35,7 +35,7 @@ def _leave(
 
 @triton.jit
 def leave_share(
-    top_M, sum_M, acc_ME, out_row, parts, tops_sums, arrivals, kv_head, request, split, num_live, num_splits,
+    top_M, sum_M, acc_ME, out_row, parts, log_weights, arrivals, kv_head, request, split, num_live, num_splits,
     H: tl.constexpr, G: tl.constexpr, E: tl.constexpr, LEFT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
@@ -43,14 +43,14 @@ def leave_share(
     in_group_M = tl.arange(0, BLOCK_M)
     live_M = in_group_M < G
     head_M = kv_head * G + in_group_M
+    sum_M = tl.where(live_M, sum_M, 1.0)
+    value_ME, log_weight_M = acc_ME * (1.0 / sum_M)[:, None], top_M + tl.log2(sum_M)
     group_size = tl.cdiv(num_live, LEFT)
     if group_size == 1:
-        sum_M = tl.where(live_M, sum_M, 1.0)
-        _leave(out_row, head_M, live_M, split, acc_ME / sum_M[:, None], top_M + tl.log2(sum_M), H, E, LEFT, BLOCK_E)
+        _leave(out_row, head_M, live_M, split, value_ME, log_weight_M, H, E, LEFT, BLOCK_E)
     else:
-        store_part(
-            parts, tops_sums, (request * H + head_M) * num_splits + split, live_M, top_M, sum_M, acc_ME, E, BLOCK_E
-        )
+        part_M = (request * H + head_M) * num_splits + split
+        store_part(parts, log_weights, part_M, live_M, value_ME, log_weight_M, E, BLOCK_E)
         in_group_H = tl.arange(0, BLOCK_H)
         live_H = in_group_H < G
         head_H = kv_head * G + in_group_H
@@ -58,17 +58,16 @@ def leave_share(
         leader = group * group_size
         num_members = tl.minimum(num_live - leader, group_size)
         if count_in(arrivals + (request * tl.num_programs(0) + kv_head) * LEFT + group, num_members):
-            top_H, sum_H, acc_HE = merge_parts(
-                parts, tops_sums, request * H + head_H, live_H, num_splits, leader, 1, num_members,
+            value_HE, log_weight_H = merge_parts(
+                parts, log_weights, request * H + head_H, live_H, num_splits, leader, 1, num_members,
                 E, BLOCK_X, BLOCK_H, BLOCK_E,
             )  # fmt: skip
-            sum_H = tl.where(live_H, sum_H, 1.0)
-            _leave(out_row, head_H, live_H, group, acc_HE / sum_H[:, None], top_H + tl.log2(sum_H), H, E, LEFT, BLOCK_E)
+            _leave(out_row, head_H, live_H, group, value_HE, log_weight_H, H, E, LEFT, BLOCK_E)
 
 
 @triton.jit
 def keep_or_leave_share(
-    top_M, sum_M, acc_ME, out_row, parts, tops_sums, arrivals, kv_head, request, split, num_live, num_splits,
+    top_M, sum_M, acc_ME, out_row, parts, log_weights, arrivals, kv_head, request, split, num_live, num_splits,
     group_size,
     H: tl.constexpr, G: tl.constexpr, E: tl.constexpr, LEFT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_H: tl.constexpr,
@@ -76,12 +75,12 @@ def keep_or_leave_share(
     """What becomes of a split's share, in a program that has all query heads of its kv head."""
     if LEFT > 0:
         leave_share(
-            top_M, sum_M, acc_ME, out_row, parts, tops_sums, arrivals, kv_head, request, split, num_live, num_splits,
+            top_M, sum_M, acc_ME, out_row, parts, log_weights, arrivals, kv_head, request, split, num_live, num_splits,
             H, G, E, LEFT, BLOCK_M, BLOCK_E, BLOCK_X, BLOCK_H,
         )  # fmt: skip
     else:
         keep_share(
-            top_M, sum_M, acc_ME, out_row, parts, tops_sums, arrivals, kv_head, request, split, num_live, num_splits,
+            top_M, sum_M, acc_ME, out_row, parts, log_weights, arrivals, kv_head, request, split, num_live, num_splits,
             group_size, E, H, G, E, 1, BLOCK_M, BLOCK_E, BLOCK_X, BLOCK_H,
         )  # fmt: skip
 

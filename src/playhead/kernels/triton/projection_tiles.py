@@ -179,8 +179,11 @@ def split_tiles(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> HeldTiles | Stre
         # A program's weights are there when the rows come, all or half of them; and all programs run at once.
         in_four = 4 * num_tiles <= NUM_SMS
         block_k, num_splits = (256, min(4, -(-num_inputs // 256))) if in_four else (128, min(8, -(-num_inputs // 128)))
+        num_stages, held = 2, block_k
+        if in_four and num_rows > 16 and num_inputs > 256 * num_splits:  # what is not held comes in shorter blocks
+            block_k, num_stages = 128, 3
         return StreamedTiles(
-            block_r=block_r, block_n=64, block_k=block_k, num_stages=2, held=block_k, num_splits=num_splits,
+            block_r=block_r, block_n=64, block_k=block_k, num_stages=num_stages, held=held, num_splits=num_splits,
             starts_early=True,
         )  # fmt: skip
     if num_rows > 64 and not is_long:
@@ -286,6 +289,8 @@ def narrow_tiles(num_rows: int, num_outputs: int, num_inputs: int) -> HeldTiles 
         return StreamedTiles(
             block_r=rows_of_tile(num_rows), block_n=64, block_k=128, num_stages=4, held=256, starts_early=True
         )
+    if 16 < num_rows <= 32:  # two halves of the rows, each with weights that it holds
+        return StreamedTiles(block_r=16, block_n=64, block_k=128, num_stages=5, held=256, starts_early=True)
     block_r = 64 if num_rows > 64 else min(rows_of_tile(num_rows), 32)
     return StreamedTiles(block_r=block_r, block_n=64, block_k=128, num_stages=5, starts_early=True)
 

@@ -63,7 +63,7 @@ def _first_block(
 
 @triton.jit(do_not_specialize=SAME_BINARY)
 def write_and_decode_kernel(
-    qkv, out, k_cache, v_cache, page_table, rows, seq_lens, sinks, parts, tops_sums, arrivals,
+    qkv, out, k_cache, v_cache, page_table, rows, seq_lens, sinks, parts, log_weights, arrivals,
     q_weight, k_weight, angles, locs, eps,
     scale, softcap, num_splits, group_size, whole_keys, least_keys, few_splits, most_keys,
     qkv_token, out_token, k_page, k_slot, k_head, v_page, v_slot, v_head, table_stride,
@@ -115,7 +115,7 @@ def write_and_decode_kernel(
                 D, E, PAGE_SIZE, SAME_STRIDES, HAS_SOFTCAP, BLOCK_D, BLOCK_E, BLOCK_J,
             )  # fmt: skip
         keep_or_leave_share(
-            top_M, sum_M, acc_ME, out_row, parts, tops_sums, arrivals,
+            top_M, sum_M, acc_ME, out_row, parts, log_weights, arrivals,
             head, request, split, num_live, num_splits, group_size,
             H, G, E, LEFT, BLOCK_M, BLOCK_E, BLOCK_X, BLOCK_H,
         )  # fmt: skip
