@@ -46,9 +46,11 @@ LEFT_OF_WIDE_HEADS = 16
 LEFT_OF_NARROW_HEADS = 4
 NARROW_HEAD = 64
 
-# Parts are merged in steps of this many numbers, one step after the other. They take 64 registers of each of 128
-# threads, which leaves room for the programs above. A group of splits takes this many steps, and so do all groups.
+# Parts are merged in steps of at most so many numbers and parts, one step after the other. The numbers take 64 registers
+# of each of 128 threads, which leaves room for the programs above; each part takes code. A group of splits takes this
+# many steps, and so do all groups.
 MERGE_ELEMENTS = 8192
+MERGE_PARTS = 16
 MERGE_STEPS = 2
 
 
@@ -198,4 +200,4 @@ def splits_per_group(num_splits: int, part_elements: int) -> int:
 
 def merge_width(part_elements: int) -> int:
     """How many parts merge in MERGE_STEPS: 16 of Gemma-3-1B's, four heads of 256 each."""
-    return max(MERGE_STEPS * MERGE_ELEMENTS // part_elements, 2)
+    return max(MERGE_STEPS * min(MERGE_ELEMENTS // part_elements, MERGE_PARTS), 2)

@@ -27,6 +27,7 @@ from playhead.kernels.splits import (
     MANY_KV_HEADS,
     MANY_PROGRAMS,
     MERGE_ELEMENTS,
+    MERGE_PARTS,
     NUM_SMS,
     PROGRAMS_PER_SM,
     WIDE_HEAD,
@@ -53,26 +54,32 @@ def merge_parts(
 ):  # fmt: skip
     """Parts first, first + step, ... of these heads as one: `count` of them, BLOCK_X at a time, in order.
 
-    Other programs wrote the parts during this launch, so loads go past the first-level cache (".cg"). The parts of a
-    head stand in the middle dimension, which the compiler gives to one thread: sums over them take no barrier.
+    Other programs wrote the parts during this launch, so loads go past the first-level cache (".cg"). A thread has the
+    same numbers of every part, so no sum takes a barrier.
     """
     dim_E = tl.arange(0, BLOCK_E)
     top_H = tl.full([BLOCK_H], NO_SCORE, tl.float32)
     sum_H = tl.zeros([BLOCK_H], tl.float32)
     acc_HE = tl.zeros([BLOCK_H, BLOCK_E], tl.float32)
     for done in range(0, count, BLOCK_X):
-        index_X = done + tl.arange(0, BLOCK_X)
-        part_HX = head_H[:, None] * num_splits + (first + index_X * step)[None, :]
-        live_HX = live_H[:, None] & (index_X < count)[None, :]
-        log_weight_HX = tl.load(log_weights + part_HX, mask=live_HX, other=NO_SCORE, cache_modifier=".cg")
-        place_HXE = part_HX[:, :, None] * E + dim_E[None, None, :]
-        mask_HXE = live_HX[:, :, None] & (dim_E < E)[None, None, :]
-        part_HXE = tl.load(parts + place_HXE, mask=mask_HXE, other=0.0, cache_modifier=".cg")
-        new_top_H = tl.maximum(top_H, tl.max(log_weight_HX, 1))
+        parts_HE, log_weights_H = (), ()
+        for i in tl.static_range(BLOCK_X):
+            part_H = head_H * num_splits + first + (done + i) * step
+            has_part_H = live_H & (done + i < count)
+            mask_HE = has_part_H[:, None] & (dim_E < E)[None, :]
+            place_HE = part_H[:, None] * E + dim_E[None, :]
+            log_weights_H += (tl.load(log_weights + part_H, mask=has_part_H, other=NO_SCORE, cache_modifier=".cg"),)
+            parts_HE += (tl.load(parts + place_HE, mask=mask_HE, other=0.0, cache_modifier=".cg"),)
+        new_top_H = top_H
+        for i in tl.static_range(BLOCK_X):
+            new_top_H = tl.maximum(new_top_H, log_weights_H[i])
         fade_H = tl.exp2(top_H - new_top_H)
-        weight_HX = tl.exp2(log_weight_HX - new_top_H[:, None])
-        sum_H = sum_H * fade_H + tl.sum(weight_HX, 1)
-        acc_HE = acc_HE * fade_H[:, None] + tl.sum(part_HXE * weight_HX[:, :, None], 1)
+        sum_H *= fade_H
+        acc_HE *= fade_H[:, None]
+        for i in tl.static_range(BLOCK_X):
+            weight_H = tl.exp2(log_weights_H[i] - new_top_H)
+            sum_H += weight_H
+            acc_HE += parts_HE[i] * weight_H[:, None]
         top_H = new_top_H
     return acc_HE * (1.0 / sum_H)[:, None], top_H + tl.log2(sum_H)
 
@@ -146,24 +153,22 @@ def _merge_and_store(
         num_groups, group = tl.cdiv(num_live, group_size), split // group_size
     leader = group * group_size
     counters = arrivals + (request * tl.num_programs(0) + heads) * (tl.cdiv(num_splits, group_size) + 1)
-    num_members = tl.minimum(num_live - leader, group_size)
-    if count_in(counters + 1 + group, num_members):
+    first, step, count = leader, 1, tl.minimum(num_live - leader, group_size)
+    is_all = num_groups == 1
+    is_last = count_in(counters + 1 + group, count)
+    while is_last:
         value_HE, log_weight_H = merge_parts(
-            parts, log_weights, request_head_H, live_H, num_splits, leader, 1, num_members, E, BLOCK_X, BLOCK_H, BLOCK_E
+            parts, log_weights, request_head_H, live_H, num_splits, first, step, count, E, BLOCK_X, BLOCK_H, BLOCK_E
         )
-        is_last = num_groups == 1
-        if num_groups > 1:
+        if is_all:
+            _store_rows(out_row, head_H * out_head, live_H, value_HE, E, BLOCK_E)
+            is_last = False
+        else:
             tl.debug_barrier()  # no thread may still read the part that is overwritten
             leader_H = request_head_H * num_splits + leader
             store_part(parts, log_weights, leader_H, live_H, value_HE, log_weight_H, E, BLOCK_E)
-            is_last = count_in(counters, num_groups)
-            if is_last:
-                value_HE, log_weight_H = merge_parts(
-                    parts, log_weights, request_head_H, live_H, num_splits, 0, group_size, num_groups,
-                    E, BLOCK_X, BLOCK_H, BLOCK_E,
-                )  # fmt: skip
-        if is_last:
-            _store_rows(out_row, head_H * out_head, live_H, value_HE, E, BLOCK_E)
+            is_last, is_all = count_in(counters, num_groups), True
+            first, step, count = 0, group_size, num_groups
 
 
 @triton.jit
@@ -387,7 +392,7 @@ class Launch:
                 "SAME_STRIDES": k_strides == v_strides, "WINDOW": window or 0, "NUM_M_BLOCKS": num_m_blocks,
                 "BLOCK_M": block_m, "BLOCK_D": max(triton.next_power_of_2(head_dim), MIN_DOT_DEPTH),
                 "BLOCK_E": block_e, "BLOCK_J": tiles.block_j, "BLOCK_H": block_h,
-                "BLOCK_X": max(MERGE_ELEMENTS // (block_h * block_e), 1),
+                "BLOCK_X": max(min(MERGE_ELEMENTS // (block_h * block_e), MERGE_PARTS), 1),
                 "num_warps": tiles.num_warps, "num_stages": tiles.num_stages, "maxnreg": tiles.max_registers,
             },
         )  # fmt: skip

@@ -180,7 +180,7 @@ def split_tiles(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> HeldTiles | Stre
         in_four = 4 * num_tiles <= NUM_SMS
         block_k, num_splits = (256, min(4, -(-num_inputs // 256))) if in_four else (128, min(8, -(-num_inputs // 128)))
         num_stages, held = 2, block_k
-        if in_four and num_rows > 16 and num_inputs > 256 * num_splits:  # what is not held comes in shorter blocks
+        if in_four and num_inputs > 256 * num_splits:  # what is not held comes in shorter blocks
             block_k, num_stages = 128, 3
         return StreamedTiles(
             block_r=block_r, block_n=64, block_k=block_k, num_stages=num_stages, held=held, num_splits=num_splits,
