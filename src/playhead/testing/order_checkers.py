@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from playhead.attention.base import LENGTHS_SLOT, ROWS_SLOT, AttentionBackend, AttentionPlan, LayerAttention
 from playhead.kernels.head import head_scratch
-from playhead.kernels.triton import ordered_projection
+from playhead.kernels.triton import norm, ordered_projection
 from playhead.kernels.triton.ordered_matmul import chunk_of
 from playhead.kernels.triton.projection_tiles import MOST_ROWS
 from playhead.layers.linear import PlainWeights
@@ -223,7 +224,52 @@ def out_of_order(num_rows: int, weight_OI: Tensor) -> list[str]:
     return found
 
 
+def norms_in_order() -> list[str]:
+    """Norms that cut a row otherwise where it comes with more."""
+    sizes = (1, 8, 128, 129, 256, 8192)
+    wanted = norm_cuts(sizes[0])
+    return [
+        f"{name} of {num_rows} rows: found {cut}; wanted {wanted[name]} as of one"
+        for num_rows in sizes
+        for name, cut in norm_cuts(num_rows).items()
+        if cut != wanted[name]
+    ]
+
+
+def norm_cuts(num_rows: int, width: int = 1152) -> dict[str, list[Any]]:
+    """The launch options of all norms that an engine with `batch_invariant` uses, by op. Nothing is launched."""
+    x, residual, out = (torch.empty(num_rows, width, device="meta") for _ in range(3))
+    weight, numbers = torch.empty(width, device="meta"), (1e-6, True, False)
+    normed = (residual, weight, None, *numbers, None, None, None)
+    calls: dict[str, Callable[[], Any]] = {
+        "rms_norm": lambda: norm.launch_rms_norm(x, weight, *numbers),
+        "add_rms_norm": lambda: norm.launch_add_rms_norm(x, residual, weight, None, *numbers),
+        "norm_add_": lambda: norm.launch_norm_add(x, residual, weight, *numbers),
+        "project_normed_in_order": lambda: ordered_projection.launch_project_normed_in_order(
+            out, x, None, None, 1.0, *normed
+        ),
+    }
+    found = {}
+    for name, launch in calls.items():
+        kernel = Unlaunched(options=[])
+        with patch.multiple(norm, rms_norm_kernel=kernel, add_norm_kernel=kernel):
+            launch()
+        found[name] = kernel.options
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unlaunched:
+    """In the place of a kernel: keeps the options it would be launched with."""
+
+    options: list[dict[str, Any]]
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return lambda *_, **options: self.options.append(options)
+
+
 ORDER_CHECKERS = (
+    Checker(name="norms in order", run=norms_in_order),
     Checker(name="tiles in order", run=tiles_in_order),
     Checker(name="sums in order", run=sums_in_order),
     Checker(name="sums in order on a GPU", run=sums_in_order_on_a_gpu),

@@ -11,7 +11,8 @@ import playhead.step.build
 from playhead.attention.base import LayerAttention
 from playhead.attention.triton import TritonBackend
 from playhead.kernels.projection import project_normed
-from playhead.kernels.triton import ordered_projection
+from playhead.kernels.triton import norm, ordered_projection
+from playhead.kernels.triton.norm import whole_rows
 from playhead.kernels.triton.projection_tiles import StreamedTiles, split_tiles, tiles_for
 from playhead.layers.linear import PlainLinear
 from playhead.testing.mutant import Mutant, Patch, mutant, swapped
@@ -90,6 +91,18 @@ def chunks_by_rows() -> Patch:
     return swapped(ordered_projection, "tiles_of_chunks", tiles_of_chunks)
 
 
+@mutant(
+    "a norm in order follows the number of rows",
+    source="a row of few is spread over more threads, and its sum goes through other warps",
+    killed_by=("norms in order",),
+)
+def norms_by_rows() -> Patch:
+    def usual(x_TD: torch.Tensor, *, in_order: bool) -> dict[str, int]:
+        return whole_rows(x_TD, in_order=False)
+
+    return swapped(norm, "whole_rows", usual)
+
+
 ORDER_MUTANTS: tuple[Mutant, ...] = (
     projections_not_told,
     adding_forgets,
@@ -97,4 +110,5 @@ ORDER_MUTANTS: tuple[Mutant, ...] = (
     fused_forgets,
     weights_held,
     chunks_by_rows,
+    norms_by_rows,
 )

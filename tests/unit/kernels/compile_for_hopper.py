@@ -230,12 +230,13 @@ def chunks_in_order(num_rows, num_outputs=1152, num_inputs=6912):
     return compiled(streamed_kernel, lambda: launch(tiles, sums, x, weight, None, in_order=True))
 
 
-def norm_in_order(*shape, dtype):
-    outs, norms = (meta(8, 1152), meta(8, 1152)), (meta(1152), meta(1152), 1e-6, True, False)
+def normed_sum(*shape, dtype=torch.float32, in_order=True):
+    num_rows = shape[-2]
+    outs, norms = (meta(num_rows, 1152), meta(num_rows, 1152)), (meta(1152), meta(1152), 1e-6, True, False)
     launch = norm_triton.launch_add
     return compiled(
         norm_triton.add_norm_kernel,
-        lambda: launch(*outs, meta(*shape, dtype=dtype), meta(8, 1152), *norms, in_order=True),
+        lambda: launch(*outs, meta(*shape, dtype=dtype), meta(num_rows, 1152), *norms, in_order=in_order),
     )
 
 
@@ -370,6 +371,8 @@ KERNELS = {
     "project 128 rows gated": lambda: project_gated(128),
     "two an SM: 8 rows gated": lambda: project_gated(8),
     "two an SM: 8 rows gated, wider": lambda: project_gated(8, 16384, 2048),
+    "one an SM: 256 rows gated": lambda: project_gated(256, 16384, 2048),
+    "one an SM: 32 rows in halves": lambda: project(32, 1536, 1152),
     "two an SM: 16 rows gated": lambda: project_gated(16, 16384, 2048),
     "three an SM: 8 rows gated": lambda: project_gated(8, 20480, 2560),
     "three an SM: 64 rows gated": lambda: project_gated(64, 20480, 2560),
@@ -434,8 +437,10 @@ KERNELS = {
     "in order: gated matmul 256 rows": lambda: gate_in_order(256),
     "in order: chunks of a matmul 8 rows": lambda: chunks_in_order(8),
     "in order: chunks of a matmul 256 rows": lambda: chunks_in_order(256),
-    "in order: norm": lambda: norm_in_order(8, 1152, dtype=torch.bfloat16),
-    "in order: norm of chunks": lambda: norm_in_order(7, 8, 1152, dtype=torch.float32),
+    "in order: norm": lambda: normed_sum(8, 1152, dtype=torch.bfloat16),
+    "in order: norm of chunks": lambda: normed_sum(7, 8, 1152),
+    "norm of 128 rows in parts": lambda: normed_sum(7, 128, 1152, in_order=False),
+    "norm of 129 rows in parts": lambda: normed_sum(7, 129, 1152, in_order=False),
     "rope 256": rope,
     "rope 256, more kv heads": lambda: rope(8, 4, 256),
     "rope 64": lambda: rope(32, 8, 64),

@@ -23,6 +23,7 @@ def facts_of(binary) -> dict[str, object]:
         "loads_before_wait": loads_before_wait(binary),
         "barriers_before_product": barriers_before_product(binary),
         "barriers_behind_wait": barriers_behind_wait(binary),
+        "barriers_of_merge": barriers_of_merge(binary),
         "layouts_of_sums": layouts_of_sums(binary),
     }
 
@@ -61,6 +62,13 @@ def barriers_behind_wait(binary) -> int:
     """How often warps wait for each other once the kernel in front has ended."""
     _, _, behind = binary.asm["ptx"].partition("griddepcontrol.wait")
     return behind.count("bar.sync")
+
+
+def barriers_of_merge(binary) -> int | None:
+    """How often warps wait for each other while they load and add up what other programs left, and right behind."""
+    blocks = re.split(r"^\$L__BB", binary.asm["ptx"], flags=re.MULTILINE)
+    merging = [i for i, block in enumerate(blocks) if "ld.global.cg" in block]
+    return sum(blocks[i].count("bar.sync") for i in {*merging, *(i + 1 for i in merging)}) if merging else None
 
 
 def matrix_depths(binary) -> list[int]:

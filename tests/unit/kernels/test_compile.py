@@ -91,6 +91,8 @@ def test_all_programs_of_a_product_run_at_once(kernels, words, per_sm):
         ("two an SM: 16 rows gated", 64 * 256 // (8 * 128)),
         ("three an SM: 64 rows gated", 0),
         ("one an SM: 32 rows in parts", 64 * 256 // (8 * 128)),
+        ("one an SM: 32 rows in halves", 64 * 256 // (8 * 128)),
+        ("one an SM: 256 rows gated", 0),
         ("two an SM: ring of 1 row", 6 * 64 * 128 // (8 * 128)),
         ("two an SM: ring of 8 rows", 7 * 64 * 128 // (8 * 128)),
         ("two an SM: ring of 64 rows", 4 * 64 * 128 // (8 * 128)),
@@ -110,6 +112,14 @@ def test_warps_wait_for_each_other_once_between_the_projection_and_attention(ker
     """
     rows = [row for name, row in kernels.items() if name.endswith("with the newest key")]
     assert [row["barriers_before_product"] for row in rows] == [1, 1]
+
+
+def test_warps_that_merge_parts_wait_for_each_other_for_the_sum_of_weights_alone(kernels):
+    """A thread has the same numbers of every part, so sums over parts are its own. What they are divided by goes to
+    other threads once: two barriers, however many parts there are.
+    """
+    rows = [row for name, row in kernels.items() if name.startswith(("decode", "many requests", "leave parts"))]
+    assert [row["barriers_of_merge"] for row in rows] == [2] * 12
 
 
 def test_attention_that_leaves_parts_waits_no_more_and_their_merge_hardly(kernels):
@@ -166,6 +176,12 @@ def test_the_head_and_matmuls_in_order_take_as_many_inputs_at_a_time(kernels):
     assert len(rows) == 14
     for row in rows:
         assert row["matrix_depths"] == [16], row
+
+
+def test_rows_of_few_are_normed_by_twice_as_many_threads(kernels):
+    few, many = (kernels[f"norm of {num_rows} rows in parts"] for num_rows in (128, 129))
+    assert few["num_warps"] == 2 * many["num_warps"] == 16
+    assert few["stack_bytes"] == many["stack_bytes"] == 0
 
 
 def test_chunks_and_their_rounded_sum_are_normed_in_one_order(kernels):

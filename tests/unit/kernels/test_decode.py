@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from playhead.attention.base import decode_arguments
 from playhead.kernels.attention import decode
-from playhead.kernels.splits import KeysPerSplit
+from playhead.kernels.splits import MERGE_PARTS, KeysPerSplit
 from playhead.kernels.triton.decode import Cut, DecodeTiles, decode_tiles, launch_decode
 from tests.unit.attention.scenes import Scene, SceneSpec, make_scene
 from tests.unit.attention.strategies import scene_specs
@@ -45,7 +45,7 @@ def new_scratch(scene: Scene, num_splits: int) -> tuple[torch.Tensor, ...]:
     num_parts = scene.q.shape[0] * scene.layer.num_heads * num_splits
     return (
         torch.full((num_parts * scene.layer.v_head_dim,), float("nan")),
-        torch.full((num_parts * 2,), float("nan")),
+        torch.full((num_parts,), float("nan")),
         torch.zeros(scene.q.shape[0] * scene.layer.num_heads * (num_splits + 1), dtype=torch.int32),
     )
 
@@ -78,6 +78,16 @@ def test_many_splits_merge_in_groups_and_then_the_groups(group_size):
     for _ in range(2):
         found = kernel(scene, 7, scratch, group_size)
         torch.testing.assert_close(found, reference(scene), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_splits", [MERGE_PARTS + 1, 2 * MERGE_PARTS + 1])
+def test_more_parts_than_are_merged_at_a_time(num_splits):
+    """The last part, which is merged alone, weighs more than all before."""
+    scene = make_scene(SceneSpec(seq_lens=(16 * num_splits,), group_size=2), seed=10)
+    last_page_P = scene.plan.page_table_RP[scene.plan.rows_B[0]][4 * num_splits - 4 : 4 * num_splits].long()
+    scene.layer.k_cache_NSKD[last_page_P] *= 5.0
+    found = kernel(scene, num_splits, group_size=num_splits)
+    torch.testing.assert_close(found, reference(scene), atol=1e-5, rtol=1e-5)
 
 
 def test_splits_without_keys_change_nothing():

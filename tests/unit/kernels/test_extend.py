@@ -114,7 +114,7 @@ def decode_scratch(scene: Scene, num_splits: int) -> tuple[torch.Tensor, ...]:
     num_parts = num_requests * num_heads * num_splits
     return (
         torch.full((num_parts * scene.layer.v_head_dim,), float("nan")),
-        torch.full((num_parts * 2,), float("nan")),
+        torch.full((num_parts,), float("nan")),
         torch.zeros(num_requests * num_heads * (num_splits + 1), dtype=torch.int32),
     )
 

@@ -81,7 +81,7 @@ def merge_parts(
             sum_H += weight_H
             acc_HE += parts_HE[i] * weight_H[:, None]
         top_H = new_top_H
-    return acc_HE * (1.0 / sum_H)[:, None], top_H + tl.log2(sum_H)
+    return acc_HE * (1.0 / sum_H)[:, None], top_H, sum_H
 
 
 @triton.jit
@@ -157,7 +157,7 @@ def _merge_and_store(
     is_all = num_groups == 1
     is_last = count_in(counters + 1 + group, count)
     while is_last:
-        value_HE, log_weight_H = merge_parts(
+        value_HE, top_H, sum_H = merge_parts(
             parts, log_weights, request_head_H, live_H, num_splits, first, step, count, E, BLOCK_X, BLOCK_H, BLOCK_E
         )
         if is_all:
@@ -166,7 +166,7 @@ def _merge_and_store(
         else:
             tl.debug_barrier()  # no thread may still read the part that is overwritten
             leader_H = request_head_H * num_splits + leader
-            store_part(parts, log_weights, leader_H, live_H, value_HE, log_weight_H, E, BLOCK_E)
+            store_part(parts, log_weights, leader_H, live_H, value_HE, top_H + tl.log2(sum_H), E, BLOCK_E)
             is_last, is_all = count_in(counters, num_groups), True
             first, step, count = 0, group_size, num_groups
 

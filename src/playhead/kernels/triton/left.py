@@ -58,11 +58,11 @@ def leave_share(
         leader = group * group_size
         num_members = tl.minimum(num_live - leader, group_size)
         if count_in(arrivals + (request * tl.num_programs(0) + kv_head) * LEFT + group, num_members):
-            value_HE, log_weight_H = merge_parts(
+            value_HE, top_H, sum_H = merge_parts(
                 parts, log_weights, request * H + head_H, live_H, num_splits, leader, 1, num_members,
                 E, BLOCK_X, BLOCK_H, BLOCK_E,
             )  # fmt: skip
-            _leave(out_row, head_H, live_H, group, value_HE, log_weight_H, H, E, LEFT, BLOCK_E)
+            _leave(out_row, head_H, live_H, group, value_HE, top_H + tl.log2(sum_H), H, E, LEFT, BLOCK_E)
 
 
 @triton.jit

@@ -258,8 +258,9 @@ def wide_tiles(num_rows: int, num_outputs: int) -> StreamedTiles:
 
 def tiles_for_many_rows(num_outputs: int, num_inputs: int) -> StreamedTiles | None:
     """For 129 to 256 rows. A program that takes them all reads its weights once, and needs many outputs to share."""
-    if num_outputs >= MANY_OUTPUTS and num_inputs <= NARROW:
-        block_r = 256 if num_outputs > ENOUGH_OUTPUTS else 128
+    is_enough = num_outputs > ENOUGH_OUTPUTS
+    if num_outputs >= MANY_OUTPUTS and num_inputs <= (WIDE_ROW if is_enough else NARROW):
+        block_r = 256 if is_enough else 128
         return StreamedTiles(block_r=block_r, block_n=128, block_k=64, num_stages=4, num_warps=8)
     if num_outputs <= NARROW and num_inputs < LONG_ROW:
         return StreamedTiles(block_r=64, block_n=64, block_k=128, num_stages=4, starts_early=True)
