@@ -46,9 +46,9 @@ LEFT_OF_WIDE_HEADS = 16
 LEFT_OF_NARROW_HEADS = 4
 NARROW_HEAD = 64
 
-# Parts are merged in steps of at most so many numbers and parts, one step after the other. The numbers take 64 registers
-# of each of 128 threads, which leaves room for the programs above; each part takes code. A group of splits takes this
-# many steps, and so do all groups.
+# Parts are merged in steps, one after the other: at most so many numbers, which take 64 registers of each of 128
+# threads and leave room for the programs above; and at most so many parts, as each has code of its own. A group of
+# splits takes this many steps, and so do all groups.
 MERGE_ELEMENTS = 8192
 MERGE_PARTS = 16
 MERGE_STEPS = 2

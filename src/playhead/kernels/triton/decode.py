@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
 """Triton kernel of `decode`: the keys a request can see are split over programs, and the last to finish merges.
 
 A program takes one request, one kv head and one split. All query heads of the kv head share each key it loads. Splits
@@ -189,8 +189,8 @@ def share_of(
 
 @triton.jit
 def keep_share(
-    top_M, sum_M, acc_ME, out_row, parts, log_weights, arrivals, heads, request, split, num_live, num_splits, group_size,
-    out_head,
+    top_M, sum_M, acc_ME, out_row, parts, log_weights, arrivals, heads, request, split, num_live, num_splits,
+    group_size, out_head,
     H: tl.constexpr, G: tl.constexpr, E: tl.constexpr, NUM_M_BLOCKS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
