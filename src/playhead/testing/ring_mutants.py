@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -14,11 +15,10 @@ from playhead.kernels.projection import project_gated
 from playhead.kernels.triton import projection, ring
 from playhead.kernels.triton.projection_tiles import RING_INPUTS, RING_ROWS, RingTiles
 from playhead.testing.gluon_interpreter import Interpreted, SharedMemoryError
-from playhead.testing.mutant import Checker, Mutant, Patch, mutant, swapped
+from playhead.testing.mutant import Checker, Mutant, swapped
 
 TILES = RingTiles(block_r=8, places=4, row_places=3, asked=32, holds=True)
 NUM_BLOCKS = 10  # the ring goes round twice
-HUNTERS = ("a ring of blocks",)
 
 
 @gluon.jit
@@ -40,31 +40,10 @@ def _await_without_a_fence(ROW_PLACES):
     tl.debug_barrier()
 
 
-@mutant(
-    "a block of the ring that is on its way",
-    source="copies land in the order of their groups, and one group too few was waited for",
-    killed_by=HUNTERS,
-)
-def on_its_way() -> Patch:
-    return swapped(ring, "_await_block", _await_on_its_way)
-
-
-@mutant(
-    "a block of the ring that is still read",
-    source="warps finish a product at different times: nothing held the first one back",
-    killed_by=HUNTERS,
-)
-def still_read() -> Patch:
-    return swapped(ring, "_await_block", _await_still_read)
-
-
-@mutant(
-    "a block of the ring without a fence",
-    source="matrix instructions read shared memory by another way than copies write it",
-    killed_by=HUNTERS,
-)
-def without_a_fence() -> Patch:
-    return swapped(ring, "_await_block", _await_without_a_fence)
+def _awaiting(name: str, await_block: Any, *, source: str) -> Mutant:
+    """The ring with another way to wait for a block."""
+    hunters = ("a ring of blocks",)
+    return Mutant(name=name, source=source, apply=lambda: swapped(ring, "_await_block", await_block), killed_by=hunters)
 
 
 def ring_of_blocks() -> list[str]:
@@ -80,5 +59,21 @@ def ring_of_blocks() -> list[str]:
     return [] if torch.allclose(out_TI, wanted_TI, atol=1e-4) else ["the product is another one"]
 
 
-RING_MUTANTS: tuple[Mutant, ...] = (on_its_way, still_read, without_a_fence)
+RING_MUTANTS = (
+    _awaiting(
+        "a block of the ring that is on its way",
+        _await_on_its_way,
+        source="copies land in the order of their groups, and one group too few was waited for",
+    ),
+    _awaiting(
+        "a block of the ring that is still read",
+        _await_still_read,
+        source="warps finish a product at different times: nothing held the first one back",
+    ),
+    _awaiting(
+        "a block of the ring without a fence",
+        _await_without_a_fence,
+        source="matrix instructions read shared memory by another way than copies write it",
+    ),
+)
 RING_CHECKERS = (Checker(name="a ring of blocks", run=ring_of_blocks, raises=(SharedMemoryError,)),)
