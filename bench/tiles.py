@@ -1,19 +1,21 @@
 """Tiles of products, measured in whole decode steps: `python -m bench.tiles gemma3-1b --batches 1,8 --maps gate-up,o`.
 
 A product by itself is timed by `bench.projections`. In a step its weights come while other kernels run, and its
-programs take room from theirs: the fastest tiles by themselves are often not the fastest there. Here every variant of
-the tiles that `projection_tiles.py` chooses for one map gets an engine of its own, in this process, which decodes
-prompts of 128 tokens. The figure is the median of 96 steps on the device, the lower of two rounds; it varies by 5 us.
+programs take room from theirs: the fastest tiles by themselves are often not the fastest there. Here a step is captured
+anew for every variant of the tiles that `projection_tiles.py` chooses for one map, and of the splits that
+`keys_per_split` chooses for attention (the map `keys`). Prompts have 128 tokens and get 256 more, as in the scorecard.
+The figure is the mean of these steps on the device, the lower of two rounds; it varies by 5 us. `thirds` has medians of
+the first, middle and last third of the steps: what grows with the length is attention.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -22,10 +24,11 @@ from triton.runtime.errors import OutOfResources
 
 from bench import workload
 from bench.measure import emit
-from bench.measured_llm import GREEDY, MeasuredLLM
+from bench.measured_llm import MeasuredLLM
 from bench.projections import Model, neighbours, rule_for
 from bench.scorecard import MODELS
-from playhead.kernels.triton import projection
+from playhead.kernels.splits import KeysPerSplit, keys_per_split
+from playhead.kernels.triton import decode, projection
 from playhead.kernels.triton.projection_tiles import (
     RING_INPUTS,
     HeldTiles,
@@ -38,9 +41,9 @@ from playhead.kernels.triton.projection_tiles import (
     tiles_for,
 )
 from playhead.models.load import describe_model
+from playhead.step.worker import Worker
 
-NUM_STEPS = 96
-NUM_NEW_TOKENS = 130
+FEWEST = (4, 8, 12, 16)  # splits that are tried for requests of up to a thousand keys
 MAX_MODEL_LEN = 4096
 Shape = tuple[int, int]
 
@@ -108,39 +111,96 @@ def cut_as(tiles: Tiles, num_rows: int, shape: Shape) -> AbstractContextManager[
     return patch.multiple(projection, tiles_for=whole_rule, gated_tiles=gated_rule, split_tiles=instead_of(split_tiles))
 
 
-def device_us(model: str, batch: int) -> float:
-    """A decode step of so many requests, on the device."""
-    llm = MeasuredLLM(MODELS[model].path, MAX_MODEL_LEN)
-    try:
-        lens, medians = [workload.DECODE_PROMPT] * batch, []
-        llm.seconds(workload.prompts(f"warm{batch}", lens), [4] * batch)
+def split_as(few: int) -> AbstractContextManager[Any]:
+    """In here attention cuts requests into so many splits before these grow, where the rule has such a number."""
+
+    def rule(*call: Any, **named: Any) -> KeysPerSplit:
+        keys = keys_per_split(*call, **named)
+        return keys._replace(few=few) if keys.most > 1 else keys
+
+    return patch.object(decode, "keys_per_split", rule)
+
+
+class StepUs(NamedTuple):
+    """Microseconds of a decode step on the device."""
+
+    mean: float
+    thirds: tuple[float, float, float]
+
+    @classmethod
+    def of(cls, steps: Sequence[float]) -> StepUs:
+        third = len(steps) // 3
+        parts = (steps[:third], steps[third : 2 * third], steps[2 * third :])
+        first, middle, last = (round(statistics.median(part), 1) for part in parts)
+        return cls(mean=statistics.fmean(steps), thirds=(first, middle, last))
+
+
+def capture_again(worker: Worker, batch: int) -> None:
+    """The decode step of so many requests by the rules that hold now."""
+    for runner in worker.decoders.values():
+        if batch in runner.captured:
+            runner.capture_bucket(batch)
+
+
+class DecodeSteps:
+    """Decode steps of one model, by the rules that hold when they are asked for."""
+
+    def __init__(self, model: str) -> None:
+        self._llm = MeasuredLLM(MODELS[model].path, MAX_MODEL_LEN)
+
+    def __enter__(self) -> DecodeSteps:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._llm.close()
+
+    def us(self, batch: int) -> StepUs:
+        lens, engine = [workload.DECODE_PROMPT] * batch, self._llm.llm.engine
+        self._llm.seconds(workload.prompts(f"warm{batch}", lens), [4] * batch)
+        capture_again(engine.worker, batch)
+        found = []
         for i in range(2):
-            llm.llm.generate(workload.prompts(f"t{batch}.{i}", lens), replace(GREEDY, max_tokens=NUM_NEW_TOKENS))
-            medians.append(statistics.median(step.device_us for step in llm.llm.engine.timeline.newest(NUM_STEPS)))
-        return min(medians)
-    finally:
-        llm.close()
+            self._llm.seconds(workload.prompts(f"t{batch}.{i}", lens), [workload.DECODE_NEW] * batch)
+            found.append(StepUs.of([step.device_us for step in engine.timeline.newest(workload.DECODE_NEW - 2)]))
+        return min(found)
+
+
+def measure(steps: DecodeSteps, model: str, batch: int, name: str) -> None:
+    """A line for each variant of one map."""
+    if name == "keys":
+        for few in FEWEST:
+            with split_as(few):
+                report(steps, model, batch, name, few=few)
+        return
+    shape = shapes_of(model)[name]
+    tiles = chosen(name, batch, shape)
+    for other in () if tiles is None else variants(tiles, shape[1]):
+        changed = {key: value for key, value in asdict(other).items() if value != getattr(tiles, key)}
+        with cut_as(other, batch, shape):
+            try:
+                report(steps, model, batch, name, **changed)
+            except OutOfResources as error:
+                emit("tiles", model=model, map=name, rows=batch, does_not_fit=str(error), **changed)
+
+
+def report(steps: DecodeSteps, model: str, batch: int, name: str, **what: Any) -> None:
+    found = steps.us(batch)
+    emit("tiles", model=model, map=name, rows=batch, us=found.mean, thirds=found.thirds, **what)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("--batches", default="1,8,32,128")
-    parser.add_argument("--maps", default="gate-up,down,qkv,o")
+    parser.add_argument("--maps", default="gate-up,down,qkv,o,keys", help="empty: the rules' choice alone")
     arguments = parser.parse_args()
-    shapes = shapes_of(arguments.model)
-    for batch in map(int, arguments.batches.split(",")):
-        rule_us = device_us(arguments.model, batch)
-        for name in arguments.maps.split(","):
-            tiles = chosen(name, batch, shapes[name])
-            emit("tiles", model=arguments.model, map=name, rows=batch, us=rule_us, tiles=str(tiles))
-            for other in () if tiles is None else variants(tiles, shapes[name][1]):
-                changed = {key: value for key, value in asdict(other).items() if value != getattr(tiles, key)}
-                with cut_as(other, batch, shapes[name]):
-                    try:
-                        emit("tiles", map=name, rows=batch, us=device_us(arguments.model, batch), **changed)
-                    except OutOfResources as error:
-                        emit("tiles", map=name, rows=batch, does_not_fit=str(error), **changed)
+    model = arguments.model
+    with DecodeSteps(model) as steps:
+        for batch in map(int, arguments.batches.split(",")):
+            tiles = {name: str(chosen(name, batch, shape)) for name, shape in shapes_of(model).items()}
+            report(steps, model, batch, "as the rules say", **tiles)
+            for name in filter(None, arguments.maps.split(",")):
+                measure(steps, model, batch, name)
 
 
 if __name__ == "__main__":

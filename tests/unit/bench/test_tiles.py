@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 import torch
 
-from bench.scorecard import MODELS
-from bench.tiles import chosen, cut_as, shapes_of, variants
+from bench import workload
+from bench.scorecard import MODELS, Model
+from bench.tiles import (
+    FEWEST,
+    DecodeSteps,
+    StepUs,
+    capture_again,
+    chosen,
+    cut_as,
+    measure,
+    shapes_of,
+    split_as,
+    variants,
+)
 from playhead.kernels.projection import project
-from playhead.kernels.triton import projection
+from playhead.kernels.triton import decode, projection
 from playhead.kernels.triton.projection_tiles import HeldTiles, RingTiles, RowTiles, StreamedTiles
+from playhead.testing.tiny_worker import TINY_GEMMA3, tiny_worker
+from playhead.types import Mode
 
 KINDS = {("gate-up", 1): RingTiles, ("qkv", 1): RowTiles, ("o", 8): HeldTiles, ("down", 32): StreamedTiles}
 
@@ -92,3 +107,37 @@ def test_variants_of_streamed_tiles_give_the_same_product():
         parts = torch.full((other.num_splits, 3, 32), float("nan"))
         projection.launch_tiles(other, parts, x, weight, None)
         torch.testing.assert_close(parts.sum(0), wanted)
+
+
+def test_splits_are_as_asked_where_the_rule_counts_them():
+    """Eight requests of Gemma-3-1B; parts as small as Llama's have as many splits as there are."""
+    wanted = decode.keys_per_split(8, 32, 1024)._replace(few=6), decode.keys_per_split(8, 32, 256)
+    with split_as(6):
+        assert (decode.keys_per_split(8, 32, 1024), decode.keys_per_split(8, 32, 256)) == wanted
+
+
+def test_a_size_that_was_captured_is_captured_anew_and_no_other_one():
+    worker = tiny_worker(Mode.FULL)
+    worker.decode.capture_bucket(2)
+    first = worker.decode.captured[2]
+    capture_again(worker, 1)
+    assert worker.decode.captured == {2: first}
+    capture_again(worker, 2)
+    assert worker.decode.captured[2] is not first
+
+
+def test_a_step_has_a_mean_and_medians_by_length():
+    assert StepUs.of([1.0, 2.0, 9.0, 4.0, 5.0, 6.0, 7.0, 8.0, 3.0, 100.0]) == (14.5, (2.0, 5.0, 7.5))
+
+
+def test_every_variant_has_a_line(monkeypatch, capsys, tmp_path):
+    """On the tape, with a tiny model and few tokens: splits change nothing there."""
+    monkeypatch.setattr(workload, "DECODE_NEW", 8)
+    config = {**TINY_GEMMA3, "vocab_size": workload.ID_HIGH, "max_position_embeddings": 4096}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setitem(MODELS, "tiny", Model(title="tiny", folder=str(tmp_path)))
+    with DecodeSteps("tiny") as steps:
+        measure(steps, "tiny", 2, "keys")
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["few"] for line in lines] == list(FEWEST)
+    assert all(line["us"] > 0 and len(line["thirds"]) == 3 for line in lines)
