@@ -11,7 +11,15 @@ from playhead.kernels.norm import add_rms_norm
 from playhead.kernels.projection import project, project_gated, project_normed
 from playhead.kernels.triton.norm import launch_add
 from playhead.kernels.triton.projection import launch_project_normed, launch_tiles
-from playhead.kernels.triton.projection_tiles import HeldTiles, RowTiles, StreamedTiles, split_tiles, tiles_for
+from playhead.kernels.triton.projection_tiles import (
+    HeldTiles,
+    RingTiles,
+    RowTiles,
+    StreamedTiles,
+    most_rows,
+    split_tiles,
+    tiles_for,
+)
 
 ROW = RowTiles(block_n=4, block_k=128, num_warps=4, starts_early=True)
 HELD = HeldTiles(block_r=8, block_n=16, block_k=32, rest=16, parts=2)
@@ -97,6 +105,13 @@ def test_parts_are_not_written_behind_the_room_there_is(tiles):
         launch_tiles(replace(tiles, num_splits=1), torch.empty(3, 3, 22), x, weight, None)
 
 
+@pytest.mark.parametrize("tiles", [ROW, HELD, RingTiles(block_r=8, places=2, row_places=2, asked=16, holds=False)])
+def test_rows_that_no_program_would_take_are_refused(tiles):
+    x, weight, _ = call(most_rows(tiles) + 1)
+    with pytest.raises(AssertionError, match="rows; wanted at most"):
+        launch_tiles(tiles, torch.empty(len(x), 22), x, weight, None)
+
+
 @pytest.mark.parametrize("kind", [(False, False), (True, False), (False, True)], ids=["rms", "rms1p", "layernorm"])
 @pytest.mark.parametrize(("norm_x", "activation"), [(False, None), (True, None), (True, "silu")])
 def test_a_product_of_a_normed_sum_agrees_with_reference(kind, norm_x, activation):
@@ -171,7 +186,8 @@ def meta(*shape, dtype=torch.bfloat16):
     ("num_rows", "num_outputs", "num_inputs", "dtype"),
     [
         (257, 1536, 1152, torch.bfloat16),
-        (129, 16_384, 2048, torch.bfloat16),
+        (192, 16_384, 2048, torch.bfloat16),
+        (256, 20_480, 2560, torch.bfloat16),
         (129, 4096, 1024, torch.bfloat16),
         (8, 2560, 10_240, torch.bfloat16),
         (1, 262_144, 1152, torch.bfloat16),
@@ -181,7 +197,8 @@ def meta(*shape, dtype=torch.bfloat16):
     ],
     ids=[
         "very many rows",
-        "many rows of a large map",
+        "many rows of a large map, but not nearly 256",
+        "256 rows of a larger map",
         "many rows of queries",
         "many inputs",
         "a head",

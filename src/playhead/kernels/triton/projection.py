@@ -31,6 +31,7 @@ from playhead.kernels.triton.projection_tiles import (
     StreamedTiles,
     Tiles,
     gated_tiles,
+    most_rows,
     split_tiles,
     tiles_for,
 )
@@ -164,6 +165,8 @@ def launch_tiles(
     Tiles with splits write `out_STO`, a matrix for each: neither bias nor scale is a part's. With `in_order`, streamed
     tiles round a gate and its up as a step that stores them does, and gate them by the same instructions.
     """
+    most = most_rows(tiles)
+    assert most is None or len(x_TI) <= most, f"found {len(x_TI)} rows; wanted at most {most}, which a program takes"
     if isinstance(tiles, RingTiles):
         assert activation is not None, "a ring gates"
         assert (bias_O, scale, adds, total_TI, in_order) == (None, 1.0, False, None, False), "a ring gates, and no more"

@@ -22,6 +22,7 @@ MOST_INPUTS = 16_384  # a program of `row_kernel` holds all inputs of two output
 LARGE_BYTES = 13 << 20
 ENOUGH_OUTPUTS = 8192  # of a map whose programs can each take 256 rows, and are still as many as multiprocessors
 MANY_OUTPUTS = 6144  # of a map whose programs fill a device although none takes a share of its inputs
+ALMOST_ALL = 192  # of 256 rows: a program for all of them wins with 2,048 inputs too, measured at 256 rows
 FEW_ROWS = 8  # whose products with 16 outputs are one matrix instruction
 LONG_ROW = 4096  # inputs: more are streamed, as no program can hold them
 LONG_SHARE = 1024  # inputs of a program that streams: eight blocks and more
@@ -95,6 +96,13 @@ class RingTiles:
 Tiles = RowTiles | HeldTiles | StreamedTiles | RingTiles
 
 
+def most_rows(tiles: Tiles) -> int | None:
+    """How many rows a product so cut can have; None where several programs share them."""
+    if isinstance(tiles, RowTiles):
+        return 1
+    return None if isinstance(tiles, StreamedTiles) else tiles.block_r
+
+
 def gated_tiles(x_TI: torch.Tensor, weight_JI: torch.Tensor, bias_J: torch.Tensor | None) -> Tiles | None:
     """How a gated product is cut: by the ring where that is faster, else as any product."""
     # A copy moves 16 bytes, so each row must start at a multiple of 16 bytes. Triton sees that of a stride only if 16
@@ -155,7 +163,7 @@ def tiles_for(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> RowTiles | HeldTil
     if num_rows == 1 and not (is_wide and num_outputs <= 2 * 64 * NUM_SMS and num_inputs >= WIDE_ROW):
         return row_tiles(num_outputs, num_inputs)
     if num_rows > MANY_ROWS:
-        return tiles_for_many_rows(num_outputs, num_inputs)
+        return tiles_for_many_rows(num_rows, num_outputs, num_inputs)
     if is_wide:
         return wide_tiles(num_rows, num_outputs)
     return narrow_tiles(num_rows, num_outputs, num_inputs) if num_inputs < LONG_ROW else None
@@ -256,10 +264,11 @@ def wide_tiles(num_rows: int, num_outputs: int) -> StreamedTiles:
     return StreamedTiles(block_r=block_r, block_n=128, block_k=64, num_stages=6, num_warps=8)
 
 
-def tiles_for_many_rows(num_outputs: int, num_inputs: int) -> StreamedTiles | None:
+def tiles_for_many_rows(num_rows: int, num_outputs: int, num_inputs: int) -> StreamedTiles | None:
     """For 129 to 256 rows. A program that takes them all reads its weights once, and needs many outputs to share."""
     is_enough = num_outputs > ENOUGH_OUTPUTS
-    if num_outputs >= MANY_OUTPUTS and num_inputs <= (WIDE_ROW if is_enough else NARROW):
+    most_inputs = WIDE_ROW if is_enough and num_rows > ALMOST_ALL else NARROW
+    if num_outputs >= MANY_OUTPUTS and num_inputs <= most_inputs:
         block_r = 256 if is_enough else 128
         return StreamedTiles(block_r=block_r, block_n=128, block_k=64, num_stages=4, num_warps=8)
     if num_outputs <= NARROW and num_inputs < LONG_ROW:
