@@ -177,11 +177,15 @@ class RequestWatch:
         recorder.prompt_tokens.add(self._num_prompt)
 
     def _spread(self, output: RequestOutput, num_more: int) -> None:
-        """Tokens that came together with the first one: only their mean distance is known."""
-        times = output.metrics
-        if num_more > 0 and times.first_token_s is not None and times.finished_s is not None:
+        """Tokens that came together with the first one. Of a request that has ended their mean distance is known; in a
+        stream that was read late there was none between them.
+        """
+        times, mean_s = output.metrics, 0.0
+        if num_more <= 0:
+            return
+        if times.first_token_s is not None and times.finished_s is not None:
             mean_s = (times.finished_s - times.first_token_s) * len(output.outputs) / num_more
-            self._recorder.between_tokens_s.add(mean_s, num_more)
+        self._recorder.between_tokens_s.add(mean_s, num_more)
 
     def end(self, why: FinishReason) -> None:
         """The request ended. Only the first call counts."""

@@ -11,7 +11,7 @@ from playhead.engine.front import RequestOptions
 from playhead.load import client
 from playhead.load.client import Connection, Connections, Receiver, Target
 from playhead.load.exchange import Fetch
-from playhead.outputs import FinishReason
+from playhead.outputs import CompletionOutput, FinishReason, RequestOutput
 from playhead.sampling_params import RequestOutputKind, SamplingParams
 from playhead.serve.recorder import MeasuredBackend, MeasuredStream, Recorder, RequestWatch
 from playhead.testing.mutant import Checker, Mutant, Patch, mutant, swapped
@@ -43,6 +43,15 @@ def end_counted_twice() -> Patch:
         self._recorder.finished[why] += 1
 
     return swapped(RequestWatch, "end", end)
+
+
+@mutant(
+    "tokens that came with the first one are forgotten",
+    source="found here: on a busy machine a stream of four tokens had two gaps",
+    killed_by=("gaps",),
+)
+def first_tokens_forgotten() -> Patch:
+    return swapped(RequestWatch, "_spread", lambda self, output, num_more: None)
 
 
 @mutant(
@@ -101,6 +110,17 @@ def check_ends() -> list[str]:
     return [] if num_ends == 1 else [f"one request ended {num_ends} times"]
 
 
+def check_gaps() -> list[str]:
+    """Between n tokens there are n - 1 gaps, however many of them come at once."""
+    recorder = Recorder(routes=frozenset({ROUTE}))
+    watch = RequestWatch(recorder, "r", RequestOutputKind.DELTA)
+    for count in (2, 1, 3):
+        answer = CompletionOutput(index=0, text="", token_ids=[7] * count, finish_reason=None)
+        watch.saw(RequestOutput(request_id="r", prompt=None, prompt_token_ids=[5], outputs=[answer], finished=False))
+    num_gaps = sum(recorder.between_tokens_s.counts)
+    return [] if num_gaps == 5 else [f"{num_gaps} gaps between six tokens"]
+
+
 def check_cancelled_fetches() -> list[str]:
     """A fetch that is cancelled as its answer comes is cancelled."""
 
@@ -124,11 +144,13 @@ METRICS_MUTANTS: tuple[Mutant, ...] = (
     departure_unheard,
     clients_choose_labels,
     end_counted_twice,
+    first_tokens_forgotten,
     fetch_not_cancelled,
 )
 METRICS_CHECKERS: tuple[Checker, ...] = (
     Checker(name="departures", run=check_departures),
     Checker(name="labels", run=check_labels),
     Checker(name="ends", run=check_ends),
+    Checker(name="gaps", run=check_gaps),
     Checker(name="cancelled fetches", run=check_cancelled_fetches),
 )
