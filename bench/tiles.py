@@ -27,7 +27,7 @@ from bench.measure import emit
 from bench.measured_llm import MeasuredLLM
 from bench.projections import Model, neighbours, rule_for
 from bench.scorecard import MODELS
-from playhead.kernels.splits import KeysPerSplit, keys_per_split
+from playhead.kernels.splits import MIN_KEYS_PER_SPLIT, DecodeShape, KeysPerSplit, keys_per_split, parts_left
 from playhead.kernels.triton import decode, projection
 from playhead.kernels.triton.projection_tiles import (
     RING_INPUTS,
@@ -111,6 +111,21 @@ def cut_as(tiles: Tiles, num_rows: int, shape: Shape) -> AbstractContextManager[
     return patch.multiple(projection, tiles_for=whole_rule, gated_tiles=gated_rule, split_tiles=instead_of(split_tiles))
 
 
+def counts_splits(model: str, batch: int) -> bool:
+    """Whether the rule has a number of splits for a model: it has none for small parts, as Llama's, nor for one request
+    whose parts are left.
+    """
+    attention = describe_model(str(MODELS[model].path), config_only=True).spec.layers[0].attention
+    shape = DecodeShape(
+        num_heads=attention.num_heads,
+        num_kv_heads=attention.num_kv_heads,
+        v_head_dim=attention.v_head_dim,
+        max_keys=MAX_MODEL_LEN,
+    )
+    keys = keys_per_split(batch * shape.num_kv_heads, MIN_KEYS_PER_SPLIT, shape.part_elements)
+    return keys.most > 1 and not parts_left(shape, batch)
+
+
 def split_as(few: int) -> AbstractContextManager[Any]:
     """In here attention cuts requests into so many splits before these grow, where the rule has such a number."""
 
@@ -137,9 +152,12 @@ class StepUs(NamedTuple):
 
 def capture_again(worker: Worker, batch: int) -> None:
     """The decode step of so many requests by the rules that hold now."""
-    for runner in worker.decoders.values():
-        if batch in runner.captured:
-            runner.capture_bucket(batch)
+    runners = [runner for runner in worker.decoders.values() if batch in runner.captured]
+    if not runners:
+        known = sorted({size for runner in worker.decoders.values() for size in runner.captured})
+        raise ValueError(f"batch: found {batch}; wanted a size that steps are captured for, as {known}")
+    for runner in runners:
+        runner.capture_bucket(batch)
 
 
 class DecodeSteps:
@@ -154,21 +172,25 @@ class DecodeSteps:
     def __exit__(self, *_: object) -> None:
         self._llm.close()
 
+    @property
+    def worker(self) -> Worker:
+        return self._llm.llm.engine.worker
+
     def us(self, batch: int) -> StepUs:
-        lens, engine = [workload.DECODE_PROMPT] * batch, self._llm.llm.engine
+        lens, timeline = [workload.DECODE_PROMPT] * batch, self._llm.llm.engine.timeline
         self._llm.seconds(workload.prompts(f"warm{batch}", lens), [4] * batch)
-        capture_again(engine.worker, batch)
+        capture_again(self.worker, batch)
         found = []
         for i in range(2):
             self._llm.seconds(workload.prompts(f"t{batch}.{i}", lens), [workload.DECODE_NEW] * batch)
-            found.append(StepUs.of([step.device_us for step in engine.timeline.newest(workload.DECODE_NEW - 2)]))
+            found.append(StepUs.of([step.device_us for step in timeline.newest(workload.DECODE_NEW - 2)]))
         return min(found)
 
 
 def measure(steps: DecodeSteps, model: str, batch: int, name: str) -> None:
     """A line for each variant of one map."""
     if name == "keys":
-        for few in FEWEST:
+        for few in FEWEST if counts_splits(model, batch) else ():
             with split_as(few):
                 report(steps, model, batch, name, few=few)
         return
@@ -192,7 +214,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("--batches", default="1,8,32,128")
-    parser.add_argument("--maps", default="gate-up,down,qkv,o,keys", help="empty: the rules' choice alone")
+    parser.add_argument("--maps", default="gate-up,down,qkv,o,keys", help="empty: the rules alone")
     arguments = parser.parse_args()
     model = arguments.model
     with DecodeSteps(model) as steps:

@@ -40,8 +40,8 @@ def decode(
     the window alone, never on a length, so a tape can record the reference.
 
     The last five say how the kernel shares requests among programs, not what comes out: `parts` holds
-    B * H * num_splits results of E float32, `log_weights` a number more for each, `arrivals` as many zeroed int32 as
-    `splits.num_arrivals` says. The kernel leaves `arrivals` zeroed. `order_B` has every request once, in the order
+    B * H * num_splits results of E float32, `log_weights` a number for each result, `arrivals` as many zeroed int32
+    as `splits.num_arrivals` says. The kernel leaves `arrivals` zeroed. `order_B` has every request once, in the order
     in which their programs start (`longest_first`); None is the step's own.
     """
     num_requests, num_heads, head_dim = q_BHD.shape

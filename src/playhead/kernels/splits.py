@@ -46,12 +46,12 @@ LEFT_OF_WIDE_HEADS = 16
 LEFT_OF_NARROW_HEADS = 4
 NARROW_HEAD = 64
 
-# Parts are merged in steps, one after the other: at most so many numbers, which take 64 registers of each of 128
-# threads and leave room for the programs above; and at most so many parts, as each has code of its own. A group of
-# splits takes this many steps, and so do all groups.
+# Parts are merged in steps, one after the other. The numbers of a step take 64 registers of each of 128 threads, which
+# leaves room for the programs above. A group of splits takes this many steps, and so do all groups.
 MERGE_ELEMENTS = 8192
-MERGE_PARTS = 16
 MERGE_STEPS = 2
+# Each part of a step has code of its own. Small parts take more steps, which cost less than another group.
+MERGE_PARTS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,8 @@ def keys_per_split(
 ) -> KeysPerSplit:
     """For a step of `programs_per_split` = requests * kv heads: what was fastest on an H200, at head dims 64 to 256.
 
-    One request of Gemma-3-1B: 200 keys are 7 splits, 1,000 are 16, and 8,000 are 125. 8 requests: 11, and 32: 8.
+    One request of Gemma-3-1B: 200 keys are 7 splits, 1,000 are 16, and 8,000 are 125. 1,000 keys of each of 8 requests
+    are 11 splits, of each of 32 requests 8. Where splits grow by a block their number falls, from 12 to 7 at 385 keys.
     Parts of 256 numbers, as Llama's, merge at little cost: as many splits as there are.
     """
     whole = (2 if programs_per_split <= 32 else 4) * block_keys
@@ -199,5 +200,5 @@ def splits_per_group(num_splits: int, part_elements: int) -> int:
 
 
 def merge_width(part_elements: int) -> int:
-    """How many parts merge in MERGE_STEPS: 16 of Gemma-3-1B's, four heads of 256 each."""
-    return max(MERGE_STEPS * min(MERGE_ELEMENTS // part_elements, MERGE_PARTS), 2)
+    """How many parts a group has: 16 of Gemma-3-1B's, four heads of 256 each, which merge in MERGE_STEPS."""
+    return max(MERGE_STEPS * MERGE_ELEMENTS // part_elements, 2)

@@ -177,8 +177,8 @@ class RequestWatch:
         recorder.prompt_tokens.add(self._num_prompt)
 
     def _spread(self, output: RequestOutput, num_more: int) -> None:
-        """Tokens that came together with the first one. Of a request that has ended their mean distance is known; in a
-        stream that was read late there was none between them.
+        """Tokens that came together with the first one. Of a request that has ended their mean distance is known. In a
+        stream that was read late it is not, and counts as 0: the wait for them is a part of the first token's.
         """
         times, mean_s = output.metrics, 0.0
         if num_more <= 0:

@@ -225,19 +225,19 @@ def out_of_order(num_rows: int, weight_OI: Tensor) -> list[str]:
 
 
 def norms_in_order() -> list[str]:
-    """Norms that cut a row otherwise where it comes with more."""
-    sizes = (1, 8, 128, 129, 256, 8192)
-    wanted = norm_cuts(sizes[0])
-    return [
-        f"{name} of {num_rows} rows: found {cut}; wanted {wanted[name]} as of one"
-        for num_rows in sizes
-        for name, cut in norm_cuts(num_rows).items()
-        if cut != wanted[name]
-    ]
+    """Norms of whole rows that cut a row otherwise where it comes with more. Those of heads are in rope's kernels."""
+    found = []
+    for width in (1024, 1152, 2560):
+        wanted = norm_cuts(1, width)
+        found += [f"{name}: {len(cuts)} launches" for name, cuts in wanted.items() if len(cuts) != 1]
+        for num_rows in (8, 128, 129, 256, 8192):
+            cuts = norm_cuts(num_rows, width)
+            found += [f"{name}: {num_rows} rows of {width}" for name in wanted if cuts[name] != wanted[name]]
+    return found
 
 
-def norm_cuts(num_rows: int, width: int = 1152) -> dict[str, list[Any]]:
-    """The launch options of all norms that an engine with `batch_invariant` uses, by op. Nothing is launched."""
+def norm_cuts(num_rows: int, width: int) -> dict[str, list[Any]]:
+    """The launch options of all norms of rows in an engine with `batch_invariant`, by op. Nothing is launched."""
     x, residual, out = (torch.empty(num_rows, width, device="meta") for _ in range(3))
     weight, numbers = torch.empty(width, device="meta"), (1e-6, True, False)
     normed = (residual, weight, None, *numbers, None, None, None)

@@ -97,8 +97,8 @@ def chunks_by_rows() -> Patch:
     killed_by=("norms in order",),
 )
 def norms_by_rows() -> Patch:
-    def usual(x_TD: torch.Tensor, *, in_order: bool) -> dict[str, int]:
-        return whole_rows(x_TD, in_order=False)
+    def usual(x_TD: torch.Tensor, *, by_rows: bool = False) -> dict[str, int]:
+        return whole_rows(x_TD, by_rows=True)
 
     return swapped(norm, "whole_rows", usual)
 

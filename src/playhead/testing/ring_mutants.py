@@ -59,7 +59,7 @@ def ring_of_blocks() -> list[str]:
     return [] if torch.allclose(out_TI, wanted_TI, atol=1e-4) else ["the product is another one"]
 
 
-RING_MUTANTS = (
+RING_MUTANTS: tuple[Mutant, ...] = (
     _awaiting(
         "a block of the ring that is on its way",
         _await_on_its_way,

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from triton.runtime.errors import OutOfResources
 
 from bench import workload
 from bench.scorecard import MODELS, Model
@@ -16,12 +17,14 @@ from bench.tiles import (
     StepUs,
     capture_again,
     chosen,
+    counts_splits,
     cut_as,
     measure,
     shapes_of,
     split_as,
     variants,
 )
+from playhead.graph.runner import GraphRunner
 from playhead.kernels.projection import project
 from playhead.kernels.triton import decode, projection
 from playhead.kernels.triton.projection_tiles import HeldTiles, RingTiles, RowTiles, StreamedTiles
@@ -116,28 +119,62 @@ def test_splits_are_as_asked_where_the_rule_counts_them():
         assert (decode.keys_per_split(8, 32, 1024), decode.keys_per_split(8, 32, 256)) == wanted
 
 
-def test_a_size_that_was_captured_is_captured_anew_and_no_other_one():
-    worker = tiny_worker(Mode.FULL)
-    worker.decode.capture_bucket(2)
-    first = worker.decode.captured[2]
-    capture_again(worker, 1)
-    assert worker.decode.captured == {2: first}
-    capture_again(worker, 2)
-    assert worker.decode.captured[2] is not first
+def test_splits_are_varied_where_the_rule_counts_them():
+    found = [(model, batch) for model in MODELS for batch in (1, 8, 32) if counts_splits(model, batch)]
+    wide = [("gemma3-1b", 8), ("gemma3-1b", 32), ("gemma3-4b", 1), ("gemma3-4b", 8), ("gemma3-4b", 32)]
+    assert found == wide
 
 
 def test_a_step_has_a_mean_and_medians_by_length():
     assert StepUs.of([1.0, 2.0, 9.0, 4.0, 5.0, 6.0, 7.0, 8.0, 3.0, 100.0]) == (14.5, (2.0, 5.0, 7.5))
 
 
-def test_every_variant_has_a_line(monkeypatch, capsys, tmp_path):
-    """On the tape, with a tiny model and few tokens: splits change nothing there."""
-    monkeypatch.setattr(workload, "DECODE_NEW", 8)
+@pytest.fixture
+def tiny(monkeypatch, tmp_path):
+    """A tiny model on the tape, with few tokens: what is varied changes nothing there."""
     config = {**TINY_GEMMA3, "vocab_size": workload.ID_HIGH, "max_position_embeddings": 4096}
     (tmp_path / "config.json").write_text(json.dumps(config))
     monkeypatch.setitem(MODELS, "tiny", Model(title="tiny", folder=str(tmp_path)))
+    monkeypatch.setattr(workload, "DECODE_NEW", 8)
     with DecodeSteps("tiny") as steps:
-        measure(steps, "tiny", 2, "keys")
+        yield steps
+
+
+def test_every_figure_has_a_capture_of_its_own(tiny):
+    runner = tiny.worker.decode
+    captured = []
+    for _ in range(2):
+        tiny.us(2)
+        captured.append(runner.captured[2])
+    assert captured[0] is not captured[1]
+
+
+def test_sizes_that_no_step_is_captured_for_are_refused():
+    worker = tiny_worker(Mode.FULL)
+    worker.decode.capture_bucket(2)
+    with pytest.raises(ValueError, match=r"found 3; .* \[2\]"):
+        capture_again(worker, 3)
+
+
+def test_every_variant_has_a_line(tiny, monkeypatch, capsys):
+    """Those that do not fit a device too."""
+    shape = shapes_of("tiny")["qkv"]
+    others = variants(chosen("qkv", 2, shape), shape[1])
+    tiny.us(2)
+
+    def refused(*_: object) -> None:
+        raise OutOfResources(300_000, 232_448, "shared memory")
+
+    for capture in (GraphRunner.capture_bucket, refused):
+        monkeypatch.setattr(GraphRunner, "capture_bucket", capture)
+        measure(tiny, "tiny", 2, "qkv")
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["few"] for line in lines] == list(FEWEST)
-    assert all(line["us"] > 0 and len(line["thirds"]) == 3 for line in lines)
+    assert len(lines) == 2 * len(others) > 2
+    assert all(line["us"] > 0 and len(line["thirds"]) == 3 for line in lines[: len(others)])
+    assert all("shared memory" in line["does_not_fit"] for line in lines[len(others) :])
+
+
+def test_splits_have_a_line_each(tiny, monkeypatch, capsys):
+    monkeypatch.setattr("bench.tiles.counts_splits", lambda model, batch: True)
+    measure(tiny, "tiny", 2, "keys")
+    assert [json.loads(line)["few"] for line in capsys.readouterr().out.splitlines()] == list(FEWEST)

@@ -236,7 +236,9 @@ def normed_sum(*shape, dtype=torch.float32, in_order=True):
     launch = norm_triton.launch_add
     return compiled(
         norm_triton.add_norm_kernel,
-        lambda: launch(*outs, meta(*shape, dtype=dtype), meta(num_rows, 1152), *norms, in_order=in_order),
+        lambda: launch(
+            *outs, meta(*shape, dtype=dtype), meta(num_rows, 1152), *norms, in_order=in_order, by_rows=not in_order
+        ),
     )
 
 

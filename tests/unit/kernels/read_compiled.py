@@ -24,6 +24,7 @@ def facts_of(binary) -> dict[str, object]:
         "barriers_before_product": barriers_before_product(binary),
         "barriers_behind_wait": barriers_behind_wait(binary),
         "barriers_of_merge": barriers_of_merge(binary),
+        "barriers_before_overwriting": barriers_before_overwriting(binary),
         "layouts_of_sums": layouts_of_sums(binary),
     }
 
@@ -69,6 +70,12 @@ def barriers_of_merge(binary) -> int | None:
     blocks = re.split(r"^\$L__BB", binary.asm["ptx"], flags=re.MULTILINE)
     merging = [i for i, block in enumerate(blocks) if "ld.global.cg" in block]
     return sum(blocks[i].count("bar.sync") for i in {*merging, *(i + 1 for i in merging)}) if merging else None
+
+
+def barriers_before_overwriting(binary) -> int:
+    """How often warps wait for each other between what they last loaded of others' parts and what they store then."""
+    _, _, behind = binary.asm["ptx"].rpartition("ld.global.cg")
+    return behind[: behind.find("st.global")].count("bar.sync")
 
 
 def matrix_depths(binary) -> list[int]:

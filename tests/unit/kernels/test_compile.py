@@ -122,6 +122,13 @@ def test_warps_that_merge_parts_wait_for_each_other_for_the_sum_of_weights_alone
     assert [row["barriers_of_merge"] for row in rows] == [2] * 12
 
 
+def test_a_group_takes_the_place_of_a_part_that_no_warp_still_reads(kernels):
+    """Two barriers are the sum's, and one is for this."""
+    rows = [row for name, row in kernels.items() if name.startswith(("decode", "many requests"))]
+    assert len(rows) == 10
+    assert min(row["barriers_before_overwriting"] for row in rows) >= 3
+
+
 def test_attention_that_leaves_parts_waits_no_more_and_their_merge_hardly(kernels):
     """A merged row goes to the threads that multiply by it, and sums to those that store them: two barriers each, and
     one more where two warps share a row of weights. All weights are on their way before.

@@ -164,7 +164,7 @@ def test_the_norm_behind_a_product_adds_up_its_parts(num_parts, norm_x):
     wanted_total = residual.clone()
     wanted = add_rms_norm.reference(parts.sum(0), wanted_total, *rest)
     total, found = (torch.full((3, 80), float("nan")) for _ in range(2))
-    launch_add(total, found, parts, residual, *rest, in_order=False)
+    launch_add(total, found, parts, residual, *rest)
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(total, wanted_total)
 

@@ -51,7 +51,7 @@ def shares(num_keys, num_splits, keys, block_keys=32):
 def test_the_splits_of_requests_of_gemma():
     one, eight, many = (keys_per_split(num_requests, 32, GEMMA_1B.part_elements) for num_requests in (1, 8, 32))
     assert [len(shares(num_keys, 128, one)) for num_keys in (64, 200, 1000, 8000)] == [1, 7, 16, 125]
-    assert [len(shares(num_keys, 33, eight)) for num_keys in (257, 1000)] == [9, 11]
+    assert [len(shares(num_keys, 33, eight)) for num_keys in (257, 384, 385, 1000)] == [9, 12, 7, 11]
     assert [len(shares(num_keys, 22, many)) for num_keys in (257, 1000)] == [5, 8]
 
 

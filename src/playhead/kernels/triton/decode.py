@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """Triton kernel of `decode`: the keys a request can see are split over programs, and the last to finish merges.
 
 A program takes one request, one kv head and one split. All query heads of the kv head share each key it loads. Splits
@@ -68,8 +68,10 @@ def merge_parts(
             has_part_H = live_H & (done + i < count)
             mask_HE = has_part_H[:, None] & (dim_E < E)[None, :]
             place_HE = part_H[:, None] * E + dim_E[None, :]
-            log_weights_H += (tl.load(log_weights + part_H, mask=has_part_H, other=NO_SCORE, cache_modifier=".cg"),)
-            parts_HE += (tl.load(parts + place_HE, mask=mask_HE, other=0.0, cache_modifier=".cg"),)
+            log_weight_H = tl.load(log_weights + part_H, mask=has_part_H, other=NO_SCORE, cache_modifier=".cg")
+            part_HE = tl.load(parts + place_HE, mask=mask_HE, other=0.0, cache_modifier=".cg")
+            log_weights_H += (log_weight_H,)  # type: ignore[assignment]
+            parts_HE += (part_HE,)  # type: ignore[assignment]
         new_top_H = top_H
         for i in tl.static_range(BLOCK_X):
             new_top_H = tl.maximum(new_top_H, log_weights_H[i])
@@ -82,6 +84,13 @@ def merge_parts(
             acc_HE += parts_HE[i] * weight_H[:, None]
         top_H = new_top_H
     return acc_HE * (1.0 / sum_H)[:, None], top_H, sum_H
+
+
+@triton.jit
+def as_part(top_M, sum_M, acc_ME, live_M):
+    """What a split has found, normed by its own sum, and the logarithm of its weight."""
+    sum_M = tl.where(live_M, sum_M, 1.0)
+    return acc_ME * (1.0 / sum_M)[:, None], top_M + tl.log2(sum_M)
 
 
 @triton.jit
@@ -139,9 +148,10 @@ def _merge_and_store(
     H: tl.constexpr, G: tl.constexpr, E: tl.constexpr, NUM_M_BLOCKS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """Ends here for all but the last program of each group of splits, and then for all but the last of those.
+    """The last program of each group of splits merges the group, whose first part it overwrites; then the last of these
+    merges the groups. A loop does both, so that the code stands here once.
 
-    A merged group takes the place of its first part. Which parts make a group does not depend on who is last.
+    Which parts make a group does not depend on who is last.
     """
     # The dot needs 16 rows; the merge has only as many as there are heads.
     in_group_H = (heads % NUM_M_BLOCKS) * BLOCK_M + tl.arange(0, BLOCK_H)
@@ -149,25 +159,25 @@ def _merge_and_store(
     head_H = heads // NUM_M_BLOCKS * G + in_group_H
     request_head_H = request * H + head_H
     num_groups, group = 1, 0
-    if num_live > group_size:
+    if num_live > group_size:  # or the two divisions would keep most programs for nothing
         num_groups, group = tl.cdiv(num_live, group_size), split // group_size
     leader = group * group_size
     counters = arrivals + (request * tl.num_programs(0) + heads) * (tl.cdiv(num_splits, group_size) + 1)
     first, step, count = leader, 1, tl.minimum(num_live - leader, group_size)
-    is_all = num_groups == 1
-    is_last = count_in(counters + 1 + group, count)
-    while is_last:
+    is_final = num_groups == 1
+    merges = count_in(counters + 1 + group, count)
+    while merges:
         value_HE, top_H, sum_H = merge_parts(
             parts, log_weights, request_head_H, live_H, num_splits, first, step, count, E, BLOCK_X, BLOCK_H, BLOCK_E
         )
-        if is_all:
+        if is_final:
             _store_rows(out_row, head_H * out_head, live_H, value_HE, E, BLOCK_E)
-            is_last = False
+            merges = False
         else:
             tl.debug_barrier()  # no thread may still read the part that is overwritten
             leader_H = request_head_H * num_splits + leader
             store_part(parts, log_weights, leader_H, live_H, value_HE, top_H + tl.log2(sum_H), E, BLOCK_E)
-            is_last, is_all = count_in(counters, num_groups), True
+            merges, is_final = count_in(counters, num_groups), True
             first, step, count = 0, group_size, num_groups
 
 
@@ -198,13 +208,12 @@ def keep_share(
     in_group_M = (heads % NUM_M_BLOCKS) * BLOCK_M + tl.arange(0, BLOCK_M)
     live_M = in_group_M < G
     head_M = heads // NUM_M_BLOCKS * G + in_group_M
-    sum_M = tl.where(live_M, sum_M, 1.0)
-    value_ME = acc_ME * (1.0 / sum_M)[:, None]
+    value_ME, log_weight_M = as_part(top_M, sum_M, acc_ME, live_M)
     if num_live == 1:
         _store_rows(out_row, head_M * out_head, live_M, value_ME, E, BLOCK_E)
     else:
         part_M = (request * H + head_M) * num_splits + split
-        store_part(parts, log_weights, part_M, live_M, value_ME, top_M + tl.log2(sum_M), E, BLOCK_E)
+        store_part(parts, log_weights, part_M, live_M, value_ME, log_weight_M, E, BLOCK_E)
         _merge_and_store(
             out_row, out_head, parts, log_weights, arrivals, split, num_live,
             num_splits, group_size, heads, request, H, G, E, NUM_M_BLOCKS, BLOCK_M, BLOCK_X, BLOCK_H, BLOCK_E,

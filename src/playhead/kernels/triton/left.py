@@ -16,7 +16,7 @@ import triton.language as tl
 
 from playhead.kernels import attention
 from playhead.kernels.triton.arrivals import count_in
-from playhead.kernels.triton.decode import keep_share, merge_parts, store_part
+from playhead.kernels.triton.decode import as_part, keep_share, merge_parts, store_part
 from playhead.kernels.triton.dependent import after_upstream, let_downstream_start
 
 NO_WEIGHT = tl.constexpr(attention.NO_WEIGHT)
@@ -43,8 +43,7 @@ def leave_share(
     in_group_M = tl.arange(0, BLOCK_M)
     live_M = in_group_M < G
     head_M = kv_head * G + in_group_M
-    sum_M = tl.where(live_M, sum_M, 1.0)
-    value_ME, log_weight_M = acc_ME * (1.0 / sum_M)[:, None], top_M + tl.log2(sum_M)
+    value_ME, log_weight_M = as_part(top_M, sum_M, acc_ME, live_M)
     group_size = tl.cdiv(num_live, LEFT)
     if group_size == 1:
         _leave(out_row, head_M, live_M, split, value_ME, log_weight_M, H, E, LEFT, BLOCK_E)

@@ -48,7 +48,9 @@ def tiles_in_order(x_TI: Tensor, weight_OI: Tensor) -> StreamedTiles | None:
     tiles = tiles_for(x_TI, weight_OI)
     if not isinstance(tiles, StreamedTiles):
         return StreamedTiles(block_r=FEW_ROWS, block_n=64, block_k=128, num_stages=4) if num_rows == 1 else None
-    return replace(tiles, held=0, num_stages=tiles.num_stages + 1) if tiles.held else tiles
+    if not tiles.held:
+        return tiles
+    return replace(tiles, held=0, block_r=rows_of_tile(num_rows), num_stages=tiles.num_stages + 1)
 
 
 def tiles_of_chunks(x_TI: Tensor, weight_OI: Tensor) -> StreamedTiles | None:

@@ -97,7 +97,7 @@ def project_normed(
     total_TM, h_TM = (torch.empty(residual_TM.shape, dtype=residual_TM.dtype, device=x_TI.device) for _ in range(2))
     norm = (residual_TM, norm_M, x_norm_M, eps, unit_offset, centred)
     if weight_OM is None:
-        launch_add(total_TM, out_TO, x_TM, *norm, in_order=way.in_order)
+        launch_add(total_TM, out_TO, x_TM, *norm, in_order=way.in_order, by_rows=not way.in_order)
         return total_TM
     tiles = way.tiles(h_TM, weight_OM) if activation is None else way.gated(h_TM, weight_OM, bias_O)
     # Every program norms the row itself, which is cheaper than a kernel for it while they all run at the same time. A
@@ -106,7 +106,7 @@ def project_normed(
     if isinstance(tiles, RowTiles) and not tiles.rest and is_whole and len(weight_OM) <= MOST_NORMS * tiles.block_n:
         launch_tiles(tiles, out_TO, x_TM, weight_OM, bias_O, activation=activation, total_TI=total_TM, norm=norm)
     else:
-        launch_add(total_TM, h_TM, x_TM, *norm, in_order=way.in_order)
+        launch_add(total_TM, h_TM, x_TM, *norm, in_order=way.in_order, by_rows=not way.in_order)
         _project_or_gate(way, tiles, out_TO, h_TM, weight_OM, bias_O, activation)
     return total_TM
 

@@ -22,7 +22,6 @@ MOST_INPUTS = 16_384  # a program of `row_kernel` holds all inputs of two output
 LARGE_BYTES = 13 << 20
 ENOUGH_OUTPUTS = 8192  # of a map whose programs can each take 256 rows, and are still as many as multiprocessors
 MANY_OUTPUTS = 6144  # of a map whose programs fill a device although none takes a share of its inputs
-ALMOST_ALL = 192  # of 256 rows: a program for all of them wins with 2,048 inputs too, measured at 256 rows
 FEW_ROWS = 8  # whose products with 16 outputs are one matrix instruction
 LONG_ROW = 4096  # inputs: more are streamed, as no program can hold them
 LONG_SHARE = 1024  # inputs of a program that streams: eight blocks and more
@@ -30,6 +29,11 @@ WIDE_ROW = 2048  # inputs: one such row is streamed through a matrix with many o
 RING_ROWS = 64  # rows of the matrix of a program of `ring_kernel`, gates and ups: those of one matrix instruction
 RING_INPUTS = 128  # of a block of the ring
 DTYPES = (torch.bfloat16, torch.float16)
+
+# A program that takes 256 rows multiplies as long for 129 of them. So rows of more than NARROW inputs, up to so many,
+# have such programs only if there are more rows than ALMOST_ALL. Measured at 256.
+MORE_INPUTS = 2048
+ALMOST_ALL = 192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +188,7 @@ def split_tiles(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> HeldTiles | Stre
     if num_rows <= FEW_ROWS and not is_long:
         return HeldTiles(block_r=block_r, block_n=16, block_k=256, num_splits=-(-num_inputs // 1024))
     if num_rows <= 32 and not is_long:
-        # A program's weights are there when the rows come, all or half of them; and all programs run at once.
+        # A program's weights are there when the rows come, all or some of them; and all programs run at once.
         in_four = 4 * num_tiles <= NUM_SMS
         block_k, num_splits = (256, min(4, -(-num_inputs // 256))) if in_four else (128, min(8, -(-num_inputs // 128)))
         num_stages, held = 2, block_k
@@ -267,7 +271,7 @@ def wide_tiles(num_rows: int, num_outputs: int) -> StreamedTiles:
 def tiles_for_many_rows(num_rows: int, num_outputs: int, num_inputs: int) -> StreamedTiles | None:
     """For 129 to 256 rows. A program that takes them all reads its weights once, and needs many outputs to share."""
     is_enough = num_outputs > ENOUGH_OUTPUTS
-    most_inputs = WIDE_ROW if is_enough and num_rows > ALMOST_ALL else NARROW
+    most_inputs = MORE_INPUTS if is_enough and num_rows > ALMOST_ALL else NARROW
     if num_outputs >= MANY_OUTPUTS and num_inputs <= most_inputs:
         block_r = 256 if is_enough else 128
         return StreamedTiles(block_r=block_r, block_n=128, block_k=64, num_stages=4, num_warps=8)
@@ -299,7 +303,7 @@ def narrow_tiles(num_rows: int, num_outputs: int, num_inputs: int) -> HeldTiles 
         return StreamedTiles(
             block_r=rows_of_tile(num_rows), block_n=64, block_k=128, num_stages=4, held=256, starts_early=True
         )
-    if 16 < num_rows <= 32:  # two halves of the rows, each with weights that it holds
+    if 16 < num_rows <= 32:  # two programs share the rows, and each holds weights
         return StreamedTiles(block_r=16, block_n=64, block_k=128, num_stages=5, held=256, starts_early=True)
     block_r = 64 if num_rows > 64 else min(rows_of_tile(num_rows), 32)
     return StreamedTiles(block_r=block_r, block_n=64, block_k=128, num_stages=5, starts_early=True)
