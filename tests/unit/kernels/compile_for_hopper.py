@@ -1,7 +1,7 @@
 """Compiles every kernel for sm_90 without a GPU and prints what each takes: `python compile_for_hopper.py`.
 
-Launch functions are called on meta tensors with the kernel's own `run` replaced, so what is compiled is exactly what
-would be launched. Must run without TRITON_INTERPRET: interpreted functions cannot be compiled.
+What is compiled is exactly what would be launched (`launches.py`). Must run without TRITON_INTERPRET: interpreted
+functions cannot be compiled.
 """
 
 from __future__ import annotations
@@ -10,11 +10,6 @@ import json
 import math
 
 import torch
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from triton.experimental.gluon._runtime import GluonASTSource
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from playhead.kernels.attention import left_width
 from playhead.kernels.triton import (
@@ -81,52 +76,8 @@ from playhead.kernels.triton.projection_tiles import (
     split_tiles,
     tiles_for,
 )
+from tests.unit.kernels.launches import compiled, compiled_beside, indices, meta
 from tests.unit.kernels.read_compiled import facts_of
-
-POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64"}
-OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion", "launch_pdl")
-ALIGNED = [["tt.divisibility", 16]]
-
-
-def meta(*shape, dtype=torch.bfloat16):
-    return torch.empty(*shape, dtype=dtype, device="meta")
-
-
-def indices(*shape):
-    return meta(*shape, dtype=torch.int32)
-
-
-def compiled(kernel, launch):
-    """The kernel as `launch` would launch it, its options, and how many programs there would be."""
-    calls = []
-    kernel.run = lambda *args, grid, warmup, **kwargs: calls.append((grid, args, kwargs))
-    launch()
-    del kernel.run
-    ((grid, args, kwargs),) = calls
-    options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
-    values = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
-    signature, constants, attributes = {}, {}, {}
-    for i, parameter in enumerate(kernel.params):
-        value = values[parameter.name]
-        if (
-            parameter.is_constexpr
-            or value is None
-            or (type(value) is int and value == 1 and not parameter.do_not_specialize)
-        ):
-            signature[parameter.name], constants[i,] = "constexpr", value
-        elif isinstance(value, torch.Tensor):
-            signature[parameter.name], attributes[i,] = POINTERS[value.dtype], ALIGNED
-        elif isinstance(value, TensorDescriptor):
-            signature[parameter.name] = f"tensordesc<bf16{list(value.block_shape)}>"
-        elif isinstance(value, float):
-            signature[parameter.name] = "fp32"
-        else:
-            signature[parameter.name] = "i32"
-            if value % 16 == 0 and not parameter.do_not_specialize:
-                attributes[i,] = ALIGNED
-    make_source = GluonASTSource if kernel.is_gluon() else ASTSource
-    source = make_source(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options), options, math.prod(grid)
 
 
 def decode(num_heads, num_kv_heads, head_dim, page_size, window, num_requests=32, num_splits=8, order=None):
@@ -186,15 +137,6 @@ def attend_in_order(kernel, other, num_heads, num_kv_heads, head_dim, window, nu
     q, out = meta(512, num_heads, head_dim), meta(512, num_heads, head_dim)
     call = (q, out, *caches, *tables, None, 0.1, window, None, *queries, *scratch, False)
     return compiled_beside(other, kernel, lambda: ordered_attention_triton.launch_attend_in_order(*call))
-
-
-def compiled_beside(other, kernel, launch):
-    """The kernel as `launch` would launch it, which launches another one too."""
-    other.run = lambda *args, **kwargs: None
-    try:
-        return compiled(kernel, launch)
-    finally:
-        del other.run
 
 
 def decode_in_order(*shape):
