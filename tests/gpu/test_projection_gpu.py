@@ -16,6 +16,8 @@ SHAPES = [
     (13824, 1152),
     (1152, 6912),
     (6144, 1024),
+    (2048, 2048),
+    (1024, 2048),
     (2048, 8192),
     (20480, 2560),
     (2560, 10240),
@@ -55,9 +57,11 @@ def test_a_bias_and_a_scale_are_applied_and_the_product_is_added(num_rows, dtype
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-@pytest.mark.parametrize("num_rows", [1, 2, 8, 16, 40, 128, 200])
-def test_project_gated(num_rows, activation, capsys):
-    x, weight, bias = random(num_rows, 1152), 0.03 * random(13824, 1152, seed=1), random(13824, seed=2)
+@pytest.mark.parametrize("num_rows", [1, 2, 8, 16, 40, 128, 200, 256])
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(13824, 1152), (16384, 2048)])
+def test_project_gated(num_outputs, num_inputs, num_rows, activation, capsys):
+    x, weight = random(num_rows, num_inputs), 0.03 * random(num_outputs, num_inputs, seed=1)
+    bias = random(num_outputs, seed=2)
     for bias_or_none in (None, bias):
         wanted = project_gated.reference(x.float(), weight.float(), bias_or_none, activation)
         check(f"gated {num_rows} {activation}", project_gated(x, weight, bias_or_none, activation), wanted, capsys)
@@ -65,8 +69,8 @@ def test_project_gated(num_rows, activation, capsys):
 
 @pytest.mark.parametrize("num_rows", [2, 8, 16, 32, 100, 128, 200, 256])
 def test_equal_rows_give_equal_results_whatever_stands_beside_them(num_rows):
-    qkv, gate_up = random(1536, 1152), random(13824, 1152, seed=1)
-    for matrix in (qkv, gate_up):
+    shapes = ((1536, 1152), (13824, 1152), (16384, 2048))  # which kernels of ours multiply
+    for matrix in (random(*shape, seed=i) for i, shape in enumerate(shapes)):
         x = random(num_rows, matrix.shape[1], seed=2)
         x[-1] = x[0]
         outs = []
