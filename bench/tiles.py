@@ -3,9 +3,10 @@
 A product by itself is timed by `bench.projections`. In a step its weights come while other kernels run, and its
 programs take room from theirs: the fastest tiles by themselves are often not the fastest there. Here a step is captured
 anew for every variant of the tiles that `projection_tiles.py` chooses for one map, and of the splits that
-`keys_per_split` chooses for attention (the map `keys`). Prompts have 128 tokens and get 256 more, as in the scorecard.
-The figure is the mean of these steps on the device, the lower of two rounds; it varies by 5 us. `thirds` has medians of
-the first, middle and last third of the steps: what grows with the length is attention.
+`keys_per_split` chooses for attention (the map `keys`). Prompts have 128 tokens and get 256 more, as in the scorecard;
+`--prompt-tokens` makes them longer. The figure is the mean of these steps on the device, the lower of two rounds; it
+varies by 5 us. `thirds` has medians of the first, middle and last third of the steps: what grows with the length is
+attention.
 """
 
 from __future__ import annotations
@@ -163,8 +164,8 @@ def capture_again(worker: Worker, batch: int) -> None:
 class DecodeSteps:
     """Decode steps of one model, by the rules that hold when they are asked for."""
 
-    def __init__(self, model: str) -> None:
-        self._llm = MeasuredLLM(MODELS[model].path, MAX_MODEL_LEN)
+    def __init__(self, model: str, prompt_tokens: int = workload.DECODE_PROMPT) -> None:
+        self._llm, self._prompt_tokens = MeasuredLLM(MODELS[model].path, MAX_MODEL_LEN), prompt_tokens
 
     def __enter__(self) -> DecodeSteps:
         return self
@@ -177,7 +178,7 @@ class DecodeSteps:
         return self._llm.llm.engine.worker
 
     def us(self, batch: int) -> StepUs:
-        lens, timeline = [workload.DECODE_PROMPT] * batch, self._llm.llm.engine.timeline
+        lens, timeline = [self._prompt_tokens] * batch, self._llm.llm.engine.timeline
         self._llm.seconds(workload.prompts(f"warm{batch}", lens), [4] * batch)
         capture_again(self.worker, batch)
         found = []
@@ -215,9 +216,10 @@ def main() -> None:
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("--batches", default="1,8,32,128")
     parser.add_argument("--maps", default="gate-up,down,qkv,o,keys", help="empty: the rules alone")
+    parser.add_argument("--prompt-tokens", type=int, default=workload.DECODE_PROMPT)
     arguments = parser.parse_args()
     model = arguments.model
-    with DecodeSteps(model) as steps:
+    with DecodeSteps(model, arguments.prompt_tokens) as steps:
         for batch in map(int, arguments.batches.split(",")):
             tiles = {name: str(chosen(name, batch, shape)) for name, shape in shapes_of(model).items()}
             report(steps, model, batch, "as the rules say", **tiles)
