@@ -42,6 +42,7 @@ from playhead.kernels.triton.projection_tiles import (
     tiles_for,
 )
 from playhead.models.load import describe_model
+from playhead.models.spec import ModelSpec
 from playhead.step.worker import Worker
 
 FEWEST = (4, 8, 12, 16)  # splits that are tried for requests of up to a thousand keys
@@ -49,9 +50,13 @@ MAX_MODEL_LEN = 4096
 Shape = tuple[int, int]
 
 
+def spec_of(model: str) -> ModelSpec:
+    return describe_model(str(MODELS[model].path), config_only=True).spec
+
+
 def shapes_of(model: str) -> dict[str, Shape]:
     """Outputs and inputs of each map of a layer."""
-    spec = describe_model(str(MODELS[model].path), config_only=True).spec
+    spec = spec_of(model)
     attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
     queries, keys = attention.num_heads * attention.k_head_dim, attention.num_kv_heads * attention.k_head_dim
     return Model(
@@ -116,7 +121,7 @@ def counts_splits(model: str, batch: int) -> bool:
     """Whether the rule has a number of splits for a model: it has none for small parts, as Llama's, nor for one request
     whose parts are left.
     """
-    attention = describe_model(str(MODELS[model].path), config_only=True).spec.layers[0].attention
+    attention = spec_of(model).layers[0].attention
     shape = DecodeShape(
         num_heads=attention.num_heads,
         num_kv_heads=attention.num_kv_heads,
