@@ -122,7 +122,9 @@ def keys_per_split(
     if part_elements <= 256:
         return KeysPerSplit(whole=whole, least=least, few=MAX_SPLITS, most=1)
     if programs_per_split < 8:
-        return KeysPerSplit(whole=whole, least=least, few=16, most=64 if programs_per_split < 4 else 128)
+        # As many as merge at once: 16 of Gemma-3-1B's, 32 of Gemma-3-4B's.
+        few = merge_width(part_elements)
+        return KeysPerSplit(whole=whole, least=least, few=few, most=64 if programs_per_split < 4 else 128)
     if MANY_KV_HEADS < programs_per_split <= NUM_SMS:  # as many splits as make one wave
         return KeysPerSplit(whole=whole, least=least, few=SLOTS // programs_per_split, most=384)
     few = 12 if programs_per_split < 32 else 8

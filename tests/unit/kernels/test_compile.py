@@ -142,6 +142,15 @@ def test_attention_that_leaves_parts_waits_no_more_and_their_merge_hardly(kernel
     assert all(row["stack_bytes"] == 0 for row in (*leaving, *merging))
 
 
+def test_a_short_prompt_has_its_first_pages_before_the_wait(kernels):
+    """Starts and lengths of 256 requests, four numbers of one of them, and one block of pages."""
+    rows = [row for name, row in kernels.items() if name.startswith("extend")]
+    narrow = [row["name"].endswith("narrow") for row in rows]
+    assert (len(rows), sum(narrow)) == (7, 3)
+    expected = [2 * 256 // (32 * row["num_warps"]) + 4 + is_narrow for row, is_narrow in zip(rows, narrow, strict=True)]
+    assert [row["loads_before_wait"] for row in rows] == expected
+
+
 def test_rope_waits_for_the_projection_and_for_nothing_else(kernels):
     """Two numbers of the step, angles and weights, all of them loaded before. No warp needs what another one has."""
     rows = [row for name, row in kernels.items() if name.startswith("rope ")]

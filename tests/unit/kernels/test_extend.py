@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ from tests.unit.kernels.test_decode import FINEST
 from tests.unit.kernels.test_decode import SMALL as SMALL_DECODE
 
 SMALL = ExtendTiles(block_m=16, block_j=16, num_warps=4, num_stages=2)
+ONE_LOOP = SMALL._replace(one_loop=True)
 FINE_CUT = Cut(tiles=SMALL_DECODE, keys=FINEST)
 
 
@@ -34,20 +36,21 @@ def run(scene: Scene, function, **options) -> torch.Tensor:
     return out[: scene.num_live]
 
 
-@settings(max_examples=25)
-@given(spec=scene_specs(extend=True), seed=st.integers(0, 2**31))
-def test_kernel_agrees_with_reference(spec, seed):
+@settings(max_examples=30)
+@given(spec=scene_specs(extend=True), seed=st.integers(0, 2**31), tiles=st.sampled_from((SMALL, ONE_LOOP)))
+def test_kernel_agrees_with_reference(spec, seed, tiles):
     scene = make_scene(spec, seed)
     torch.testing.assert_close(
-        run(scene, launch_tiles, tiles=SMALL), run(scene, extend.reference), atol=1e-5, rtol=1e-5
+        run(scene, launch_tiles, tiles=tiles), run(scene, extend.reference), atol=1e-5, rtol=1e-5
     )
 
 
-def test_a_window_inside_a_tile_masks_both_ends():
+@pytest.mark.parametrize("tiles", [SMALL, ONE_LOOP])
+def test_a_window_inside_a_tile_masks_both_ends(tiles):
     """Fewer keys in the window than tokens in the tile: no block is seen whole by all of its queries."""
     scene = make_scene(SceneSpec(seq_lens=(50,), query_lens=(30,), window=3, has_own_pool=True), seed=8)
     torch.testing.assert_close(
-        run(scene, launch_tiles, tiles=SMALL), run(scene, extend.reference), atol=1e-5, rtol=1e-5
+        run(scene, launch_tiles, tiles=tiles), run(scene, extend.reference), atol=1e-5, rtol=1e-5
     )
 
 
@@ -63,14 +66,15 @@ def test_many_requests_find_their_tiles():
     )
 
 
-def test_programs_take_turns_where_there_are_more_tiles_than_programs(monkeypatch):
+@pytest.mark.parametrize("tiles", [SMALL, ONE_LOOP])
+def test_programs_take_turns_where_there_are_more_tiles_than_programs(tiles, monkeypatch):
     """Forty requests and room for sixty, on a device that is full with a few programs."""
     monkeypatch.setattr(extend_triton, "NUM_SMS", 1)
     monkeypatch.setattr(extend_triton, "SPARE_TILES", 2)
     spec = SceneSpec(seq_lens=(*(1 + b % 3 for b in range(40)), 20), query_lens=(*(1,) * 40, 20), num_null=20)
     scene = make_scene(spec, seed=10)
     torch.testing.assert_close(
-        run(scene, launch_tiles, tiles=SMALL), run(scene, extend.reference), atol=1e-5, rtol=1e-5
+        run(scene, launch_tiles, tiles=tiles), run(scene, extend.reference), atol=1e-5, rtol=1e-5
     )
 
 
@@ -133,7 +137,8 @@ def with_splits(scene: Scene, num_splits: int):
 def test_small_steps_take_half_tiles_and_smaller_ones_narrow_tiles():
     assert extend_tiles(256, itemsize=2, num_rows=512 * 4).block_m == 16
     assert extend_tiles(256, itemsize=2, num_rows=1024 * 4).block_m == 64
-    assert extend_tiles(128, itemsize=2, num_rows=128 * 4).block_m == 64
+    assert extend_tiles(128, itemsize=2, num_rows=256 * 16).block_m == 16
+    assert extend_tiles(128, itemsize=2, num_rows=272 * 16).block_m == 64
     assert extend_tiles(64, itemsize=2, num_rows=256 * 32).block_m == 16
     assert extend_tiles(64, itemsize=2, num_rows=272 * 32).block_m == 64
     assert extend_tiles(64, itemsize=2, num_rows=1024 * 32).block_m == 128

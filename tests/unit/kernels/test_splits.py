@@ -53,6 +53,8 @@ def test_the_splits_of_requests_of_gemma():
     assert [len(shares(num_keys, 128, one)) for num_keys in (64, 200, 1000, 8000)] == [1, 7, 16, 125]
     assert [len(shares(num_keys, 33, eight)) for num_keys in (257, 384, 385, 1000)] == [9, 12, 7, 11]
     assert [len(shares(num_keys, 22, many)) for num_keys in (257, 1000)] == [5, 8]
+    one_of_4b = keys_per_split(4, 32, 512)
+    assert [len(shares(num_keys, 32, one_of_4b)) for num_keys in (200, 1000)] == [7, 32]
 
 
 @pytest.mark.parametrize("programs_per_split", [1, 8, 32, 128, 256, 1024])

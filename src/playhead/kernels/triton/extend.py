@@ -58,31 +58,53 @@ def request_of_tile(tile, first_B):
 
 
 @triton.jit
-def _found(tile, first_B, rows, seq_lens, query_starts, query_lens, TOKENS: tl.constexpr):
+def _pages_from(table_row, first, least, end, PAGE_SIZE: tl.constexpr, BLOCK_J: tl.constexpr):
+    """Pages of a block of keys, of which those in [least, end) are looked up."""
+    key_J = first + tl.arange(0, BLOCK_J)
+    return key_pages(table_row, key_J, (key_J >= least) & (key_J < end), PAGE_SIZE)
+
+
+@triton.jit
+def _keys_seen(first_position, num_tokens, WINDOW: tl.constexpr):
+    """The keys that any of these tokens sees: [least, end)."""
+    least = tl.maximum(first_position - WINDOW + 1, 0) if WINDOW > 0 else 0
+    return least, first_position + num_tokens
+
+
+@triton.jit
+def _found(
+    tile, first_B, rows, seq_lens, query_starts, query_lens, page_table, table_stride,
+    TOKENS: tl.constexpr, WINDOW: tl.constexpr, PAGE_SIZE: tl.constexpr, ONE_LOOP: tl.constexpr, BLOCK_J: tl.constexpr,
+):  # fmt: skip
     """Whose queries a tile has: the first of them, how many its request has, where these start in the step, how long
-    the request is with them, and its row of the page table.
+    the request is with them, and its row of the page table; with ONE_LOOP the pages of the tile's first keys too.
     """
     request = request_of_tile(tile, first_B)
     num_queries, start = tl.load(query_lens + request), tl.load(query_starts + request)
-    row = tl.load(rows + request).to(tl.int64)
-    first_tile = start // TOKENS + request
-    return (tile - first_tile) * TOKENS, num_queries, start, tl.load(seq_lens + request), row
+    seq_len, row = tl.load(seq_lens + request), tl.load(rows + request).to(tl.int64)
+    first_token = (tile - (start // TOKENS + request)) * TOKENS
+    page_J = 0  # nobody looks at these
+    if ONE_LOOP:
+        num_tokens = tl.minimum(num_queries - first_token, TOKENS)
+        least, end = _keys_seen(seq_len - num_queries + first_token, num_tokens, WINDOW)
+        first = least // BLOCK_J * BLOCK_J
+        page_J = _pages_from(page_table + row * table_stride, first, least, end, PAGE_SIZE, BLOCK_J)
+    return first_token, num_queries, start, seq_len, row, page_J
 
 
 @triton.jit
 def _attend_keys(
-    q_MD, position_M, k_cache, v_cache, table_row, first, last, least, end, top_M, sum_M, acc_ME,
+    q_MD, position_M, k_cache, v_cache, table_row, page_J, first, last, least, end, top_M, sum_M, acc_ME,
     scale, softcap, k_page, k_slot, v_page, v_slot,
     D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr, SAME_STRIDES: tl.constexpr, WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr, MASKED: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
-    """Blocks of keys from `first` up to `last` into the running softmax.
+    """Blocks of keys from `first`, which is on these pages, up to `last` into the running softmax.
 
     Without MASKED every key of every block is seen by every query. With it, keys outside [least, end) are not read.
     """
     index_J = tl.arange(0, BLOCK_J)
-    page_J = key_pages(table_row, first + index_J, (first + index_J >= least) & (first + index_J < end), PAGE_SIZE)
     for block in tl.range(first, last, BLOCK_J):
         key_J = block + index_J
         seen_MJ = key_J[None, :] <= position_M[:, None]
@@ -104,36 +126,45 @@ def _attend_keys(
 
 @triton.jit
 def _attend_tile(
-    q_MD, position_M, first_position, last_position, k_cache, v_cache, table_row, top_M, sum_M, acc_ME,
+    q_MD, position_M, first_position, num_tokens, k_cache, v_cache, table_row, page_J, top_M, sum_M, acc_ME,
     scale, softcap, k_page, k_slot, v_page, v_slot,
     D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr, SAME_STRIDES: tl.constexpr, WINDOW: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, ONE_LOOP: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
     """All keys the tile's queries can see: the window's ragged far end, what everybody sees, the causal diagonal.
 
-    Window 4, blocks of 4, queries at 9 to 11:  keys 6 to 11, blocks [4, 8) and [8, 12), both masked.
+    Window 4, blocks of 4, queries at 9 to 11:  keys 6 to 11, blocks [4, 8) and [8, 12), both masked. With ONE_LOOP all
+    blocks are: a loop of its own begins with loads that nothing runs beside.
     """
-    end = last_position + 1
-    least = tl.maximum(first_position - WINDOW + 1, 0) if WINDOW > 0 else 0
+    least, end = _keys_seen(first_position, num_tokens, WINDOW)
     far_end = least // BLOCK_J * BLOCK_J
-    inner_last = (first_position + 1) // BLOCK_J * BLOCK_J
-    inner_first = far_end
-    if WINDOW > 0:
-        inner_first = tl.cdiv(tl.maximum(last_position - WINDOW + 1, 0), BLOCK_J) * BLOCK_J
-        inner_first = tl.minimum(inner_first, inner_last)
-        top_M, sum_M, acc_ME = _attend_keys(
-            q_MD, position_M, k_cache, v_cache, table_row, far_end, inner_first, least, end,
+    if ONE_LOOP:
+        return _attend_keys(
+            q_MD, position_M, k_cache, v_cache, table_row, page_J, far_end, end, least, end,
             top_M, sum_M, acc_ME, scale, softcap, k_page, k_slot, v_page, v_slot,
             D, E, PAGE_SIZE, SAME_STRIDES, WINDOW, HAS_SOFTCAP, True, BLOCK_D, BLOCK_E, BLOCK_J,
         )  # fmt: skip
+    inner_last = (first_position + 1) // BLOCK_J * BLOCK_J
+    inner_first = far_end
+    if WINDOW > 0:
+        inner_first = tl.cdiv(tl.maximum(end - WINDOW, 0), BLOCK_J) * BLOCK_J
+        inner_first = tl.minimum(inner_first, inner_last)
+        page_J = _pages_from(table_row, far_end, least, end, PAGE_SIZE, BLOCK_J)
+        top_M, sum_M, acc_ME = _attend_keys(
+            q_MD, position_M, k_cache, v_cache, table_row, page_J, far_end, inner_first, least, end,
+            top_M, sum_M, acc_ME, scale, softcap, k_page, k_slot, v_page, v_slot,
+            D, E, PAGE_SIZE, SAME_STRIDES, WINDOW, HAS_SOFTCAP, True, BLOCK_D, BLOCK_E, BLOCK_J,
+        )  # fmt: skip
+    page_J = _pages_from(table_row, inner_first, least, end, PAGE_SIZE, BLOCK_J)
     top_M, sum_M, acc_ME = _attend_keys(
-        q_MD, position_M, k_cache, v_cache, table_row, inner_first, inner_last, least, end,
+        q_MD, position_M, k_cache, v_cache, table_row, page_J, inner_first, inner_last, least, end,
         top_M, sum_M, acc_ME, scale, softcap, k_page, k_slot, v_page, v_slot,
         D, E, PAGE_SIZE, SAME_STRIDES, WINDOW, HAS_SOFTCAP, False, BLOCK_D, BLOCK_E, BLOCK_J,
     )  # fmt: skip
+    page_J = _pages_from(table_row, inner_last, least, end, PAGE_SIZE, BLOCK_J)
     return _attend_keys(
-        q_MD, position_M, k_cache, v_cache, table_row, inner_last, end, least, end,
+        q_MD, position_M, k_cache, v_cache, table_row, page_J, inner_last, end, least, end,
         top_M, sum_M, acc_ME, scale, softcap, k_page, k_slot, v_page, v_slot,
         D, E, PAGE_SIZE, SAME_STRIDES, WINDOW, HAS_SOFTCAP, True, BLOCK_D, BLOCK_E, BLOCK_J,
     )  # fmt: skip
@@ -145,7 +176,7 @@ def extend_kernel(
     num_requests, q_token, q_head, out_token, out_head, k_page, k_slot, k_head, v_page, v_slot, v_head, table_stride,
     G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, PAGE_SIZE: tl.constexpr,
     SAME_STRIDES: tl.constexpr, WINDOW: tl.constexpr, TOKENS: tl.constexpr, LEAST_QUERIES: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, ONE_LOOP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr,
     BLOCK_B: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -154,9 +185,10 @@ def extend_kernel(
     # Late tiles see the most keys: started first, they are not what everybody waits for at the end.
     first_B = first_tiles(query_starts, num_requests, TOKENS, BLOCK_B)
     tile = tiles_of_step(first_B, query_lens, TOKENS, BLOCK_B) - 1 - tl.program_id(0)
-    first_token, num_queries, start, seq_len, row = _found(
-        tile, first_B, rows, seq_lens, query_starts, query_lens, TOKENS
-    )
+    first_token, num_queries, start, seq_len, row, page_J = _found(
+        tile, first_B, rows, seq_lens, query_starts, query_lens, page_table, table_stride,
+        TOKENS, WINDOW, PAGE_SIZE, ONE_LOOP, BLOCK_J,
+    )  # fmt: skip
     after_upstream(DEPENDENT)
     while tile >= 0:
         if (first_token < num_queries) & (num_queries >= LEAST_QUERIES):
@@ -176,28 +208,32 @@ def extend_kernel(
                 sum_M += 1.0
             table_row = page_table + row * table_stride
             top_M, sum_M, acc_ME = _attend_tile(
-                q_MD, first_position + token_M, first_position, first_position + num_tokens - 1,
-                k_cache + kv_head.to(tl.int64) * k_head, v_cache + kv_head.to(tl.int64) * v_head, table_row,
+                q_MD, first_position + token_M, first_position, num_tokens,
+                k_cache + kv_head.to(tl.int64) * k_head, v_cache + kv_head.to(tl.int64) * v_head, table_row, page_J,
                 top_M, sum_M, tl.zeros([BLOCK_M, BLOCK_E], tl.float32), scale, softcap, k_page, k_slot, v_page, v_slot,
-                D, E, PAGE_SIZE, SAME_STRIDES, WINDOW, HAS_SOFTCAP, BLOCK_D, BLOCK_E, BLOCK_J,
+                D, E, PAGE_SIZE, SAME_STRIDES, WINDOW, HAS_SOFTCAP, ONE_LOOP, BLOCK_D, BLOCK_E, BLOCK_J,
             )  # fmt: skip
             out_ME = acc_ME / tl.where(live_M, sum_M, 1.0)[:, None]
             out_place = out + (row_M * out_token + head_M * out_head)[:, None] + dim_E[None, :]
             tl.store(out_place, out_ME.to(out.dtype.element_ty), mask=live_M[:, None] & (dim_E < E)[None, :])
         tile -= tl.num_programs(0)
         if tile >= 0:
-            first_token, num_queries, start, seq_len, row = _found(
-                tile, first_B, rows, seq_lens, query_starts, query_lens, TOKENS
-            )
+            first_token, num_queries, start, seq_len, row, page_J = _found(
+                tile, first_B, rows, seq_lens, query_starts, query_lens, page_table, table_stride,
+                TOKENS, WINDOW, PAGE_SIZE, ONE_LOOP, BLOCK_J,
+            )  # fmt: skip
 
 
 class ExtendTiles(NamedTuple):
-    """How an extend program is cut: rows of queries, keys of a block, warps, and blocks of keys in flight."""
+    """How an extend program is cut: rows of queries, keys of a block, warps, and blocks of keys in flight. With
+    `one_loop` it masks all blocks of keys, and looks up the first one's pages early.
+    """
 
     block_m: int
     block_j: int
     num_warps: int
     num_stages: int
+    one_loop: bool = False
 
 
 # By head dim, for bf16: whole tiles, and half tiles for steps too small to give every SM a whole one. The fastest of a
@@ -219,9 +255,13 @@ LEAST_WHOLE: Mapping[int, int] = MappingProxyType({64: NUM_SMS, 128: NUM_SMS, 25
 
 
 # For steps that narrow tiles spread over the multiprocessors, with so many tiles on each: the fewest rows that a matrix
-# instruction takes. At other head dims the same time, or more.
+# instruction takes. Such a step waits for loads: of tables, then of keys, once for each loop.
 NARROW_TILES: Mapping[int, tuple[ExtendTiles, int]] = MappingProxyType(
-    {64: (ExtendTiles(16, 64, 2, 3), 4), 256: (ExtendTiles(16, 32, 4, 3), 1)}
+    {
+        64: (ExtendTiles(16, 64, 2, 3, one_loop=True), 4),
+        128: (ExtendTiles(16, 64, 4, 3, one_loop=True), 2),
+        256: (ExtendTiles(16, 64, 8, 3, one_loop=True), 1),
+    }
 )
 
 
@@ -286,7 +326,7 @@ def launch_tiles(*call: Any, tiles: ExtendTiles | None = None, least_queries: in
         G=group, D=head_dim, E=v_head_dim,
         PAGE_SIZE=k_cache_NSKD.shape[1], SAME_STRIDES=k_strides == v_strides, WINDOW=window or 0,
         TOKENS=tokens_per_tile, HAS_SOFTCAP=softcap is not None,
-        HAS_SINKS=sinks_H is not None, LEAST_QUERIES=least_queries,
+        HAS_SINKS=sinks_H is not None, ONE_LOOP=tiles.one_loop, LEAST_QUERIES=least_queries,
         BLOCK_M=block_m, BLOCK_D=block_d, BLOCK_E=block_e, BLOCK_J=tiles.block_j,
         BLOCK_B=requests_block(rows_B.shape[0]),
         num_warps=tiles.num_warps, num_stages=tiles.num_stages, **dependent(q_THD),

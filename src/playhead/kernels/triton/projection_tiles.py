@@ -198,7 +198,8 @@ def split_tiles(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> HeldTiles | Stre
             block_r=block_r, block_n=64, block_k=block_k, num_stages=num_stages, held=held, num_splits=num_splits,
             starts_early=True,
         )  # fmt: skip
-    if num_rows > 64 and not is_long:
+    # Two programs take half of the rows each, unless three could share the inputs of all rows and none those of halves.
+    if num_rows > 64 and not is_long and not 3 * num_tiles <= NUM_SMS < 4 * num_tiles:
         block_r = 64
     # About one program for each multiprocessor. Short rows of inputs leave less to share: at least one block.
     num_splits = max(NUM_SMS // (num_tiles * -(-num_rows // block_r)), 1)
