@@ -31,12 +31,13 @@ def partner_of(dim_D, F: tl.constexpr, STEP: tl.constexpr):
 def load_angles(angles, position, F: tl.constexpr, STEP: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr):
     """Cosine and sine of each dim, for every head."""
     dim_GD = tl.arange(0, BLOCK_D)[None, :] + tl.zeros([BLOCK_G, 1], tl.int32)
-    if F == 0:
-        return dim_GD, dim_GD  # nobody looks at these
-    pair_GD = tl.where(dim_GD < F, dim_GD, dim_GD - F) if STEP == 1 else dim_GD // 2
-    place_GD, turned_GD = angles + position.to(tl.int64) * (2 * F) + pair_GD, dim_GD < 2 * F
-    cos_GD = tl.load(place_GD, mask=turned_GD, other=1.0)
-    return cos_GD, tl.load(place_GD + F, mask=turned_GD, other=0.0)
+    cos_GD, sin_GD = dim_GD, dim_GD  # nobody looks at these
+    if F > 0:
+        pair_GD = tl.where(dim_GD < F, dim_GD, dim_GD - F) if STEP == 1 else dim_GD // 2
+        place_GD, turned_GD = angles + position.to(tl.int64) * (2 * F) + pair_GD, dim_GD < 2 * F
+        cos_GD = tl.load(place_GD, mask=turned_GD, other=1.0)
+        sin_GD = tl.load(place_GD + F, mask=turned_GD, other=0.0)
+    return cos_GD, sin_GD
 
 
 @triton.jit

@@ -47,10 +47,12 @@ def _load_pieces(row_H1, mask_HF, mask_HR, D: tl.constexpr, F: tl.constexpr, STE
 @triton.jit
 def _load_angles(angles, position, zero_H1, mask_HF, F: tl.constexpr):
     """Cosine and sine of each pair, for every head, or once for all."""
-    if F == 0:
-        return 0.0, 0.0  # nobody looks at these
-    place_HF = angles + position.to(tl.int64) * (2 * F) + zero_H1 + tl.arange(0, mask_HF.shape[1])[None, :]
-    return tl.load(place_HF, mask=mask_HF, other=1.0), tl.load(place_HF + F, mask=mask_HF, other=0.0)
+    cos_HF, sin_HF = 0.0, 0.0  # nobody looks at these
+    if F > 0:
+        place_HF = angles + position.to(tl.int64) * (2 * F) + zero_H1 + tl.arange(0, mask_HF.shape[1])[None, :]
+        cos_HF = tl.load(place_HF, mask=mask_HF, other=1.0)
+        sin_HF = tl.load(place_HF + F, mask=mask_HF, other=0.0)
+    return cos_HF, sin_HF
 
 
 @triton.jit
