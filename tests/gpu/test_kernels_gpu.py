@@ -90,8 +90,13 @@ def test_softcap(capsys):
 
 @pytest.mark.parametrize(
     ("heads", "dims", "page_size"),
-    [((4, 1), (256, 256, 128), 16), ((32, 8), (64, 64, 32), 1), ((64, 4), (192, 128, 32), 16)],
-    ids=["gemma-1b", "llama-1b", "mimo partial"],
+    [
+        ((4, 1), (256, 256, 128), 16),
+        ((32, 8), (64, 64, 32), 1),
+        ((64, 4), (192, 128, 32), 16),
+        ((32, 8), (128, 128, 0), 16),
+    ],
+    ids=["gemma-1b", "llama-1b", "mimo partial", "command-r7b, no rotation"],
 )
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("together", [False, True])
@@ -111,7 +116,7 @@ def test_qk_rope_write(heads, dims, page_size, interleaved, together, capsys):
         v.view(num_tokens, num_kv_heads, v_dim),
         random(widths[0] if together else k_dim, seed=3),
         random(widths[1] if together else k_dim, seed=4),
-        torch.cat((angles.cos(), angles.sin()), dim=1),
+        torch.cat((angles.cos(), angles.sin()), dim=1) if num_pairs else None,
         torch.randperm(num_tokens, generator=torch.Generator().manual_seed(5)).int().cuda(),
         *caches,
         locs,
@@ -231,7 +236,8 @@ def test_20000_seeds_draw_the_softmax_of_logits_over_temperature(temperature):
 
 @pytest.mark.parametrize("norm", [None, "head", "all heads"])
 @pytest.mark.parametrize(
-    ("heads", "dims"), [((4, 1), (256, 256, 128)), ((32, 8), (64, 64, 32)), ((8, 4), (128, 128, 32))]
+    ("heads", "dims"),
+    [((4, 1), (256, 256, 128)), ((32, 8), (64, 64, 32)), ((8, 4), (128, 128, 32)), ((32, 8), (128, 128, 0))],
 )
 @pytest.mark.parametrize("window", [None, 100])
 def test_write_and_decode(heads, dims, norm, window, capsys):

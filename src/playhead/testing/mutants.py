@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from playhead.testing.backend_mutants import BACKEND_CHECKERS, BACKEND_MUTANTS
+from playhead.testing.compiler_mutants import COMPILER_CHECKERS, COMPILER_MUTANTS
 from playhead.testing.engine_mutants import ENGINE_CHECKERS, ENGINE_MUTANTS
 from playhead.testing.field_mutants import FIELD_CHECKERS, FIELD_MUTANTS
 from playhead.testing.front_mutants import FRONT_CHECKERS, FRONT_MUTANTS
@@ -65,6 +66,7 @@ PACKAGES: tuple[Package, ...] = (
     Package(name="files", mutants=GGUF_MUTANTS, checkers=GGUF_CHECKERS),
     Package(name="step", mutants=STEP_MUTANTS, checkers=STEP_CHECKERS),
     Package(name="ring", mutants=RING_MUTANTS, checkers=RING_CHECKERS),
+    Package(name="compiler", mutants=COMPILER_MUTANTS, checkers=COMPILER_CHECKERS),
     Package(name="parallel", mutants=PARALLEL_MUTANTS, checkers=PARALLEL_CHECKERS),
     Package(name="order", mutants=ORDER_MUTANTS, checkers=ORDER_CHECKERS),
     Package(name="engine", mutants=ENGINE_MUTANTS, checkers=ENGINE_CHECKERS),

@@ -1,10 +1,9 @@
 """Prints the kernels that a new worker compiles and those that its steps launch: `python launches_ahead.py CONFIG`. And
 what torch imported to tell shapes.
 
-CONFIG is a model's config.json, as text. There is no GPU: the worker is built of shapes, Triton is told that the device
-is a Hopper one, and launches are noted. With `--compile` the kernels are compiled for Hopper, and nothing is printed.
-With `--batch-invariant` sums have fixed orders; with `--rank` the worker is the second of two ranks.
-Must run without TRITON_INTERPRET: interpreted kernels are not launched through Triton.
+CONFIG is a model's config.json, as text. There is no GPU: the worker is built of shapes, and launches are noted. With
+`--compile` the kernels are compiled for Hopper, and nothing is printed. With `--batch-invariant` sums have fixed
+orders; with `--rank` the worker is the second of two ranks.
 """
 
 from __future__ import annotations
@@ -16,56 +15,21 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from playhead.graph import staging
-from playhead.graph.backends.eager import EagerBackend
-from playhead.graph.breaks import InlineScope
 from playhead.kernels import rehearsal
-from playhead.kernels.rehearsal import Rehearsal, Shape
+from playhead.kernels.rehearsal import Rehearsal
 from playhead.kernels.triton import compile_ahead
 from playhead.kv.plan import KVLimits
-from playhead.layers.parallel import weight_format
 from playhead.layers.shard import WHOLE, Shard
-from playhead.models.build import spec_from_config
-from playhead.models.decoder import Decoder
-from playhead.models.spec import StoredAs
 from playhead.sampling_params import SamplingKind
-from playhead.step import build, worker
-from playhead.step.build import build_worker
-from playhead.step.worker import HostStopwatch, WorkerConfig
-from playhead.testing.gpu_tensors import GPU, WithoutDriver, without_pinned_memory
+from playhead.step.worker import WorkerConfig
+from playhead.testing.gpu_tensors import GPU, without_pinned_memory
 from playhead.types import TPMode
-from tests.hopper_driver import Hopper
+from tests.steps_without_a_gpu import pretend_a_gpu, run_steps, worker_of
 
 SLOW_IMPORT = "torch.fx.experimental.symbolic_shapes"  # sympy behind it: one to two seconds of a start
 LIMITS = KVLimits(max_context_tokens=1024, max_running=160, chunk_tokens=900)
-
-
-class NoCopies(staging.HostPort):
-    """A port to memory that is not there."""
-
-    def channel(self, dst: torch.Tensor, src: torch.Tensor) -> Any:
-        return None
-
-
-def pretend_a_gpu() -> None:
-    """What a worker of CUDA tensors asks of a machine, answered without one."""
-    driver.set_active(Hopper())
-    torch._C._ensureCUDADeviceGuardSet()
-    torch.cuda._lazy_init = lambda: None
-    torch.cuda.get_device_capability = lambda index: (9, 0)
-    staging.CudaPort = NoCopies
-    build.CudaBackend = lambda device: EagerBackend()
-    worker.stopwatches = lambda device, max_rows: HostStopwatch
-    for name in ("__getitem__", "__setitem__", "copy_", "contiguous"):
-        setattr(Shape, name, without_driver(getattr(torch.Tensor, name)))
-
-
-def without_driver(method: Any) -> Any:
-    """A method of tensors whose own way wants a driver."""
-    return lambda *args, **kwargs: WithoutDriver().__torch_function__(method, (), args, kwargs)
 
 
 @contextmanager
@@ -112,20 +76,13 @@ def main(config: dict[str, Any], options: list[str]) -> None:
     if not compiles:
         compile_ahead.compiling_ahead = lambda: noting_ahead(ahead, imported)
     with Rehearsal(GPU), without_pinned_memory(), torch.no_grad():
-        weights = weight_format(StoredAs.PLAIN, dtype=torch.bfloat16, device=GPU, shard=shard)
-        made = build_worker(Decoder(spec_from_config(config), weights), worker_config)
+        made = worker_of(config, worker_config, shard)
         if compiles:
             return
         rehearsal.signature = lambda value: object()  # every op runs, whatever ran before
         with noting(launched):
             for runner in made.usual_runners:
-                for size in runner.dispatcher.buckets:
-                    ctx = runner.placeholder_context(size)
-                    live = runner.step.plan({}, ctx, runner.views(ctx))
-                    output = runner.step.fn(runner.graph_inputs(ctx), InlineScope(live))
-                    if runner is made.prefill:
-                        for kind in (SamplingKind.GREEDY, SamplingKind.DRAWN):
-                            made.forward.sample_last(output, made.sampling_inputs(1), kind)
+                run_steps(made, runner, runner.dispatcher.buckets, (SamplingKind.GREEDY, SamplingKind.DRAWN))
     print(json.dumps({"ahead": sorted(ahead), "launched": sorted(launched), "imported": imported}))
 
 

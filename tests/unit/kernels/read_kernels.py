@@ -1,0 +1,156 @@
+"""Has Triton read every kernel that steps of models launch: `python read_kernels.py [--whole] NAME,NAME OPTIONS`.
+
+Names are those of `public_models.py`. The compiler refuses code that the interpreter runs, and what it refuses depends
+on what a model has. So each kernel is read with the arguments that it is launched with, as far as Triton's own
+representation. With `--whole` kernels of all sizes are compiled for Hopper instead, and what they take is compared with
+what there is. OPTIONS: `--batch-invariant`, `--rank`, `--rank-exact`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import triton
+from triton.runtime.jit import JITFunction
+
+from playhead.kernels import rehearsal
+from playhead.kernels.rehearsal import Rehearsal
+from playhead.kv.plan import KVLimits
+from playhead.layers.shard import WHOLE, Shard
+from playhead.sampling_params import SamplingKind
+from playhead.step import build
+from playhead.step.compile_ahead import telling_sizes
+from playhead.step.worker import Worker, WorkerConfig
+from playhead.testing.gpu_tensors import GPU, without_pinned_memory
+from playhead.testing.launched_kernels import read
+from playhead.types import TPMode
+from tests.steps_without_a_gpu import pretend_a_gpu, run_steps, worker_of
+from tests.unit.kernels.public_models import PUBLIC_MODELS
+from tests.unit.kernels.read_compiled import usage
+
+CONTEXTS = (8192, 65536)  # layers that see more than 16,384 keys have a rope kernel in decode steps, others have none
+SM_REGISTERS, BLOCK_SHARED_BYTES, SPILLED_BYTES = 65536, 227 * 1024, 128
+RANKS = {"--rank": TPMode.FAST, "--rank-exact": TPMode.EXACT}
+
+
+class Reader:
+    """Reads each kernel once, and notes those that the compiler refuses."""
+
+    def __init__(self) -> None:
+        self.where = ""
+        self.seen: set[tuple[str, ...]] = set()
+        self.refused: dict[str, str] = {}
+        self.spilled: dict[str, int] = {}
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """In here a launch has its kernel read and does nothing."""
+
+        def compile_kernel(kernel: Any, _key: str, signature: Any, _device: int, constants: Any, *rest: Any) -> None:
+            options, attributes, _ = rest
+            source = kernel.ASTSource(kernel, signature, constants, attributes)
+            self._note(kernel, lambda: read(source, options.__dict__))
+
+        with replaced("_do_compile", compile_kernel), replaced("run", self._launch(JITFunction.run)):
+            yield
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """In here a launch has its kernel compiled."""
+        made: list[tuple[str, Any]] = []
+        launch = self._launch(JITFunction.run)
+
+        def run(kernel: Any, *args: Any, **kwargs: Any) -> None:
+            if (found := launch(kernel, *args, **kwargs)) is not None:
+                made.append((f"{kernel.fn.__name__}, {self.where}", found))
+
+        pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+        with pool, replaced("run", run), triton.AsyncCompileMode(pool, ignore_errors=True):
+            yield
+        for name, found in made:
+            self._note_whole(name, found)
+
+    def _launch(self, launch: Callable[..., Any]) -> Callable[..., Any]:
+        def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+            *_, binder = kernel.device_caches[0]
+            _, specialization, options = binder(*args, debug=False, instrumentation_mode="", **kwargs)
+            key = kernel.fn.__name__, str(specialization), str(options)
+            if key in self.seen:
+                return None
+            self.seen.add(key)
+            return launch(kernel, *args, grid=grid, warmup=True, **kwargs)
+
+        return run
+
+    def _note(self, kernel: Any, work: Callable[[], Any]) -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001  whatever the compiler raises, it refuses the kernel
+            self.refused[f"{kernel.fn.__name__}, {self.where}"] = str(error)[-500:]
+
+    def _note_whole(self, name: str, found: Any) -> None:
+        try:
+            binary = found.result() if hasattr(found, "result") else found
+            registers, stack_bytes = usage(binary)
+        except Exception as error:  # noqa: BLE001  whatever the compiler raises, it refuses the kernel
+            self.refused[name] = str(error)[-500:]
+            return
+        if binary.metadata.shared > BLOCK_SHARED_BYTES or 32 * binary.metadata.num_warps * registers > SM_REGISTERS:
+            self.refused[name] = f"{binary.metadata.shared} bytes of shared memory, {registers} registers"
+        if stack_bytes > SPILLED_BYTES:
+            self.spilled[name] = stack_bytes
+
+
+@contextmanager
+def replaced(name: str, method: Callable[..., Any]) -> Iterator[None]:
+    """In here kernels have another method."""
+    own = getattr(JITFunction, name)
+    setattr(JITFunction, name, method)
+    try:
+        yield
+    finally:
+        setattr(JITFunction, name, own)
+
+
+def main(names: list[str], options: list[str]) -> None:
+    pretend_a_gpu()
+    reader = Reader()
+    mode = next((mode for option, mode in RANKS.items() if option in options), None)
+    shard = WHOLE if mode is None else Shard(rank=1, num_ranks=2, mode=mode, is_grouped=True)
+    is_whole = "--whole" in options
+    working = reader.compiling if is_whole else reader.reading
+    build.compile_ahead = lambda *_: None  # all kernels come from the steps below
+    with without_pinned_memory(), torch.no_grad(), working():
+        for name in names:
+            for max_context in CONTEXTS if is_whole else CONTEXTS[:1]:
+                with Rehearsal(GPU):
+                    made = worker_of(PUBLIC_MODELS[name], sizes_of(max_context, options), shard)
+                    rehearsal.signature = lambda value: object()  # every op runs, whatever ran before
+                    run_all(made, reader, f"{name} of {max_context} tokens", is_whole=is_whole)
+    print(json.dumps({"num_kernels": len(reader.seen), "refused": reader.refused, "spilled": reader.spilled}))
+
+
+def sizes_of(max_context: int, options: list[str]) -> WorkerConfig:
+    """A server's usual sizes."""
+    limits = KVLimits(max_context_tokens=max_context, max_running=256, chunk_tokens=8448)
+    return WorkerConfig(kv_memory_bytes=1 << 36, limits=limits, batch_invariant="--batch-invariant" in options)
+
+
+def run_all(made: Worker, reader: Reader, model: str, *, is_whole: bool) -> None:
+    """Steps of every sort and kind of sampling, in the sizes that differ in what they launch, or in three of them."""
+    for runner in (made.prefill, *map(made.decoder_for, SamplingKind)):
+        sizes = telling_sizes(runner.dispatcher.buckets)
+        for size in sizes if is_whole else sizes[:: len(sizes) // 2]:
+            reader.where = f"{model}, {runner.step.name} of {size}"
+            run_steps(made, runner, (size,), tuple(SamplingKind))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1].split(","), sys.argv[2:])
