@@ -37,11 +37,12 @@ from tests.unit.kernels.read_compiled import usage
 
 CONTEXTS = (8192, 65536)  # layers that see more than 16,384 keys have a rope kernel in decode steps, others have none
 SM_REGISTERS, BLOCK_SHARED_BYTES, SPILLED_BYTES = 65536, 227 * 1024, 128
+MOST_PROGRAMS = 65_535  # along all dimensions of a grid but the first
 RANKS = {"--rank": TPMode.FAST, "--rank-exact": TPMode.EXACT}
 
 
 class Reader:
-    """Reads each kernel once, and notes those that the compiler refuses."""
+    """Reads each kernel once, and notes those that the compiler refuses, and grids that a device does."""
 
     def __init__(self) -> None:
         self.where = ""
@@ -78,7 +79,9 @@ class Reader:
             self._note_whole(name, found)
 
     def _launch(self, launch: Callable[..., Any]) -> Callable[..., Any]:
-        def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        def run(kernel: Any, *args: Any, grid: tuple[int, ...], warmup: bool, **kwargs: Any) -> Any:
+            if min(grid) < 1 or max(grid[1:], default=1) > MOST_PROGRAMS:
+                self.refused[f"{kernel.fn.__name__}, {self.where}"] = f"a grid of {grid}"
             *_, binder = kernel.device_caches[0]
             _, specialization, options = binder(*args, debug=False, instrumentation_mode="", **kwargs)
             key = kernel.fn.__name__, str(specialization), str(options)
