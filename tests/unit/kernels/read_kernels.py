@@ -2,8 +2,9 @@
 
 Names are those of `public_models.py`. The compiler refuses code that the interpreter runs, and what it refuses depends
 on what a model has. So each kernel is read with the arguments that it is launched with, as far as Triton's own
-representation. With `--whole` kernels of all sizes are compiled for Hopper instead, and what they take is compared with
-what there is. OPTIONS: `--batch-invariant`, `--rank`, `--rank-exact`.
+representation. Of kernels that differ only in constants above 1, one is read. With `--whole` all are compiled for
+Hopper instead, and what they take is compared with what there is. Grids are checked too. OPTIONS: `--batch-invariant`,
+`--rank`, `--rank-exact`.
 """
 
 from __future__ import annotations
@@ -42,9 +43,10 @@ RANKS = {"--rank": TPMode.FAST, "--rank-exact": TPMode.EXACT}
 
 
 class Reader:
-    """Reads each kernel once, and notes those that the compiler refuses, and grids that a device does."""
+    """Reads each kernel once for what `told_by` gives of its arguments, and notes what would be refused."""
 
-    def __init__(self) -> None:
+    def __init__(self, told_by: Callable[[Any], Any]) -> None:
+        self.told_by = told_by
         self.where = ""
         self.seen: set[tuple[str, ...]] = set()
         self.refused: dict[str, str] = {}
@@ -84,7 +86,7 @@ class Reader:
                 self.refused[f"{kernel.fn.__name__}, {self.where}"] = f"a grid of {grid}"
             *_, binder = kernel.device_caches[0]
             _, specialization, options = binder(*args, debug=False, instrumentation_mode="", **kwargs)
-            key = kernel.fn.__name__, str(specialization), str(options)
+            key = kernel.fn.__name__, str([self.told_by(one) for one in specialization]), str(options)
             if key in self.seen:
                 return None
             self.seen.add(key)
@@ -122,12 +124,18 @@ def replaced(name: str, method: Callable[..., Any]) -> Iterator[None]:
         setattr(JITFunction, name, own)
 
 
+def kind_of(argument: tuple[str, Any]) -> tuple[str, Any]:
+    """What the compiler knows of an argument; of a constant whether it is 0, 1 or more."""
+    name, value = argument
+    return name, min(value, 2) if type(value) is int else value
+
+
 def main(names: list[str], options: list[str]) -> None:
     pretend_a_gpu()
-    reader = Reader()
+    is_whole = "--whole" in options
+    reader = Reader(str if is_whole else kind_of)
     mode = next((mode for option, mode in RANKS.items() if option in options), None)
     shard = WHOLE if mode is None else Shard(rank=1, num_ranks=2, mode=mode, is_grouped=True)
-    is_whole = "--whole" in options
     working = reader.compiling if is_whole else reader.reading
     build.compile_ahead = lambda *_: None  # all kernels come from the steps below
     with without_pinned_memory(), torch.no_grad(), working():
