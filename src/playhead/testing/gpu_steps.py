@@ -4,8 +4,9 @@
         worker = tiny_worker(Mode.FULL, model=TINY_GEMMA3)
         worker.run(chunks)  # captured and replayed on the tape, each op by the kernel that a GPU would launch
 
-Needs TRITON_INTERPRET=1 before Triton is imported. Two things of a GPU are left out: products by Gluon's ring, which
-Triton's interpreter does not know, and half precision, in which a CPU takes long and the interpreter errs.
+Needs TRITON_INTERPRET=1 before Triton is imported. Numbers are float32, as a CPU takes long for half precision and the
+interpreter errs in it; products run by the kernels that a GPU has for half precision. Left out are products by Gluon's
+ring, which Triton's interpreter does not know.
 """
 
 from __future__ import annotations

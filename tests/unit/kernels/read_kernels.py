@@ -21,10 +21,14 @@ import torch
 import triton
 from triton.runtime.jit import JITFunction
 
+from playhead.engine.config import EngineConfig
+from playhead.engine.ranks import check_ranks
+from playhead.errors import ConfigError
 from playhead.kernels import rehearsal
 from playhead.kernels.rehearsal import Rehearsal
 from playhead.kv.plan import KVLimits
 from playhead.layers.shard import WHOLE, Shard
+from playhead.models.build import spec_from_config
 from playhead.sampling_params import SamplingKind
 from playhead.step import build
 from playhead.step.compile_ahead import telling_sizes
@@ -134,18 +138,30 @@ def main(names: list[str], options: list[str]) -> None:
     pretend_a_gpu()
     is_whole = "--whole" in options
     reader = Reader(str if is_whole else kind_of)
-    mode = next((mode for option, mode in RANKS.items() if option in options), None)
-    shard = WHOLE if mode is None else Shard(rank=1, num_ranks=2, mode=mode, is_grouped=True)
+    shards = {name: shard for name in names if (shard := shard_of(PUBLIC_MODELS[name], options)) is not None}
+    contexts = CONTEXTS if is_whole else CONTEXTS[:1]
     working = reader.compiling if is_whole else reader.reading
     build.compile_ahead = lambda *_: None  # all kernels come from the steps below
     with without_pinned_memory(), torch.no_grad(), working():
-        for name in names:
-            for max_context in CONTEXTS if is_whole else CONTEXTS[:1]:
+        for name, shard in shards.items():
+            for max_context in contexts:
                 with Rehearsal(GPU):
                     made = worker_of(PUBLIC_MODELS[name], sizes_of(max_context, options), shard)
                     rehearsal.signature = lambda value: object()  # every op runs, whatever ran before
                     run_all(made, reader, f"{name} of {max_context} tokens", is_whole=is_whole)
     print(json.dumps({"num_kernels": len(reader.seen), "refused": reader.refused, "spilled": reader.spilled}))
+
+
+def shard_of(config: dict[str, Any], options: list[str]) -> Shard | None:
+    """All of a model, or what the second of two ranks has; None where the engine refuses to divide it."""
+    mode = next((mode for option, mode in RANKS.items() if option in options), None)
+    if mode is None:
+        return WHOLE
+    try:
+        check_ranks(EngineConfig(tensor_parallel_size=2, tp_mode=mode), spec_from_config(config), torch.device("cpu"))
+    except ConfigError:
+        return None
+    return Shard(rank=1, num_ranks=2, mode=mode, is_grouped=True)
 
 
 def sizes_of(max_context: int, options: list[str]) -> WorkerConfig:

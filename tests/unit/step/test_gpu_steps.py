@@ -14,7 +14,9 @@ import pytest
 pytest.importorskip("triton")
 
 from playhead.kernels.triton import head_tiles, projection
+from playhead.kv.plan import KVLimits
 from playhead.models.families import FAMILIES
+from playhead.step.audit import audit_worker
 from playhead.testing.gpu_steps import by_gpu_kernels
 from playhead.testing.tiny_worker import tiny_worker
 from playhead.types import Mode
@@ -80,3 +82,17 @@ def test_sums_in_a_fixed_order_give_the_same_logits(model_type, mode):
     requests, num_calls = run(config_of(model_type), mode, batch_invariant=True)
     assert requests.differs(TOLERANCE) == []
     assert "attend_in_order" in num_calls
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize("model_type", ALL_FAMILIES if IS_CAMPAIGN else ())
+def test_the_audit_finds_nothing_in_graphs_of_a_gpus_kernels(model_type, batch_invariant):
+    if batch_invariant and model_type == "gpt_oss":
+        pytest.skip("experts have no fixed order")
+    limits = KVLimits(max_context_tokens=4, max_running=2, chunk_tokens=2)
+    with by_gpu_kernels():
+        worker = tiny_worker(
+            Mode.FULL, model=config_of(model_type), page_size=1, limits=limits, batch_invariant=batch_invariant
+        )
+        reports = audit_worker(worker)
+    assert [str(finding) for report in reports for finding in report.findings] == []
