@@ -1,10 +1,11 @@
-"""Has Triton read every kernel that steps of models launch: `python read_kernels.py [--whole] NAME,NAME OPTIONS`.
+"""Has Triton read every kernel that steps of models launch: `python read_kernels.py NAME,NAME [OPTION ...]`.
 
 Names are those of `public_models.py`. The compiler refuses code that the interpreter runs, and what it refuses depends
 on what a model has. So each kernel is read with the arguments that it is launched with, as far as Triton's own
-representation. Of kernels that differ only in constants above 1, one is read. With `--whole` all are compiled for
-Hopper instead, and what they take is compared with what there is. Grids are checked too. OPTIONS: `--batch-invariant`,
-`--rank`, `--rank-exact`.
+representation. Of kernels that differ only in constants above 1, one is read. Grids are checked too.
+
+With `--whole` all are compiled for Hopper instead, and what they take is compared with what there is. The other options
+are ways to run a model: `--batch-invariant`, `--rank`, `--rank-exact`. Must run without TRITON_INTERPRET.
 """
 
 from __future__ import annotations
