@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from triton.backends.compiler import GPUTarget
 
+from playhead.testing.launched_kernels import HOPPER
+
 
 class Hopper:
     """Nothing is launched."""
@@ -15,7 +17,7 @@ class Hopper:
         return 0
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+        return HOPPER
 
     def launcher_cls(self, source: object, metadata: object) -> object:
         """What launches a kernel."""

@@ -29,6 +29,13 @@ from playhead.testing.gpu_tensors import GPU, WithoutDriver
 from tests.hopper_driver import Hopper
 
 
+def specialized(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """What a launch's arguments are to the compiler, each told apart as far as it does, and its options."""
+    *_, binder = kernel.device_caches[0]
+    _, specialization, options = binder(*args, debug=False, instrumentation_mode="", **kwargs)
+    return specialization, options
+
+
 class NoCopies(staging.HostPort):
     """A port to memory that is not there."""
 

@@ -102,20 +102,25 @@ def prepare_sums(
     decoder: Decoder, page_table_RP: torch.Tensor, layers: tuple[LayerAttention, ...], *, batch_invariant: bool
 ) -> AttentionBackend:
     """The attention of a decoder, whose linear maps are told too if every sum is to have a fixed order."""
-    if not batch_invariant:
-        return attention_backend(page_table_RP, layers)
-    order_sums(decoder)
-    if page_table_RP.device.type == "cuda":
-        return OrderedBackend(page_table_RP, layers, max_bs=page_table_RP.shape[0] - 1)
-    return attention_backend(page_table_RP, layers)
+    if batch_invariant:
+        order_sums(decoder)
+    return attention_backend(page_table_RP, layers, batch_invariant=batch_invariant)
 
 
-def attention_backend(page_table_RP: torch.Tensor, layers: tuple[LayerAttention, ...]) -> AttentionBackend:
-    """Our kernels on a GPU, numpy elsewhere."""
+def attention_backend(
+    page_table_RP: torch.Tensor, layers: tuple[LayerAttention, ...], *, batch_invariant: bool
+) -> AttentionBackend:
+    """Our kernels on a GPU, numpy elsewhere, whose order is fixed."""
     if page_table_RP.device.type == "cuda":
-        max_running = page_table_RP.shape[0] - 1  # row 0 is the sink's
-        return TritonBackend(page_table_RP, layers, max_bs=max_running)
+        return gpu_attention(page_table_RP, layers, batch_invariant=batch_invariant)
     return CpuBackend(page_table_RP, layers)
+
+
+def gpu_attention(
+    page_table_RP: torch.Tensor, layers: tuple[LayerAttention, ...], *, batch_invariant: bool
+) -> AttentionBackend:
+    backend = OrderedBackend if batch_invariant else TritonBackend
+    return backend(page_table_RP, layers, max_bs=page_table_RP.shape[0] - 1)  # row 0 is the sink's
 
 
 class Runners:

@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-import torch
-
 import playhead.attention.triton
 import playhead.step.build
-from playhead.attention.base import LayerAttention
-from playhead.attention.triton import TritonBackend
 from playhead.kernels.splits import DecodeShape
 from playhead.layers.linear import PlainLinear
 from playhead.testing.mutant import swapped
@@ -20,14 +16,11 @@ from playhead.testing.mutant import swapped
 def as_on_a_gpu(num_left: int) -> Iterator[None]:
     """Engines that are made in here run the ops of a GPU, and one request's attention leaves so many parts."""
 
-    def backend(page_table_RP: torch.Tensor, layers: tuple[LayerAttention, ...]) -> TritonBackend:
-        return TritonBackend(page_table_RP, layers, max_bs=len(page_table_RP) - 1)
-
     def left(shape: DecodeShape, num_requests: int) -> int:
         return num_left if num_requests == 1 else 0
 
     with ExitStack() as stack:
         stack.enter_context(swapped(PlainLinear, "is_fused_on", lambda self, x_TI: True))
-        stack.enter_context(swapped(playhead.step.build, "attention_backend", backend))
+        stack.enter_context(swapped(playhead.step.build, "attention_backend", playhead.step.build.gpu_attention))
         stack.enter_context(swapped(playhead.attention.triton, "parts_left", left))
         yield

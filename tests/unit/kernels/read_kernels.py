@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import triton
@@ -37,7 +38,7 @@ from playhead.step.worker import Worker, WorkerConfig
 from playhead.testing.gpu_tensors import GPU, without_pinned_memory
 from playhead.testing.launched_kernels import read
 from playhead.types import TPMode
-from tests.steps_without_a_gpu import pretend_a_gpu, run_steps, worker_of
+from tests.steps_without_a_gpu import pretend_a_gpu, run_steps, specialized, worker_of
 from tests.unit.kernels.public_models import PUBLIC_MODELS
 from tests.unit.kernels.read_compiled import usage
 
@@ -64,9 +65,13 @@ class Reader:
         def compile_kernel(kernel: Any, _key: str, signature: Any, _device: int, constants: Any, *rest: Any) -> None:
             options, attributes, _ = rest
             source = kernel.ASTSource(kernel, signature, constants, attributes)
-            self._note(kernel, lambda: read(source, options.__dict__))
+            try:
+                read(source, options.__dict__)
+            except Exception as error:  # noqa: BLE001  whatever the compiler raises, it refuses the kernel
+                self.refused[f"{kernel.fn.__name__}, {self.where}"] = str(error)[-500:]
 
-        with replaced("_do_compile", compile_kernel), replaced("run", self._launch(JITFunction.run)):
+        launch = self._launch(JITFunction.run)
+        with patch.object(JITFunction, "_do_compile", compile_kernel), patch.object(JITFunction, "run", launch):
             yield
 
     @contextmanager
@@ -80,17 +85,16 @@ class Reader:
                 made.append((f"{kernel.fn.__name__}, {self.where}", found))
 
         pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
-        with pool, replaced("run", run), triton.AsyncCompileMode(pool, ignore_errors=True):
+        with pool, patch.object(JITFunction, "run", run), triton.AsyncCompileMode(pool, ignore_errors=True):
             yield
         for name, found in made:
-            self._note_whole(name, found)
+            self._note(name, found)
 
     def _launch(self, launch: Callable[..., Any]) -> Callable[..., Any]:
         def run(kernel: Any, *args: Any, grid: tuple[int, ...], warmup: bool, **kwargs: Any) -> Any:
             if min(grid) < 1 or max(grid[1:], default=1) > MOST_PROGRAMS:
                 self.refused[f"{kernel.fn.__name__}, {self.where}"] = f"a grid of {grid}"
-            *_, binder = kernel.device_caches[0]
-            _, specialization, options = binder(*args, debug=False, instrumentation_mode="", **kwargs)
+            specialization, options = specialized(kernel, args, kwargs)
             key = kernel.fn.__name__, str([self.told_by(one) for one in specialization]), str(options)
             if key in self.seen:
                 return None
@@ -99,13 +103,7 @@ class Reader:
 
         return run
 
-    def _note(self, kernel: Any, work: Callable[[], Any]) -> None:
-        try:
-            work()
-        except Exception as error:  # noqa: BLE001  whatever the compiler raises, it refuses the kernel
-            self.refused[f"{kernel.fn.__name__}, {self.where}"] = str(error)[-500:]
-
-    def _note_whole(self, name: str, found: Any) -> None:
+    def _note(self, name: str, found: Any) -> None:
         try:
             binary = found.result() if hasattr(found, "result") else found
             registers, stack_bytes = usage(binary)
@@ -116,17 +114,6 @@ class Reader:
             self.refused[name] = f"{binary.metadata.shared} bytes of shared memory, {registers} registers"
         if stack_bytes > SPILLED_BYTES:
             self.spilled[name] = stack_bytes
-
-
-@contextmanager
-def replaced(name: str, method: Callable[..., Any]) -> Iterator[None]:
-    """In here kernels have another method."""
-    own = getattr(JITFunction, name)
-    setattr(JITFunction, name, method)
-    try:
-        yield
-    finally:
-        setattr(JITFunction, name, own)
 
 
 def kind_of(argument: tuple[str, Any]) -> tuple[str, Any]:

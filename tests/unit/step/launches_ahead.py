@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from triton.runtime.jit import JITFunction
@@ -26,7 +27,7 @@ from playhead.sampling_params import SamplingKind
 from playhead.step.worker import WorkerConfig
 from playhead.testing.gpu_tensors import GPU, without_pinned_memory
 from playhead.types import TPMode
-from tests.steps_without_a_gpu import pretend_a_gpu, run_steps, worker_of
+from tests.steps_without_a_gpu import pretend_a_gpu, run_steps, specialized, worker_of
 
 SLOW_IMPORT = "torch.fx.experimental.symbolic_shapes"  # sympy behind it: one to two seconds of a start
 LIMITS = KVLimits(max_context_tokens=1024, max_running=160, chunk_tokens=900)
@@ -37,15 +38,11 @@ def noting(launched: set[tuple[str, ...]]) -> Iterator[None]:
     """In here a launch is noted by its kernel's key, and does nothing."""
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        *_, binder = self.device_caches[0]
-        _, specialization, options = binder(*args, debug=False, instrumentation_mode="", **kwargs)
+        specialization, options = specialized(self, args, kwargs)
         launched.add((self.fn.__name__, str(specialization), str(options)))
 
-    launch, JITFunction.run = JITFunction.run, run
-    try:
+    with patch.object(JITFunction, "run", run):
         yield
-    finally:
-        JITFunction.run = launch
 
 
 @contextmanager

@@ -38,16 +38,16 @@ def run(config, mode, *, batch_invariant=False, limits=LIMITS):
         worker = tiny_worker(mode, model=config, page_size=4, limits=limits, batch_invariant=batch_invariant)
         requests = Requests(worker)
         requests.take_steps()
-    return requests, kernels.num_calls
+    return requests, kernels.called
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("model_type", FAMILIES_RUN)
 def test_every_familys_steps_on_a_gpu_give_the_logits_of_plain_attention(model_type, mode):
-    requests, num_calls = run(config_of(model_type), mode)
+    requests, called = run(config_of(model_type), mode)
     assert requests.differs(TOLERANCE) == []
-    assert {"qk_rope_write", "extend", "write_and_decode"} <= num_calls.keys()
-    assert {"project_normed", "project_gated"} & num_calls.keys() or model_type == "gpt_oss"
+    assert {"qk_rope_write", "extend", "write_and_decode"} <= called
+    assert {"project_normed", "project_gated"} & called or model_type == "gpt_oss"
 
 
 @pytest.mark.parametrize(
@@ -64,9 +64,9 @@ def test_the_product_behind_attention_merges_its_parts(monkeypatch, model_type, 
 
 def test_a_head_without_logits_chooses_the_best_token(monkeypatch):
     monkeypatch.setattr(head_tiles, "FEWEST_IDS", 0)
-    requests, num_calls = run(config_of("llama") | {"hidden_size": 64}, Mode.EAGER)
+    requests, called = run(config_of("llama") | {"hidden_size": 64}, Mode.EAGER)
     assert requests.chosen_otherwise() == []
-    assert "head_tokens" in num_calls
+    assert "head_tokens" in called
 
 
 def test_graphs_of_a_gpus_kernels_are_captured_and_replayed():
@@ -80,9 +80,9 @@ def test_graphs_of_a_gpus_kernels_are_captured_and_replayed():
     "model_type", [name for name in ALL_FAMILIES if name != "gpt_oss"] if IS_CAMPAIGN else ["gemma3_text"]
 )
 def test_sums_in_a_fixed_order_give_the_same_logits(model_type, mode):
-    requests, num_calls = run(config_of(model_type), mode, batch_invariant=True)
+    requests, called = run(config_of(model_type), mode, batch_invariant=True)
     assert requests.differs(TOLERANCE) == []
-    assert "attend_in_order" in num_calls
+    assert "attend_in_order" in called
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
