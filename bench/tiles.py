@@ -25,7 +25,7 @@ from triton.runtime.errors import OutOfResources
 
 from bench import workload
 from bench.measure import emit
-from bench.measured_llm import MeasuredLLM
+from bench.measured_llm import CHUNK_TOKENS, MeasuredLLM
 from bench.projections import Model, neighbours, rule_for
 from bench.scorecard import MODELS
 from playhead.kernels.splits import MIN_KEYS_PER_SPLIT, DecodeShape, KeysPerSplit, keys_per_split, parts_left
@@ -184,7 +184,8 @@ class DecodeSteps:
 
     def us(self, batch: int) -> StepUs:
         lens, timeline = [self._prompt_tokens] * batch, self._llm.llm.engine.timeline
-        self._llm.seconds(workload.prompts(f"warm{batch}", lens), [4] * batch)
+        num_prompt_steps = -(-sum(lens) // CHUNK_TOKENS)  # the first request is there until the last one decodes
+        self._llm.seconds(workload.prompts(f"warm{batch}", lens), [num_prompt_steps + 3] * batch)
         capture_again(self.worker, batch)
         found = []
         for i in range(2):

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from bench.projections import MODELS, rule_for
+from playhead.graph.shapes import bucket_sizes
 from playhead.kernels.norm import add_rms_norm
 from playhead.kernels.projection import project, project_gated, project_normed
 from playhead.kernels.triton.norm import launch_add
@@ -33,6 +35,8 @@ CASES = {
     "streamed, nearly all held": (5, replace(STREAMED, held=64)),
     "streamed, more held than there is": (5, replace(STREAMED, held=128)),
 }
+SHARED_BYTES = 227 * 1024  # of a program, on an H200
+MANY = [size for size in bucket_sizes(256) if size > 32]
 BY_NAME = pytest.mark.parametrize(("num_rows", "tiles"), CASES.values(), ids=CASES)
 
 
@@ -188,7 +192,8 @@ def meta(*shape, dtype=torch.bfloat16):
         (257, 1536, 1152, torch.bfloat16),
         (192, 16_384, 2048, torch.bfloat16),
         (256, 20_480, 2560, torch.bfloat16),
-        (129, 4096, 1024, torch.bfloat16),
+        (33, 3072, 2048, torch.bfloat16),
+        (129, 4096, 2560, torch.bfloat16),
         (8, 2560, 10_240, torch.bfloat16),
         (1, 262_144, 1152, torch.bfloat16),
         (1, 1536, 1153, torch.bfloat16),
@@ -199,7 +204,8 @@ def meta(*shape, dtype=torch.bfloat16):
         "very many rows",
         "many rows of a large map, but not nearly 256",
         "256 rows of a larger map",
-        "many rows of queries",
+        "queries of long rows",
+        "queries of many long rows",
         "many inputs",
         "a head",
         "rows that start anywhere",
@@ -226,6 +232,54 @@ def test_programs_that_share_inputs_cover_them_all(num_rows, num_outputs, num_in
         assert tiles.num_splits * tiles.parts * tiles.block_k >= num_inputs
     else:
         assert 1 < tiles.num_splits * tiles.block_k <= num_inputs  # each has a block at least
+
+
+@pytest.mark.parametrize("model", sorted(MODELS))
+@pytest.mark.parametrize("name", ["qkv", "o", "gate-up", "down"])
+def test_what_a_program_streams_fits_a_multiprocessor(model, name):
+    """Of all sizes that steps are captured for."""
+    num_outputs, num_inputs = MODELS[model].shapes[name]
+    for num_rows in bucket_sizes(256):
+        tiles = rule_for(name, meta(num_rows, num_inputs), meta(num_outputs, num_inputs))
+        if isinstance(tiles, StreamedTiles):
+            assert (tiles.block_r + tiles.block_n) * tiles.block_k * 2 * tiles.num_stages <= SHARED_BYTES, num_rows
+
+
+def test_projections_of_short_rows_are_ours_at_all_sizes():
+    """Qwen3-0.6B's queries, keys and values: 1,024 inputs. Llama-3.2-1B's have 2,048."""
+    ours = {
+        num_inputs: [tiles_for(meta(num_rows, num_inputs), meta(4096, num_inputs)) is not None for num_rows in MANY]
+        for num_inputs in (1024, 2048)
+    }
+    assert ours == {1024: [True] * len(MANY), 2048: [False] * len(MANY)}
+
+
+@pytest.mark.parametrize(
+    ("model", "block_n"), [("gemma-3-1b", 16), ("gemma-3-4b", 32), ("llama-3.2-1b", 16), ("qwen3-0.6b", 16)]
+)
+def test_programs_that_hold_many_inputs_all_run_at_once(model, block_n):
+    num_outputs, num_inputs = MODELS[model].shapes["qkv"]
+    tiles = tiles_for(meta(8, num_inputs), meta(num_outputs, num_inputs))
+    assert (type(tiles), tiles.block_n) == (HeldTiles, block_n)
+
+
+@pytest.mark.parametrize("num_rows", [72, 128])
+def test_a_wide_map_of_few_programs_is_cut_into_more(num_rows):
+    """Gate-up of Qwen3-0.6B: 96 programs, where 132 fit. Those of Gemma-3-1B would not all run at once."""
+    cuts = {
+        num_outputs: tiles_for(meta(num_rows, 1024), meta(num_outputs, 1024)).block_n for num_outputs in (6144, 13_824)
+    }
+    assert cuts == {6144: 64, 13_824: 128}
+
+
+@pytest.mark.parametrize("num_rows", [144, 256])
+def test_many_rows_share_inputs_by_one_wave_of_programs(num_rows):
+    """o and down of Qwen3-0.6B and of Gemma-3-1B: 4 times 16 and 18 tiles of outputs."""
+    found = {}
+    for num_outputs, num_inputs in ((1024, 2048), (1024, 3072), (1152, 1024)):
+        tiles = split_tiles(meta(num_rows, num_inputs), meta(num_outputs, num_inputs))
+        found[num_outputs, num_inputs] = (tiles.block_r, tiles.num_splits)
+    assert found == {(1024, 2048): (64, 2), (1024, 3072): (64, 2), (1152, 1024): (128, 4)}
 
 
 @pytest.mark.parametrize("num_inputs", [16, 1024, 1152, 1296, 2560, 3072, 6912, 10_240, 16_384])

@@ -266,6 +266,8 @@ def wide_tiles(num_rows: int, num_outputs: int) -> StreamedTiles:
         return StreamedTiles(block_r=block_r, block_n=64, block_k=64, num_stages=4 if num_rows <= 64 else 3)
     if per_sm > 2 and num_rows <= 64:
         return StreamedTiles(block_r=block_r, block_n=64, block_k=128, num_stages=3)
+    if per_sm == 1 and num_rows > 64:  # half of the outputs each: still one program a multiprocessor
+        return StreamedTiles(block_r=block_r, block_n=64, block_k=64, num_stages=6)
     return StreamedTiles(block_r=block_r, block_n=128, block_k=64, num_stages=6, num_warps=8)
 
 
@@ -278,6 +280,8 @@ def tiles_for_many_rows(num_rows: int, num_outputs: int, num_inputs: int) -> Str
         return StreamedTiles(block_r=block_r, block_n=128, block_k=64, num_stages=4, num_warps=8)
     if num_outputs <= NARROW and num_inputs < LONG_ROW:
         return StreamedTiles(block_r=64, block_n=64, block_k=128, num_stages=4, starts_early=True)
+    if 2048 < num_outputs < MANY_OUTPUTS and num_inputs <= NARROW:
+        return StreamedTiles(block_r=128, block_n=64, block_k=128, num_stages=4, starts_early=True)
     return None
 
 
@@ -290,6 +294,11 @@ def split_tiles_for_many_rows(num_outputs: int, num_inputs: int) -> StreamedTile
         return StreamedTiles(
             block_r=256, block_n=64, block_k=64, num_stages=4, num_warps=8, num_splits=num_splits, starts_early=True
         )
+    if 8 * -(-num_outputs // 64) <= NUM_SMS:  # a program for each multiprocessor by two shares of the inputs
+        num_splits = min(2, -(-num_inputs // 128))
+        return StreamedTiles(
+            block_r=64, block_n=64, block_k=128, num_stages=4, num_splits=num_splits, starts_early=True
+        )
     num_splits = min(4, -(-num_inputs // 64))
     return StreamedTiles(block_r=128, block_n=64, block_k=64, num_stages=5, num_splits=num_splits, starts_early=True)
 
@@ -297,9 +306,12 @@ def split_tiles_for_many_rows(num_outputs: int, num_inputs: int) -> StreamedTile
 def narrow_tiles(num_rows: int, num_outputs: int, num_inputs: int) -> HeldTiles | StreamedTiles | None:
     """Of a map with few outputs and inputs, whose sums must be whole."""
     if num_rows <= FEW_ROWS:
-        return held_tiles(num_inputs)
-    if num_outputs > 2048 and num_rows > 32:  # 7.8 us against 7.1 (Llama-3.2-1B's qkv, 128 rows)
-        return None
+        return held_tiles(num_outputs, num_inputs)
+    if num_outputs > 2048 and num_rows > 32:
+        # Of 2,048 inputs 7.8 us against 7.1 by the BLAS library (Llama-3.2-1B's qkv, 128 rows).
+        if num_inputs > NARROW:
+            return None
+        return StreamedTiles(block_r=64, block_n=64, block_k=128, num_stages=4, starts_early=True)
     if num_outputs > 2048:
         return StreamedTiles(
             block_r=rows_of_tile(num_rows), block_n=64, block_k=128, num_stages=4, held=256, starts_early=True
@@ -310,10 +322,15 @@ def narrow_tiles(num_rows: int, num_outputs: int, num_inputs: int) -> HeldTiles 
     return StreamedTiles(block_r=block_r, block_n=64, block_k=128, num_stages=5, starts_early=True)
 
 
-def held_tiles(num_inputs: int) -> HeldTiles:
-    """All inputs of 16 outputs: 1,152 are four times 256 and four times 32."""
+def held_tiles(num_outputs: int, num_inputs: int) -> HeldTiles:
+    """All inputs of 16 outputs: 1,152 are four times 256 and four times 32.
+
+    A program of more than 2,048 inputs has a multiprocessor to itself. Where there would be more of these programs than
+    multiprocessors, each has 32 outputs.
+    """
     parts = 4 if num_inputs < 2048 else 8
     block_k = min(256, max(1 << (num_inputs // parts).bit_length() - 1, 16))
     left = max(num_inputs - parts * block_k, 0)
     rest = max(1 << (-(-left // parts) - 1).bit_length(), 16) if left else 0
-    return HeldTiles(block_r=FEW_ROWS, block_n=16, block_k=block_k, rest=rest, parts=parts)
+    block_n = 32 if num_inputs > 2048 and num_outputs > 16 * NUM_SMS else 16
+    return HeldTiles(block_r=FEW_ROWS, block_n=block_n, block_k=block_k, rest=rest, parts=parts)
