@@ -1,21 +1,25 @@
-"""Tiles of products, measured in whole decode steps: `python -m bench.tiles gemma3-1b --batches 1,8 --maps gate-up,o`.
+"""Tiles, measured in whole decode steps: `python -m bench.tiles gemma3-1b --batches 1,8 --maps gate-up,o`.
 
 A product by itself is timed by `bench.projections`. In a step its weights come while other kernels run, and its
 programs take room from theirs: the fastest tiles by themselves are often not the fastest there. Here a step is captured
-anew for every variant of the tiles that `projection_tiles.py` chooses for one map, and of the splits that
-`keys_per_split` chooses for attention (the map `keys`). Prompts have 128 tokens and get 256 more, as in the scorecard;
-`--prompt-tokens` makes them longer. The figure is the mean of these steps on the device, the lower of two rounds; it
-varies by 5 us. `thirds` has medians of the first, middle and last third of the steps: what grows with the length is
-attention.
+anew for every variant of the tiles that `projection_tiles.py` chooses for one map, of the splits that `keys_per_split`
+chooses for attention (the map `keys`), and of the tiles of its programs (`programs`). `--wide` tries every cut that
+gives about a program for each multiprocessor too, also where the BLAS library makes the product.
+
+Variants are compiled before the first is measured, many at a time. Prompts have 128 tokens and get 256 more, as in the
+scorecard; `--prompt-tokens` makes them longer, `--new-tokens` gives fewer. The figure is the mean of the steps without
+prompts on the device, the lower of two rounds; it varies by 5 us. `thirds` has medians of the first, middle and last
+third of the steps: what grows with the length is attention.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from functools import partial
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -26,16 +30,16 @@ from triton.runtime.errors import OutOfResources
 from bench import workload
 from bench.measure import emit
 from bench.measured_llm import CHUNK_TOKENS, MeasuredLLM
-from bench.projections import Model, neighbours, rule_for
+from bench.projections import Model, rule_for
 from bench.scorecard import MODELS
+from bench.tile_variants import Shape, program_variants, variants, wide_cuts
+from playhead.kernels.rehearsal import Rehearsal
 from playhead.kernels.splits import MIN_KEYS_PER_SPLIT, DecodeShape, KeysPerSplit, keys_per_split, parts_left
 from playhead.kernels.triton import decode, projection
+from playhead.kernels.triton.compile_ahead import compiling_ahead
 from playhead.kernels.triton.projection_tiles import (
-    RING_INPUTS,
-    HeldTiles,
     RingTiles,
     RowTiles,
-    StreamedTiles,
     Tiles,
     gated_tiles,
     split_tiles,
@@ -43,11 +47,13 @@ from playhead.kernels.triton.projection_tiles import (
 )
 from playhead.models.load import describe_model
 from playhead.models.spec import ModelSpec
+from playhead.step.compile_ahead import rehearse
 from playhead.step.worker import Worker
 
 FEWEST = (4, 8, 12, 16)  # splits that are tried for requests of up to a thousand keys
 MAX_MODEL_LEN = 4096
-Shape = tuple[int, int]
+Cut = Callable[[], AbstractContextManager[Any]]
+"""In what it gives, steps are captured by other rules."""
 
 
 def spec_of(model: str) -> ModelSpec:
@@ -75,27 +81,6 @@ def chosen(name: str, num_rows: int, shape: Shape) -> Tiles | None:
     return rule_for(name, x_TI, weight_OI) or tiles_for(x_TI, weight_OI)
 
 
-def variants(tiles: Tiles, num_inputs: int) -> list[Tiles]:
-    """Other tiles of the same kind that cover all inputs, each once."""
-    found: list[Tiles] = list(neighbours(tiles))
-    if isinstance(tiles, StreamedTiles):
-        holding = ((0, 3), (128, 2), (256, 3), (512, 3), (512, 2))
-        found += [replace(tiles, held=held, num_stages=num_stages) for held, num_stages in holding]
-        if tiles.num_splits > 1:
-            counts = (tiles.num_splits - 1, tiles.num_splits + 1, 2 * tiles.num_splits)
-            found += [replace(tiles, num_splits=count) for count in counts if count > 1]
-    return [other for other in dict.fromkeys(found) if other != tiles and covers(other, num_inputs)]
-
-
-def covers(tiles: Tiles, num_inputs: int) -> bool:
-    """Whether all inputs are some program's, and no others. Streamed ones go on to the last."""
-    if isinstance(tiles, RingTiles):
-        return (tiles.places + tiles.holds) * RING_INPUTS <= num_inputs
-    if isinstance(tiles, HeldTiles):
-        return tiles.num_splits * tiles.parts * (tiles.block_k + tiles.rest) >= num_inputs
-    return True
-
-
 def cut_as(tiles: Tiles, num_rows: int, shape: Shape) -> AbstractContextManager[Any]:
     """In here products of so many rows with matrices of this shape are cut so. Tiles that leave parts are for those
     whose reader adds these up; behind a model's last layer there is none.
@@ -103,9 +88,8 @@ def cut_as(tiles: Tiles, num_rows: int, shape: Shape) -> AbstractContextManager[
 
     def instead_of(rule: Callable[..., Tiles | None]) -> Callable[..., Tiles | None]:
         def choose(x_TI: Tensor, weight_OI: Tensor, *bias: Tensor | None) -> Tiles | None:
-            found = rule(x_TI, weight_OI, *bias)
-            is_meant = found is not None and len(x_TI) == num_rows and tuple(weight_OI.shape) == shape
-            return tiles if is_meant and all(one is None for one in bias) else found
+            is_meant = len(x_TI) == num_rows and tuple(weight_OI.shape) == shape
+            return tiles if is_meant and all(one is None for one in bias) else rule(x_TI, weight_OI, *bias)
 
         return choose
 
@@ -142,6 +126,11 @@ def split_as(few: int) -> AbstractContextManager[Any]:
     return patch.object(decode, "keys_per_split", rule)
 
 
+def programs_as(tiles: decode.DecodeTiles) -> AbstractContextManager[Any]:
+    """In here attention has these programs."""
+    return patch.object(decode, "decode_tiles", lambda *_, **__: tiles)
+
+
 class StepUs(NamedTuple):
     """Microseconds of a decode step on the device."""
 
@@ -150,6 +139,8 @@ class StepUs(NamedTuple):
 
     @classmethod
     def of(cls, steps: Sequence[float]) -> StepUs:
+        if len(steps) < 3:
+            raise ValueError(f"found {len(steps)} steps without prompts; wanted 3. More new tokens give more.")
         third = len(steps) // 3
         parts = (steps[:third], steps[third : 2 * third], steps[2 * third :])
         first, middle, last = (round(statistics.median(part), 1) for part in parts)
@@ -169,8 +160,9 @@ def capture_again(worker: Worker, batch: int) -> None:
 class DecodeSteps:
     """Decode steps of one model, by the rules that hold when they are asked for."""
 
-    def __init__(self, model: str, prompt_tokens: int = workload.DECODE_PROMPT) -> None:
+    def __init__(self, model: str, prompt_tokens: int = workload.DECODE_PROMPT, new_tokens: int | None = None) -> None:
         self._llm, self._prompt_tokens = MeasuredLLM(MODELS[model].path, MAX_MODEL_LEN), prompt_tokens
+        self._new_tokens = new_tokens or workload.DECODE_NEW
 
     def __enter__(self) -> DecodeSteps:
         return self
@@ -182,6 +174,15 @@ class DecodeSteps:
     def worker(self) -> Worker:
         return self._llm.llm.engine.worker
 
+    def compile(self, batch: int, cuts: Sequence[Cut]) -> None:
+        """Compile what steps of so many requests will launch, where kernels are compiled at all."""
+        if self.worker.device.type != "cuda":
+            return
+        with compiling_ahead(), self.worker.model.decoder.one_layer_of_each_kind():
+            for cut in cuts:
+                with cut():
+                    rehearse(self.worker.decode, batch, Rehearsal(self.worker.device))
+
     def us(self, batch: int) -> StepUs:
         lens, timeline = [self._prompt_tokens] * batch, self._llm.llm.engine.timeline
         num_prompt_steps = -(-sum(lens) // CHUNK_TOKENS)  # the first request is there until the last one decodes
@@ -189,27 +190,45 @@ class DecodeSteps:
         capture_again(self.worker, batch)
         found = []
         for i in range(2):
-            self._llm.seconds(workload.prompts(f"t{batch}.{i}", lens), [workload.DECODE_NEW] * batch)
-            found.append(StepUs.of([step.device_us for step in timeline.newest(workload.DECODE_NEW - 2)]))
+            self._llm.seconds(workload.prompts(f"t{batch}.{i}", lens), [self._new_tokens] * batch)
+            newest = timeline.newest(self._new_tokens)
+            found.append(StepUs.of([step.device_us for step in newest if step.raw == step.num_requests == batch]))
         return min(found)
 
 
-def measure(steps: DecodeSteps, model: str, batch: int, name: str) -> None:
-    """A line for each variant of one map."""
+def cuts_of(model: str, batch: int, name: str, *, is_wide: bool) -> Iterator[tuple[dict[str, Any], Cut]]:
+    """What is tried for one map: what it is like, and where it holds."""
     if name == "keys":
         for few in FEWEST if counts_splits(model, batch) else ():
-            with split_as(few):
-                report(steps, model, batch, name, few=few)
-        return
-    shape = shapes_of(model)[name]
-    tiles = chosen(name, batch, shape)
-    for other in () if tiles is None else variants(tiles, shape[1]):
-        changed = {key: value for key, value in asdict(other).items() if value != getattr(tiles, key)}
-        with cut_as(other, batch, shape):
+            yield {"few": few}, partial(split_as, few)
+    elif name == "programs":
+        attention = spec_of(model).layers[0].attention
+        dims, num_programs = (attention.k_head_dim, attention.v_head_dim), batch * attention.num_kv_heads
+        chosen_programs = decode.decode_tiles(*dims, num_programs=num_programs)
+        for programs in program_variants(chosen_programs, 2 * sum(dims)):
+            yield asdict(programs), partial(programs_as, programs)
+    else:
+        shape = shapes_of(model)[name]
+        tiles = chosen(name, batch, shape)
+        found = [] if tiles is None else variants(tiles, shape[1])
+        found += [other for other in wide_cuts(name, batch, shape) if other != tiles] if is_wide else []
+        for other in dict.fromkeys(found):
+            values = asdict(other)
+            is_alike = type(other) is type(tiles)
+            changed = {key: value for key, value in values.items() if not is_alike or value != getattr(tiles, key)}
+            yield changed, partial(cut_as, other, batch, shape)
+
+
+def measure(steps: DecodeSteps, model: str, batch: int, name: str, *, is_wide: bool = False) -> None:
+    """A line for each variant of one map."""
+    tried = list(cuts_of(model, batch, name, is_wide=is_wide))
+    steps.compile(batch, [cut for _, cut in tried])
+    for what, cut in tried:
+        with cut():
             try:
-                report(steps, model, batch, name, **changed)
+                report(steps, model, batch, name, **what)
             except OutOfResources as error:
-                emit("tiles", model=model, map=name, rows=batch, does_not_fit=str(error), **changed)
+                emit("tiles", model=model, map=name, rows=batch, does_not_fit=str(error), **what)
 
 
 def report(steps: DecodeSteps, model: str, batch: int, name: str, **what: Any) -> None:
@@ -221,16 +240,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("--batches", default="1,8,32,128")
-    parser.add_argument("--maps", default="gate-up,down,qkv,o,keys", help="empty: the rules alone")
+    parser.add_argument("--maps", default="gate-up,down,qkv,o,keys,programs", help="empty: the rules alone")
+    parser.add_argument("--wide", action="store_true", help="every cut that fills the device, not neighbours alone")
     parser.add_argument("--prompt-tokens", type=int, default=workload.DECODE_PROMPT)
+    parser.add_argument("--new-tokens", type=int, default=workload.DECODE_NEW)
     arguments = parser.parse_args()
     model = arguments.model
-    with DecodeSteps(model, arguments.prompt_tokens) as steps:
+    with DecodeSteps(model, arguments.prompt_tokens, arguments.new_tokens) as steps:
         for batch in map(int, arguments.batches.split(",")):
             tiles = {name: str(chosen(name, batch, shape)) for name, shape in shapes_of(model).items()}
             report(steps, model, batch, "as the rules say", **tiles)
             for name in filter(None, arguments.maps.split(",")):
-                measure(steps, model, batch, name)
+                measure(steps, model, batch, name, is_wide=arguments.wide)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 import torch
 
 from playhead.graph.breaks import InlineScope
+from playhead.graph.runner import GraphRunner
 from playhead.kernels.rehearsal import Rehearsal
 from playhead.logs import event
 from playhead.step.worker import Worker
@@ -27,14 +28,19 @@ def compile_ahead(worker: Worker, compiling: Callable[[], AbstractContextManager
         with compiling(), worker.model.decoder.one_layer_of_each_kind():
             for runner in worker.usual_runners:
                 for size in telling_sizes(runner.dispatcher.buckets):
-                    # Views and plans are kept for the steps to come, so they are made of real tensors.
-                    ctx = runner.placeholder_context(size)
-                    live = runner.step.plan(runner.step.placeholder(ctx), ctx, runner.views(ctx))
-                    inputs = runner.graph_inputs(ctx)
-                    with rehearsal, torch.no_grad():
-                        runner.step.fn(inputs, InlineScope(live))
+                    rehearse(runner, size, rehearsal)
     except RuntimeError as error:  # torch cannot tell the shape of some op's result
         event(LOG, logging.WARNING, "kernels are compiled one by one", reason=str(error))
+
+
+def rehearse(runner: GraphRunner, size: int, rehearsal: Rehearsal) -> None:
+    """A step of this size, with launches and without work."""
+    # Views and plans are kept for the steps to come, so they are made of real tensors.
+    ctx = runner.placeholder_context(size)
+    live = runner.step.plan(runner.step.placeholder(ctx), ctx, runner.views(ctx))
+    inputs = runner.graph_inputs(ctx)
+    with rehearsal, torch.no_grad():
+        runner.step.fn(inputs, InlineScope(live))
 
 
 def telling_sizes(sizes: Sequence[int]) -> list[int]:

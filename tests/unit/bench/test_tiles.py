@@ -11,6 +11,7 @@ from triton.runtime.errors import OutOfResources
 
 from bench import workload
 from bench.scorecard import MODELS, Model
+from bench.tile_variants import program_variants, variants, wide_cuts
 from bench.tiles import (
     FEWEST,
     DecodeSteps,
@@ -22,7 +23,6 @@ from bench.tiles import (
     measure,
     shapes_of,
     split_as,
-    variants,
 )
 from playhead.graph.runner import GraphRunner
 from playhead.kernels.projection import project
@@ -119,6 +119,39 @@ def test_splits_are_as_asked_where_the_rule_counts_them():
         assert (decode.keys_per_split(8, 32, 1024), decode.keys_per_split(8, 32, 256)) == wanted
 
 
+def test_wide_cuts_fill_a_device_and_fit_it():
+    """Qkv of Llama-3.2-1B, which the BLAS library makes at 128 rows, and down, whose inputs are shared."""
+    shapes = shapes_of("llama3.2-1b")
+    whole, shared = (list(wide_cuts(name, 128, shapes[name])) for name in ("qkv", "down"))
+    assert chosen("qkv", 128, shapes["qkv"]) is None
+    assert {tiles.num_splits for tiles in whole} == {1}
+    assert {tiles.num_splits for tiles in shared} > {2, 4}
+    for tiles in (*whole, *shared):
+        assert (tiles.block_r + tiles.block_n) * tiles.block_k * 2 * tiles.num_stages <= 227 * 1024
+        num_outputs = shapes["qkv" if tiles in whole else "down"][0]
+        num_programs = -(-num_outputs // tiles.block_n) * -(-128 // tiles.block_r) * tiles.num_splits
+        assert 79 <= num_programs <= 3 * 132
+
+
+def test_a_product_of_the_blas_library_is_cut_as_asked():
+    shape = shapes_of("llama3.2-1b")["qkv"]
+    tiles = next(wide_cuts("qkv", 128, shape))
+    with cut_as(tiles, 128, shape):
+        assert projection.tiles_for(meta(128, shape[1]), meta(*shape)) is tiles
+    assert projection.tiles_for(meta(128, shape[1]), meta(*shape)) is None
+
+
+def test_programs_of_attention_fit_a_multiprocessor():
+    """Keys and values of 64 dims in bfloat16, as Llama-3.2-1B's."""
+    usual = decode.decode_tiles(64, 64, num_programs=2048)
+    found = program_variants(usual, 256)
+    assert usual not in found
+    assert len(set(found)) == len(found) > 20
+    for one in found:
+        assert one.programs_per_sm * one.block_j * 256 * one.num_stages <= 228 * 1024
+        assert one.programs_per_sm * one.num_warps <= 32
+
+
 def test_splits_are_varied_where_the_rule_counts_them():
     found = [(model, batch) for model in MODELS for batch in (1, 8, 32) if counts_splits(model, batch)]
     wide = [("gemma3-1b", 8), ("gemma3-1b", 32), ("gemma3-4b", 1), ("gemma3-4b", 8), ("gemma3-4b", 32)]
@@ -172,6 +205,35 @@ def test_every_variant_has_a_line(tiny, monkeypatch, capsys):
     assert len(lines) == 2 * len(others) > 2
     assert all(line["us"] > 0 and len(line["thirds"]) == 3 for line in lines[: len(others)])
     assert all("shared memory" in line["does_not_fit"] for line in lines[len(others) :])
+
+
+def test_cuts_hold_while_a_step_is_captured(tiny, monkeypatch, capsys):
+    """Wide ones and attention's programs too: a capture sees the tiles of its own line."""
+    seen, capture = [], GraphRunner.capture_bucket
+    small = decode.DecodeTiles(block_j=16, num_warps=1, num_stages=2)
+
+    def look(self, size):
+        shape = shapes_of("tiny")["qkv"]
+        seen.append((projection.tiles_for(meta(2, shape[1]), meta(*shape)), decode.decode_tiles(64, 64)))
+        return capture(self, size)
+
+    tiny.us(2)
+    monkeypatch.setattr(GraphRunner, "capture_bucket", look)
+    monkeypatch.setattr(
+        "bench.tiles.wide_cuts", lambda *_: [StreamedTiles(block_r=2, block_n=8, block_k=8, num_stages=2)]
+    )
+    monkeypatch.setattr("bench.tiles.program_variants", lambda *_: [small])
+    for name in ("qkv", "programs"):
+        measure(tiny, "tiny", 2, name, is_wide=True)
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(lines) == len(seen)
+    assert (seen[-2][0].block_n, lines[-2]["block_n"]) == (8, 8)
+    assert (seen[-1][1].block_j, lines[-1]["block_j"]) == (16, 16)
+
+
+def test_a_figure_needs_steps_without_prompts():
+    with pytest.raises(ValueError, match="found 2 steps without prompts"):
+        StepUs.of([1.0, 2.0])
 
 
 def test_splits_have_a_line_each(tiny, monkeypatch, capsys):
