@@ -42,11 +42,11 @@ test-hostile: $(DEV)
 test-parity: $(DEV)
 	PLAYHEAD_PARITY_EXAMPLES=400 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/parity/test_edited_configs.py -s
 
-# Kernels of public models, compiled whole for a Hopper GPU, which need not be there; and whole steps by a GPU's kernels,
-# interpreted, of every family in every mode. The suite has the compiler read one model of each family, and runs one mode.
+# Kernels of public models, compiled whole for a Hopper GPU, which need not be there; whole steps by a GPU's kernels,
+# interpreted, of every family in every mode; and the tiles of every map of four models. The suite has the compiler read one model of each family, and runs one mode.
 test-kernels: $(DEV)
 	PLAYHEAD_KERNELS=full OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit/kernels/test_read_kernels.py -s
-	PLAYHEAD_KERNELS=full OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit/step/test_gpu_steps.py -n auto
+	PLAYHEAD_KERNELS=full OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit/step/test_gpu_steps.py tests/unit/kernels/test_projection.py -n auto
 
 # What the suite runs a slice of: the fuzz, every relation, transformers' tokens, the rules of the KV memory. One test may
 # take an hour; the suite would end it after ten minutes.

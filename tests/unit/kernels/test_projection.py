@@ -1,8 +1,13 @@
-"""Kernels that multiply few rows by a matrix, interpreted, against their references."""
+"""Kernels that multiply few rows by a matrix, interpreted, against their references.
+
+`PLAYHEAD_KERNELS=full` has the tiles of every map of four models multiply: `make test-kernels`.
+"""
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -37,6 +42,15 @@ CASES = {
 }
 SHARED_BYTES = 227 * 1024  # of a program, on an H200
 MANY = [size for size in bucket_sizes(256) if size > 32]
+MAPS = ("qkv", "o", "gate-up", "down")
+IS_CAMPAIGN = os.environ.get("PLAYHEAD_KERNELS") == "full"
+A_FEW_PRODUCTS = [
+    ("gemma-3-4b", "qkv", 8),
+    ("qwen3-0.6b", "qkv", 48),
+    ("qwen3-0.6b", "qkv", 144),
+    ("qwen3-0.6b", "gate-up", 72),
+    ("qwen3-0.6b", "down", 144),
+]
 BY_NAME = pytest.mark.parametrize(("num_rows", "tiles"), CASES.values(), ids=CASES)
 
 
@@ -235,7 +249,7 @@ def test_programs_that_share_inputs_cover_them_all(num_rows, num_outputs, num_in
 
 
 @pytest.mark.parametrize("model", sorted(MODELS))
-@pytest.mark.parametrize("name", ["qkv", "o", "gate-up", "down"])
+@pytest.mark.parametrize("name", MAPS)
 def test_what_a_program_streams_fits_a_multiprocessor(model, name):
     """Of all sizes that steps are captured for."""
     num_outputs, num_inputs = MODELS[model].shapes[name]
@@ -280,6 +294,27 @@ def test_many_rows_share_inputs_by_one_wave_of_programs(num_rows):
         tiles = split_tiles(meta(num_rows, num_inputs), meta(num_outputs, num_inputs))
         found[num_outputs, num_inputs] = (tiles.block_r, tiles.num_splits)
     assert found == {(1024, 2048): (64, 2), (1024, 3072): (64, 2), (1152, 1024): (128, 4)}
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "num_rows"), list(product(MODELS, MAPS, (1, 8, 16, *MANY))) if IS_CAMPAIGN else A_FEW_PRODUCTS
+)
+def test_tiles_of_a_model_multiply_all_its_rows_and_inputs(model, name, num_rows):
+    """A few of the outputs, interpreted."""
+    shape = MODELS[model].shapes[name]
+    tiles = rule_for(name, meta(num_rows, shape[1]), meta(*shape))
+    if tiles is None or isinstance(tiles, RingTiles):
+        pytest.skip("the BLAS library's, or of a ring, which Triton's interpreter does not know")
+    x, weight, _ = call(num_rows, shape[1], 2 * tiles.block_n - (8 if tiles.block_n > 8 else 0))
+    activation = "silu" if name == "gate-up" else None
+    wanted = x @ weight.t()
+    if activation:
+        gate, up = wanted.chunk(2, -1)
+        wanted = torch.nn.functional.silu(gate) * up
+    num_parts = 1 if isinstance(tiles, RowTiles) else tiles.num_splits
+    out = torch.full((num_parts, *wanted.shape), float("nan"))
+    launch_tiles(tiles, out if num_parts > 1 else out[0], x, weight, None, activation=activation)
+    torch.testing.assert_close(out.sum(0), wanted, atol=1e-3, rtol=1e-4)
 
 
 @pytest.mark.parametrize("num_inputs", [16, 1024, 1152, 1296, 2560, 3072, 6912, 10_240, 16_384])
