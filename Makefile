@@ -43,7 +43,8 @@ test-parity: $(DEV)
 	PLAYHEAD_PARITY_EXAMPLES=400 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/parity/test_edited_configs.py -s
 
 # Kernels of public models, compiled whole for a Hopper GPU, which need not be there; whole steps by a GPU's kernels,
-# interpreted, of every family in every mode; and the tiles of every map of four models. The suite has the compiler read one model of each family, and runs one mode.
+# interpreted, of every family in every mode; and the tiles of every map of four models. The suite has the compiler read
+# one model of each family, and runs one mode and a few products.
 test-kernels: $(DEV)
 	PLAYHEAD_KERNELS=full OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit/kernels/test_read_kernels.py -s
 	PLAYHEAD_KERNELS=full OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit/step/test_gpu_steps.py tests/unit/kernels/test_projection.py -n auto

@@ -126,11 +126,11 @@ def test_wide_cuts_fill_a_device_and_fit_it():
     assert chosen("qkv", 128, shapes["qkv"]) is None
     assert {tiles.num_splits for tiles in whole} == {1}
     assert {tiles.num_splits for tiles in shared} > {2, 4}
-    for tiles in (*whole, *shared):
-        assert (tiles.block_r + tiles.block_n) * tiles.block_k * 2 * tiles.num_stages <= 227 * 1024
-        num_outputs = shapes["qkv" if tiles in whole else "down"][0]
-        num_programs = -(-num_outputs // tiles.block_n) * -(-128 // tiles.block_r) * tiles.num_splits
-        assert 79 <= num_programs <= 3 * 132
+    for name, cuts in (("qkv", whole), ("down", shared)):
+        for tiles in cuts:
+            assert (tiles.block_r + tiles.block_n) * tiles.block_k * 2 * tiles.num_stages <= 227 * 1024
+            num_programs = -(-shapes[name][0] // tiles.block_n) * -(-128 // tiles.block_r) * tiles.num_splits
+            assert 79 <= num_programs <= 3 * 132
 
 
 def test_a_product_of_the_blas_library_is_cut_as_asked():
