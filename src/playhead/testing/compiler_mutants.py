@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""Code of kernels that the interpreter runs and the compiler refuses, and what notices it without a GPU."""
+"""Kernels that the interpreter runs and a GPU refuses, and what notices it without a GPU."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import triton
 import triton.language as tl
 from triton.compiler.errors import CompilationError
 
+from playhead.graph.shapes import bucket_sizes
 from playhead.kernels.attention import left_width
-from playhead.kernels.triton import newest, rope, write_and_decode
+from playhead.kernels.triton import newest, projection_tiles, rope, write_and_decode
 from playhead.testing.launched_kernels import launched, read
 from playhead.testing.mutant import Checker, Mutant, swapped
+from playhead.testing.tile_room import PROGRAM_BYTES, shared_bytes
 
 NUM_REQUESTS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 8, 32, 8, 128
 
@@ -69,6 +71,18 @@ def decode_without_rotation() -> list[str]:
     return []
 
 
+def products_have_room() -> list[str]:
+    """Programs of Qwen2.5-7B's queries, keys and values fit a multiprocessor, for all sizes of a step."""
+    num_outputs, num_inputs = 4608, 3584
+    kinds = projection_tiles.HeldTiles | projection_tiles.StreamedTiles
+    problems = []
+    for num_rows in bucket_sizes(projection_tiles.MOST_ROWS):
+        tiles = projection_tiles.tiles_for(_meta(num_rows, num_inputs), _meta(num_outputs, num_inputs))
+        if isinstance(tiles, kinds) and shared_bytes(tiles) > PROGRAM_BYTES:
+            problems.append(f"{num_rows} rows: {shared_bytes(tiles)} bytes")
+    return problems
+
+
 COMPILER_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="angles of a layer without any",
@@ -82,8 +96,15 @@ COMPILER_MUTANTS: tuple[Mutant, ...] = (
         apply=lambda: swapped(newest, "load_angles", _dims_after_a_return),
         killed_by=("decode without rotation",),
     ),
+    Mutant(
+        name="twice the outputs for any number of inputs",
+        source="found by compiling all public models: Qwen2.5-7B's first step of up to 8 rows was refused",
+        apply=lambda: swapped(projection_tiles, "MOST_HELD_TWICE", projection_tiles.MOST_INPUTS),
+        killed_by=("products have room",),
+    ),
 )
 COMPILER_CHECKERS = (
     Checker(name="rope without rotation", run=rope_without_rotation, raises=(CompilationError,)),
     Checker(name="decode without rotation", run=decode_without_rotation, raises=(CompilationError,)),
+    Checker(name="products have room", run=products_have_room),
 )

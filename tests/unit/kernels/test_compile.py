@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from playhead.kernels.splits import NUM_SMS, PROGRAMS_PER_SM
+from playhead.kernels.triton.projection_tiles import split_tiles, tiles_for
+from playhead.testing.tile_room import shared_bytes
 from tests.uninterpreted import output_of
+from tests.unit.kernels.launches import meta
 
 SM_REGISTERS = 65536
 SM_SHARED_BYTES = 228 * 1024
@@ -70,6 +73,21 @@ def test_as_many_programs_in_order_fit_an_sm(kernels, name, num_programs):
     assert num_programs * (row["shared_bytes"] + BLOCK_RESERVED_BYTES) <= SM_SHARED_BYTES, row
     assert num_programs * row["registers"] * 32 * row["num_warps"] <= SM_REGISTERS, row
     assert row["stack_bytes"] <= 32, row
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "num_rows", "shape"),
+    [
+        ("project 8 rows", tiles_for, 8, (1536, 1152)),
+        ("project 8 rows in parts", split_tiles, 8, (1152, 1024)),
+        ("one an SM: 32 rows in halves", tiles_for, 32, (1536, 1152)),
+        ("three an SM: 32 rows in parts", split_tiles, 32, (2560, 2048)),
+        ("project 256 rows in parts", split_tiles, 256, (1152, 6912)),
+    ],
+)
+def test_a_product_takes_the_memory_that_is_counted_on(kernels, name, rule, num_rows, shape):
+    tiles = rule(meta(num_rows, shape[1]), meta(*shape))
+    assert kernels[name]["shared_bytes"] == shared_bytes(tiles)
 
 
 @pytest.mark.parametrize(("words", "per_sm"), [("one an SM", 1), ("two an SM", 2), ("three an SM", 3)])

@@ -27,6 +27,10 @@ from playhead.kernels.triton.projection_tiles import (
     split_tiles,
     tiles_for,
 )
+from playhead.models.build import spec_from_config
+from playhead.models.spec import MlpSpec
+from playhead.testing.tile_room import PROGRAM_BYTES, shared_bytes
+from tests.unit.kernels.public_models import PUBLIC_MODELS
 
 ROW = RowTiles(block_n=4, block_k=128, num_warps=4, starts_early=True)
 HELD = HeldTiles(block_r=8, block_n=16, block_k=32, rest=16, parts=2)
@@ -40,7 +44,6 @@ CASES = {
     "streamed, nearly all held": (5, replace(STREAMED, held=64)),
     "streamed, more held than there is": (5, replace(STREAMED, held=128)),
 }
-SHARED_BYTES = 227 * 1024  # of a program, on an H200
 MANY = [size for size in bucket_sizes(256) if size > 32]
 MAPS = ("qkv", "o", "gate-up", "down")
 IS_CAMPAIGN = os.environ.get("PLAYHEAD_KERNELS") == "full"
@@ -248,15 +251,22 @@ def test_programs_that_share_inputs_cover_them_all(num_rows, num_outputs, num_in
         assert 1 < tiles.num_splits * tiles.block_k <= num_inputs  # each has a block at least
 
 
-@pytest.mark.parametrize("model", sorted(MODELS))
-@pytest.mark.parametrize("name", MAPS)
-def test_what_a_program_streams_fits_a_multiprocessor(model, name):
-    """Of all sizes that steps are captured for."""
-    num_outputs, num_inputs = MODELS[model].shapes[name]
-    for num_rows in bucket_sizes(256):
-        tiles = rule_for(name, meta(num_rows, num_inputs), meta(num_outputs, num_inputs))
-        if isinstance(tiles, StreamedTiles):
-            assert (tiles.block_r + tiles.block_n) * tiles.block_k * 2 * tiles.num_stages <= SHARED_BYTES, num_rows
+@pytest.mark.parametrize("model", PUBLIC_MODELS)
+def test_every_program_of_a_public_models_products_fits_a_multiprocessor(model):
+    """Of all sizes that steps are captured for, on one GPU and on each of several."""
+    spec = spec_from_config(PUBLIC_MODELS[model])
+    attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
+    for num_ranks in (1, 2, 4, 8):
+        queries = attention.num_heads * attention.v_head_dim // num_ranks
+        shapes = {"qkv": (sum(attention.qkv_sizes) // num_ranks, spec.hidden_size), "o": (spec.hidden_size, queries)}
+        if isinstance(mlp, MlpSpec):
+            shapes["gate-up"] = 2 * mlp.size // num_ranks, spec.hidden_size
+            shapes["down"] = spec.hidden_size, mlp.size // num_ranks
+        for name, (num_outputs, num_inputs) in shapes.items():
+            for num_rows in bucket_sizes(256):
+                tiles = rule_for(name, meta(num_rows, num_inputs), meta(num_outputs, num_inputs))
+                if isinstance(tiles, HeldTiles | StreamedTiles):
+                    assert shared_bytes(tiles) <= PROGRAM_BYTES, (num_ranks, name, num_rows, tiles)
 
 
 def test_projections_of_short_rows_are_ours_at_all_sizes():
@@ -269,10 +279,11 @@ def test_projections_of_short_rows_are_ours_at_all_sizes():
 
 
 @pytest.mark.parametrize(
-    ("model", "block_n"), [("gemma-3-1b", 16), ("gemma-3-4b", 32), ("llama-3.2-1b", 16), ("qwen3-0.6b", 16)]
+    ("num_outputs", "num_inputs", "block_n"),
+    [(1536, 1152, 16), (4096, 2560, 32), (3072, 2048, 16), (4096, 1024, 16), (4608, 3584, 16)],
+    ids=["gemma-3-1b", "gemma-3-4b", "llama-3.2-1b", "qwen3-0.6b", "qwen2.5-7b"],
 )
-def test_programs_that_hold_many_inputs_all_run_at_once(model, block_n):
-    num_outputs, num_inputs = MODELS[model].shapes["qkv"]
+def test_programs_that_hold_many_inputs_all_run_at_once_if_they_fit(num_outputs, num_inputs, block_n):
     tiles = tiles_for(meta(8, num_inputs), meta(num_outputs, num_inputs))
     assert (type(tiles), tiles.block_n) == (HeldTiles, block_n)
 

@@ -26,6 +26,7 @@ FEW_ROWS = 8  # whose products with 16 outputs are one matrix instruction
 LONG_ROW = 4096  # inputs: more are streamed, as no program can hold them
 LONG_SHARE = 1024  # inputs of a program that streams: eight blocks and more
 WIDE_ROW = 2048  # inputs: one such row is streamed through a matrix with many outputs whose programs all run at once
+MOST_HELD_TWICE = 2560  # inputs of 32 outputs: 160 KiB of the 227 that a program may have, and rows take 32 more
 RING_ROWS = 64  # rows of the matrix of a program of `ring_kernel`, gates and ups: those of one matrix instruction
 RING_INPUTS = 128  # of a block of the ring
 DTYPES = (torch.bfloat16, torch.float16)
@@ -326,11 +327,12 @@ def held_tiles(num_outputs: int, num_inputs: int) -> HeldTiles:
     """All inputs of 16 outputs: 1,152 are four times 256 and four times 32.
 
     A program of more than 2,048 inputs has a multiprocessor to itself. Where there would be more of these programs than
-    multiprocessors, each has 32 outputs.
+    multiprocessors, each has 32 outputs if their weights fit.
     """
     parts = 4 if num_inputs < 2048 else 8
     block_k = min(256, max(1 << (num_inputs // parts).bit_length() - 1, 16))
     left = max(num_inputs - parts * block_k, 0)
     rest = max(1 << (-(-left // parts) - 1).bit_length(), 16) if left else 0
-    block_n = 32 if num_inputs > 2048 and num_outputs > 16 * NUM_SMS else 16
+    fits_twice = parts * (block_k + rest) <= MOST_HELD_TWICE
+    block_n = 32 if num_inputs > 2048 and num_outputs > 16 * NUM_SMS and fits_twice else 16
     return HeldTiles(block_r=FEW_ROWS, block_n=block_n, block_k=block_k, rest=rest, parts=parts)
