@@ -23,11 +23,20 @@ from playhead.graph.spec import CaptureReport
 MAX_MODEL_LEN = 4096
 
 
-def start_in_new_process(model: Path, kernel_cache: Path, *, captures: bool) -> dict[str, dict[str, Any]]:
-    """What a start measured, by cell. Compiled kernels are looked for, and kept, in `kernel_cache`."""
+def installed(caches: Path) -> dict[str, str]:
+    """This environment, but Python and Triton keep what they compile, and look for it, in `caches`.
+
+    Where PYTHONDONTWRITEBYTECODE is set and torch has no compiled modules, each process compiles 1,400 of them anew.
+    """
+    kept = {"PYTHONPYCACHEPREFIX": str(caches / "modules"), "TRITON_CACHE_DIR": str(caches / "kernels")}
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | kept
+
+
+def start_in_new_process(model: Path, caches: Path, *, captures: bool) -> dict[str, dict[str, Any]]:
+    """What a start measured, by cell. What it compiles is kept in `caches`, where the next start finds it."""
     found = subprocess.run(
         [sys.executable, "-m", "bench.fresh_start", str(model), *(["--capture"] if captures else [])],
-        env=os.environ | {"TRITON_CACHE_DIR": str(kernel_cache)},
+        env=installed(caches),
         stdout=subprocess.PIPE,
         text=True,
         check=True,

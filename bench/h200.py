@@ -112,13 +112,13 @@ def free_memory() -> None:
 
 
 def measure_starts(run: Run, model: str, cases: Sequence[Case]) -> None:
-    """Starts in processes of their own. The warm one finds the kernels that the cold one compiled."""
-    with tempfile.TemporaryDirectory(prefix="kernels-") as kernel_cache:
+    """Starts in processes of their own. The warm one finds the modules and kernels that the cold one compiled."""
+    with tempfile.TemporaryDirectory(prefix="compiled-") as caches:
         for name in ("cold", "warm"):
             wanted = [case for case in cases if case.name == name and run.has_room(model, case)]
             if wanted:
                 captures = any(case.cell == "capture" for case in wanted)
-                found = start_in_new_process(MODELS[model].path, Path(kernel_cache), captures=captures)
+                found = start_in_new_process(MODELS[model].path, Path(caches), captures=captures)
                 for case in wanted:
                     run.write(scorecard.line(model, case, **found[case.cell]))
 

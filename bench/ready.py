@@ -2,8 +2,8 @@
 
 The checkpoint is written first: random weights of the real shapes in bfloat16, and a tokenizer with a word for each id.
 Each run is a server of its own, in two processes as by default on a GPU; `/ready` is asked every 0.1 s. The first run
-finds files that were just written but no compiled kernels; the later ones are warm. Beside the clock stand the seconds
-of a processor that each of the two processes had taken when `/ready` said yes.
+finds files that were just written, but no compiled kernels, and no compiled modules of Python; the later ones are warm.
+Beside the clock stand the seconds of a processor that each of the two processes had taken when `/ready` said yes.
 
 `--small` keeps the vocabulary and has two small layers, for a machine without a GPU. `--merges` writes a tokenizer
 that makes its tokens of characters by as many merges, as a trained one does: reading those is most of the work.
@@ -20,11 +20,13 @@ import random
 import tempfile
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from bench.fresh_start import installed
 from bench.measure import emit
 from bench.over_http import model_with_words
 from playhead.load.client import Load, SendOptions
@@ -113,10 +115,12 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--merges", action="store_true")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as caches:
         model = checkpoint(args, Path(folder))
         for run in range(args.runs):
-            emit("start of a server", model=args.model.name, run=run, **start(model))
+            with patch.dict(os.environ, installed(Path(caches)), clear=True):
+                measured = start(model)
+            emit("start of a server", model=args.model.name, run=run, **measured)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,9 @@ class TritonBackend(AttentionBackend):
 
     def __init__(self, page_table_RP: Tensor, layers: Sequence[LayerAttention], *, max_bs: int) -> None:
         super().__init__(page_table_RP)
-        shapes, sizes = {decode_shape(layer, page_table_RP) for layer in layers}, range(1, max_bs + 1)
+        # Asked of tensors for each layer of each step, shapes would be a tenth of what a capture does beside launches.
+        self._shapes = {layer: decode_shape(layer, page_table_RP) for layer in layers}
+        shapes, sizes = set(self._shapes.values()), range(1, max_bs + 1)
         steps = [(shape, bs, cut(shape, bs)) for shape in shapes for bs in sizes for cut in CUTS]
         most_parts = max(num_parts(*step) for step in steps)
         most_numbers = max(num_parts(*step) * step[0].v_head_dim for step in steps)
@@ -74,15 +76,14 @@ class TritonBackend(AttentionBackend):
     def prepare(self, layers: tuple[LayerAttention, ...], locs: ForwardLocs, inputs: Inputs) -> tuple[Tensors, ...]:
         """In steps of many programs, in which order their requests start."""
         seq_lens_B = inputs[LENGTHS_SLOT]
-        shapes = (decode_shape(layer, self.page_table_RP) for layer in layers)
-        has_order = [is_worth_an_order(shape, seq_lens_B.shape[0]) for shape in shapes]
+        has_order = [is_worth_an_order(self._shapes[layer], seq_lens_B.shape[0]) for layer in layers]
         if not any(has_order):
             return super().prepare(layers, locs, inputs)
         order_B = longest_first(seq_lens_B)
         return tuple((order_B,) if one else () for one in has_order)
 
     def parts_left(self, layer: LayerAttention, num_requests: int) -> int:
-        return parts_left(decode_shape(layer, self.page_table_RP), num_requests) if layer.reader_merges else 0
+        return parts_left(self._shapes[layer], num_requests) if layer.reader_merges else 0
 
     def write_and_attend(
         self, plan: AttentionPlan, layer: LayerAttention, new: NewTokens, out_TY: Tensor, prepared: Tensors
@@ -91,7 +92,7 @@ class TritonBackend(AttentionBackend):
         if plan.phase is not Phase.DECODE:
             super().write_and_attend(plan, layer, new, out_TY, prepared)
             return
-        transform, splits = new.transform, num_splits(decode_shape(layer, plan.page_table_RP), out_TY.shape[0])
+        transform, splits = new.transform, num_splits(self._shapes[layer], out_TY.shape[0])
         rest: tuple[Any, ...] = (
             *transform.numbers,
             *decode_arguments(plan, layer),
@@ -105,12 +106,11 @@ class TritonBackend(AttentionBackend):
     def decode(
         self, plan: AttentionPlan, layer: LayerAttention, q_BHD: Tensor, out_BHE: Tensor, prepared: Tensors = ()
     ) -> None:
-        splits = num_splits(decode_shape(layer, plan.page_table_RP), q_BHD.shape[0])
+        splits = num_splits(self._shapes[layer], q_BHD.shape[0])
         decode(q_BHD, out_BHE, *decode_arguments(plan, layer), *self._scratch, splits, *(prepared or (None,)))
 
     def extend(self, plan: AttentionPlan, layer: LayerAttention, q_THD: Tensor, out_THE: Tensor) -> None:
-        shape, num_places = decode_shape(layer, plan.page_table_RP), plan.rows_B.shape[0]
-        splits = num_splits_beside_prompts(shape, num_places, q_THD.shape[0])
+        splits = num_splits_beside_prompts(self._shapes[layer], plan.rows_B.shape[0], q_THD.shape[0])
         extend(q_THD, out_THE, *extend_arguments(plan, layer), *self._scratch, splits)
 
 

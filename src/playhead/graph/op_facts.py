@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 Op = Callable[..., Any]
+PLAIN = frozenset({int, float, bool, str, type(None)})
 
 # Collectives of torch.distributed. They give their result through objects that no op's schema shows.
 COLLECTIVES = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "symm_mem::")
@@ -28,6 +29,8 @@ class OpFacts:
     takes_indices: bool
     may_move: bool
     """Whether the op may take data to the device in its argument `device`."""
+    makes_memory: bool
+    """Whether the op gives memory without contents, and does nothing else."""
 
     def written_among(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors of a call that the schema declares as mutated."""
@@ -40,12 +43,14 @@ def facts_of(func: Op) -> OpFacts:
     """The facts of an op as the dispatcher hands it out, such as torch.ops.aten.mm.default."""
     name, takes_indices = op_name(func), op_name(func).startswith(("aten::index.", "aten::index_put"))
     arguments = enumerate(func._schema.arguments)  # type: ignore[attr-defined]
+    written = tuple((i, one.name) for i, one in arguments if one.alias_info is not None and one.alias_info.is_write)
     return OpFacts(
         name=name,
-        written=tuple((i, one.name) for i, one in arguments if one.alias_info is not None and one.alias_info.is_write),
+        written=written,
         refusal=_refusal(name, func.tags, takes_indices=takes_indices),  # type: ignore[attr-defined]
         takes_indices=takes_indices,
         may_move=name.startswith("aten::_to_copy"),
+        makes_memory=name.startswith(UNINITIALISED) and not written,
     )
 
 
@@ -81,7 +86,9 @@ def split_leaves(values: Iterable[object]) -> tuple[list[torch.Tensor], list[obj
     tensors: list[torch.Tensor] = []
     others: list[object] = []
     for value in values:
-        if isinstance(value, torch.Tensor):
+        if type(value) in PLAIN:
+            others.append(value)
+        elif isinstance(value, torch.Tensor):
             tensors.append(value)
         elif isinstance(value, (tuple, list, dict)):
             inner = split_leaves(value.values() if isinstance(value, dict) else value)

@@ -7,7 +7,7 @@ data, kernels that bypass the dispatcher), naming the op and the line that calle
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -216,10 +216,13 @@ class OpObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Op, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        inputs, statics = split_leaves((args, kwargs) if kwargs else args)
-        issued = Issued(func, facts_of(func), args, kwargs or {}, inputs, statics)
+        facts = facts_of(func)
         outer, self._guard.inside_op = self._guard.inside_op, True
         try:
+            if facts.makes_memory:
+                return self._make_memory(func, facts, args, kwargs or {})
+            inputs, statics = split_leaves((args, kwargs) if kwargs else args)
+            issued = Issued(func, facts, args, kwargs or {}, inputs, statics)
             self._refuse(issued)
             result = func(*args, **issued.kwargs)
             self._record(issued, tensors_in(result))
@@ -234,12 +237,13 @@ class OpObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with _disable_current_modes():
                 result = fn(*args)
             inputs, outputs = tensors_in(args), tensors_in(result)
+            known = {id(tensor): storage_of(tensor) for tensor in inputs}
             self._watch_bridges(name, inputs, outputs, is_view=False)
-            self._append(name, inputs, [args[i] for i in mutated], outputs, ())
+            self._append(name, inputs, [args[i] for i in mutated], outputs, (), known)
         finally:
             self._guard.inside_op = outer
         if self._keep_calls:
-            fresh = fresh_among(outputs, inputs)
+            fresh = fresh_among(outputs, known.values())
             self.calls.append(Call(name=name, func=fn, args=tuple(args), kwargs={}, fresh=fresh))
         return result
 
@@ -261,9 +265,20 @@ class OpObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 facts.name, user_line(), f"moves data between {sorted(kinds)}", "Make the host value a slot."
             )
 
+    def _make_memory(self, func: Op, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        """Half of a step's ops do no more: there is nothing to refuse, and all of the result is the recording's own."""
+        made: torch.Tensor = func(*args, **kwargs)
+        storage = storage_of(made)
+        self._internal.add(storage)
+        self._noted.append((facts.name, (), (self._note(made, storage),), (), user_line()))
+        if self._keep_calls:
+            self.calls.append(Call(name=facts.name, func=func, args=args, kwargs=kwargs, fresh=(made,)))
+        return made
+
     def _record(self, issued: Issued, outputs: Sequence[torch.Tensor]) -> None:
         func, facts, args, kwargs, inputs, statics = issued
-        fresh = fresh_among(outputs, inputs)
+        known = {id(tensor): storage_of(tensor) for tensor in inputs}
+        fresh = fresh_among(outputs, known.values())
         made = [tensor for tensor in fresh if tensor is not None]
         written = facts.written_among(args, kwargs) if facts.written else []
         is_view = not written and not made
@@ -271,8 +286,9 @@ class OpObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if is_view:
             inputs = []
         elif written:
-            inputs = [tensor for tensor in inputs if not any(tensor is one for one in written)]
-        self._append(facts.name, inputs, written, made, statics)
+            are_written = set(map(id, written))
+            inputs = [tensor for tensor in inputs if id(tensor) not in are_written]
+        self._append(facts.name, inputs, written, made, statics, known)
         if self._keep_calls and not is_view:
             # Kept even where nothing is redone: the outputs' memory must live as long as the recording.
             self.calls.append(Call(name=facts.name, func=func, args=args, kwargs=kwargs, fresh=fresh))
@@ -292,21 +308,24 @@ class OpObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
         written: Sequence[torch.Tensor],
         made: Sequence[torch.Tensor],
         statics: Sequence[object],
+        known: dict[int, int],
     ) -> None:
-        reads = tuple([self._note(tensor) for tensor in read])
-        self._internal.update([storage_of(tensor) for tensor in made])
-        writes = tuple([self._note(tensor) for tensor in (*written, *made)])
-        self._noted.append((name, reads, writes, tuple(statics), user_line()))
+        """Note an op. `known` are the storages of what it was given, by the tensors' identity."""
+        reads = tuple([self._note(tensor, known[id(tensor)]) for tensor in read])
+        writes = [self._note(tensor, known[id(tensor)]) for tensor in written]
+        for tensor in made:
+            storage = storage_of(tensor)
+            self._internal.add(storage)
+            writes.append(self._note(tensor, storage))
+        self._noted.append((name, reads, tuple(writes), tuple(statics), user_line()))
 
-    def _note(self, tensor: torch.Tensor) -> NotedAccess:
-        is_internal = storage_of(tensor) in self._internal
-        return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, is_internal
+    def _note(self, tensor: torch.Tensor, storage: int) -> NotedAccess:
+        return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, storage in self._internal
 
 
-def fresh_among(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
-    """The outputs, with None for each that shares its memory with an input."""
-    storages = set(map(storage_of, inputs))
-    return tuple(None if storage_of(out) in storages else out for out in outputs)
+def fresh_among(outputs: Sequence[torch.Tensor], storages: Collection[int]) -> tuple[torch.Tensor | None, ...]:
+    """The outputs, with None for each that lies in one of these storages: those of the op's inputs."""
+    return tuple([None if storage_of(out) in storages else out for out in outputs])
 
 
 def current_observer() -> OpObserver | None:

@@ -49,8 +49,8 @@ def test_decode_is_one_op_of_a_recording_that_declares_what_it_writes():
 
 def test_steps_of_many_programs_find_the_order_of_their_requests_once():
     few, many = (make_scene(SceneSpec(seq_lens=(3, 7), num_kv_heads=heads), seed=0) for heads in (1, 2))
-    backend, inputs = backend_for(few), {LENGTHS_SLOT: few.plan.seq_lens_B}
-    layers = (few.layer, many.layer, many.layer)
+    layers, inputs = (few.layer, many.layer, many.layer), {LENGTHS_SLOT: few.plan.seq_lens_B}
+    backend = TritonBackend(few.plan.page_table_RP, layers, max_bs=2)
     with swapped(playhead.kernels.splits, "MANY_PROGRAMS", 3):
         first, *others = backend.prepare(layers, None, inputs)
     assert first == ()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from itertools import product
 
 import pytest
@@ -35,6 +37,18 @@ def test_a_start_ends_with_its_first_token(tmp_path):
         assert found["ready_s"] <= found["measured"]
     finally:
         llm.close()
+
+
+def test_a_start_finds_the_modules_that_the_start_before_compiled(monkeypatch, tmp_path):
+    """Also on a machine whose Python is told to write none, where every start would compile torch's again."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    source, caches = tmp_path / "module_of_a_start.py", tmp_path / "caches"
+    source.write_text("number = 1")
+    command = [sys.executable, "-c", f"import sys; sys.path = [{str(tmp_path)!r}, *sys.path]; import module_of_a_start"]
+    for environment in (None, fresh_start.installed(caches)):
+        subprocess.run(command, env=environment, check=True)
+        assert len(list(caches.rglob("module_of_a_start*.pyc"))) == (environment is not None)
+    assert not list(source.parent.glob("__pycache__"))
 
 
 def test_of_two_mixed_sets_the_one_with_most_tokens_per_second_counts():

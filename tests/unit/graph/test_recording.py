@@ -192,6 +192,23 @@ def test_signatures_tell_constants_apart():
     assert same == also != other
 
 
+def test_memory_without_contents_is_the_recordings_own_and_reads_nothing():
+    x, given = torch.ones(4), torch.ones(2)
+
+    def work():
+        made = x.new_empty(2)
+        torch.ops.aten.new_empty.out(x, [2], out=given)
+        return made.copy_(x[:2])
+
+    recording, _ = taped(work)
+    made, into, _, copied = recording.log.ops
+    assert (made.name, into.name) == ("aten::new_empty.default", "aten::new_empty.out")
+    assert (made.reads, made.writes[0].internal, copied.writes[0].internal) == ((), True, True)
+    assert not into.writes[0].internal  # the caller's memory is written, not made
+    assert made.where.endswith(tuple("0123456789"))
+    assert __file__ in made.where
+
+
 def test_log_counts_ops_by_name():
     x = torch.ones(3, 3)
     recording, _ = taped(lambda: (x @ x @ x).relu())

@@ -344,6 +344,7 @@ KERNELS = {
     "whole requests 256, one wave": lambda: decode(4, 1, 256, 16, 512, num_requests=128, num_splits=1),
     "whole requests 256": lambda: decode(4, 1, 256, 16, 512, num_requests=256, num_splits=1),
     "many requests 64": lambda: decode(32, 8, 64, 16, None, num_requests=64, order=indices(64)),
+    "many requests 64, 16 heads": lambda: decode(64, 4, 64, 16, 128, num_requests=128, order=indices(128)),
     "many requests 128": lambda: decode(16, 8, 128, 16, None, num_requests=64, order=indices(64)),
     "many requests 256": lambda: decode(8, 4, 256, 16, 1024, num_requests=128, order=indices(128)),
     "longest first": lambda: compiled(

@@ -55,7 +55,8 @@ def test_as_many_decode_programs_fit_an_sm_as_the_splits_count_on(kernels):
     [
         ("whole requests 256, one wave", 1),
         ("whole requests 256", 2),
-        ("many requests 64", 6),
+        ("many requests 64", 9),
+        ("many requests 64, 16 heads", 9),
         ("many requests 128", 6),
         ("many requests 256", 4),
     ],
@@ -134,17 +135,19 @@ def test_warps_wait_for_each_other_once_between_the_projection_and_attention(ker
 
 def test_warps_that_merge_parts_wait_for_each_other_for_the_sum_of_weights_alone(kernels):
     """A thread has the same numbers of every part, so sums over parts are its own. What they are divided by goes to
-    other threads once: two barriers, however many parts there are.
+    other threads once: two barriers, however many parts there are. One warp needs none, or one.
     """
     rows = [row for name, row in kernels.items() if name.startswith(("decode", "many requests", "leave parts"))]
-    assert [row["barriers_of_merge"] for row in rows] == [2] * 12
+    assert [row["barriers_of_merge"] for row in rows if row["num_warps"] > 1] == [2] * 11
+    assert [row["barriers_of_merge"] for row in rows if row["num_warps"] == 1] == [0, 1]
 
 
 def test_a_group_takes_the_place_of_a_part_that_no_warp_still_reads(kernels):
-    """Two barriers are the sum's, and one is for this."""
+    """Two barriers are the sum's, where it has several warps, and one is for this."""
     rows = [row for name, row in kernels.items() if name.startswith(("decode", "many requests"))]
-    assert len(rows) == 10
-    assert min(row["barriers_before_overwriting"] for row in rows) >= 3
+    assert len(rows) == 11
+    for row in rows:
+        assert row["barriers_before_overwriting"] > row["barriers_of_merge"] >= (2 if row["num_warps"] > 1 else 0), row
 
 
 def test_attention_that_leaves_parts_waits_no_more_and_their_merge_hardly(kernels):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from playhead.attention.base import decode_arguments
 from playhead.kernels.attention import decode
 from playhead.kernels.splits import MERGE_PARTS, KeysPerSplit
-from playhead.kernels.triton.decode import Cut, DecodeTiles, decode_tiles, launch_decode
+from playhead.kernels.triton.decode import Cut, DecodeTiles, decode_tiles, launch_decode, rows_of_dot
 from tests.unit.attention.scenes import Scene, SceneSpec, make_scene
 from tests.unit.attention.strategies import scene_specs
 
@@ -158,9 +158,18 @@ def test_a_program_that_reads_all_keys_of_a_wide_head_takes_long_blocks():
     assert [tiles.max_registers for tiles in (short, one_wave, more)] == [168, 255, 128]
 
 
-@pytest.mark.parametrize(("head_dim", "num_programs", "per_sm"), [(64, 257, 6), (128, 2048, 6), (256, 450, 4)])
-def test_many_programs_are_small_so_that_more_of_them_run_at_once(head_dim, num_programs, per_sm):
+@pytest.mark.parametrize(
+    ("head_dim", "num_programs", "num_warps", "per_sm"),
+    [(64, 257, 1, 9), (128, 2048, 2, 6), (256, 450, 2, 4)],
+)
+def test_many_programs_are_small_so_that_more_of_them_run_at_once(head_dim, num_programs, num_warps, per_sm):
     for num_splits in (1, 2):
         small = decode_tiles(head_dim, head_dim, num_programs=num_programs, num_splits=num_splits)
-        assert (small.num_warps, small.programs_per_sm) == (2, per_sm)
+        assert (small.num_warps, small.programs_per_sm) == (num_warps, per_sm)
     assert decode_tiles(512, 512, num_programs=num_programs, num_splits=2).num_warps == 4
+
+
+def test_programs_with_many_rows_share_them_between_warps():
+    """24 query heads of a kv head are 32 rows, whose sums one warp has no registers for."""
+    few, many = (decode_tiles(64, 64, num_programs=257, num_rows=rows_of_dot(group)) for group in (16, 24))
+    assert (few.num_warps, many.num_warps) == (1, 2)

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from playhead.errors import ConfigError
 from playhead.kernels.elementwise import ACTIVATIONS
+from playhead.kernels.sizes import ceil_div
 from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
 
 BLOCK = 1024  # eight elements for each of 128 threads
@@ -65,7 +66,7 @@ def launch_gated_activation_into(
             f"gated_activation: found {activation!r}; wanted one of {ACTIVATIONS}. Map the model's name to one"
         )
     num_tokens, width = out_TI.shape
-    gated_activation_kernel[(num_tokens, triton.cdiv(width, BLOCK))](
+    gated_activation_kernel[(num_tokens, ceil_div(width, BLOCK))](
         gate_up_TJ, out_TI, gate_up_TJ.stride(0), alpha, limit, WIDTH=width, ACTIVATION=activation, BLOCK=BLOCK,
         enable_fp_fusion=not in_order, **dependent(gate_up_TJ),
     )  # fmt: skip

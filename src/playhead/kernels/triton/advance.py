@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from playhead.kernels.sizes import ceil_div
 from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
 
 BLOCK = 128
@@ -58,7 +59,7 @@ def advance_kernel(
 def launch_newest_ids(ids_T: torch.Tensor, newest_R: torch.Tensor) -> torch.Tensor:
     out_T = ids_T.new_empty(ids_T.shape)
     num_tokens = ids_T.shape[0]
-    grid = (triton.cdiv(num_tokens, BLOCK),)
+    grid = (ceil_div(num_tokens, BLOCK),)
     newest_ids_kernel[grid](ids_T, newest_R, out_T, num_tokens, BLOCK=BLOCK, **dependent(ids_T))
     return out_T
 
@@ -67,7 +68,7 @@ def launch_advance(*call: Any) -> None:
     *tensors, page_size = call
     *_, rows_B, _, _, outbox_XB, page_table_RP = tensors
     num_requests = rows_B.shape[0]
-    advance_kernel[(triton.cdiv(num_requests, BLOCK),)](
+    advance_kernel[(ceil_div(num_requests, BLOCK),)](
         *tensors, outbox_XB.stride(0), page_table_RP.stride(0), page_table_RP.shape[1], num_requests,
         NUM_BOXES=outbox_XB.shape[0] - 1, PAGE_SIZE=page_size, BLOCK=BLOCK, **dependent(rows_B),
     )  # fmt: skip

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from playhead.kernels import tokens
+from playhead.kernels.sizes import ceil_div, next_power_of_2
 from playhead.kernels.triton.arrivals import count_in
 from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
 
@@ -163,11 +164,11 @@ def launch_choose_keys(*call: Any) -> None:
 def _launch(*call: Any, gives_keys: bool, num_blocks: int | None = None) -> None:
     logits_NV, *rows, parts_RX, arrivals_R, first_id, greedy_below, draws = call
     num_rows, vocab_size = logits_NV.shape
-    max_parts = triton.cdiv(vocab_size, tokens.IDS_PER_BLOCK)
+    max_parts = ceil_div(vocab_size, tokens.IDS_PER_BLOCK)
     num_blocks = num_blocks or tokens.blocks_per_part(num_rows, vocab_size)
-    choose_kernel[(triton.cdiv(max_parts, num_blocks), num_rows)](
+    choose_kernel[(ceil_div(max_parts, num_blocks), num_rows)](
         logits_NV, *rows, parts_RX, arrivals_R, logits_NV.stride(0), parts_RX.stride(0),
         first_id, greedy_below, num_blocks, VOCAB=vocab_size, DRAWS=draws, KEYS=gives_keys,
-        BLOCK_J=tokens.IDS_PER_BLOCK, BLOCK_X=triton.next_power_of_2(max_parts),
+        BLOCK_J=tokens.IDS_PER_BLOCK, BLOCK_X=next_power_of_2(max_parts),
         num_warps=tokens.IDS_PER_BLOCK * logits_NV.element_size() // 512, **dependent(logits_NV),
     )  # fmt: skip

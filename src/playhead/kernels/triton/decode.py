@@ -22,12 +22,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from playhead.kernels.sizes import ceil_div, next_power_of_2
 from playhead.kernels.splits import (
     LEAST_FILL,
     MANY_KV_HEADS,
     MANY_PROGRAMS,
     MERGE_ELEMENTS,
     MERGE_PARTS,
+    NARROW_HEAD,
     NUM_SMS,
     PROGRAMS_PER_SM,
     WIDE_HEAD,
@@ -328,15 +330,20 @@ class DecodeTiles:
         return min(each // 8 * 8, MAX_REGISTERS)
 
 
-def decode_tiles(k_head_dim: int, v_head_dim: int, *, num_programs: int = 1, num_splits: int = 0) -> DecodeTiles:
+def decode_tiles(
+    k_head_dim: int, v_head_dim: int, *, num_programs: int = 1, num_splits: int = 0, num_rows: int = MIN_DOT_ROWS
+) -> DecodeTiles:
     """About 32 KiB of bf16 keys and values per block, whatever the head dim; for a program that reads all keys of a
     wide head itself, twice as much.
 
     Wide heads take so long over a block that one block ahead is enough: Gemma-3-1B is 1 to 8% faster at all lengths.
-    Where a step has many programs for each split (`num_programs`), more of them run at once if each has two warps.
+    Where a step has many programs for each split (`num_programs`), more of them run at once if each has two warps, or
+    one if its heads are narrow and it has few rows (`num_rows`, padded).
     """
-    width = triton.next_power_of_2(max(k_head_dim, v_head_dim))
+    width = next_power_of_2(max(k_head_dim, v_head_dim))
     block_j, is_wide = min(max(8192 // width, 16), 128), width >= WIDE_HEAD
+    if width <= NARROW_HEAD and num_programs > MANY_PROGRAMS and num_rows == MIN_DOT_ROWS:
+        return DecodeTiles(block_j=32, num_warps=1, num_stages=3, programs_per_sm=9)
     if not is_wide and num_programs > MANY_PROGRAMS:
         return DecodeTiles(block_j=max(block_j // 2, 16), num_warps=2, num_stages=3, programs_per_sm=6)
     if width == WIDE_HEAD and num_programs > LEAST_FILL * 4 * NUM_SMS:
@@ -382,11 +389,14 @@ class Launch:
         (num_kv_heads, head_dim), v_head_dim = k_cache_NSKD.shape[2:], v_cache_NSKE.shape[3]
         num_requests, group = rows_B.shape[0], num_heads // num_kv_heads
         num_programs = num_requests * num_kv_heads
-        tiles = cut.tiles or decode_tiles(head_dim, v_head_dim, num_programs=num_programs, num_splits=num_splits)
         block_m = rows_of_dot(group)
-        num_m_blocks = triton.cdiv(group, block_m)
-        block_h = min(triton.next_power_of_2(group), block_m)
-        block_e = max(triton.next_power_of_2(v_head_dim), MIN_DOT_DEPTH)
+        tiles = cut.tiles or decode_tiles(
+            head_dim, v_head_dim, num_programs=num_programs, num_splits=num_splits, num_rows=block_m
+        )
+        num_m_blocks = ceil_div(group, block_m)
+        block_h = min(next_power_of_2(group), block_m)
+        block_e = max(next_power_of_2(v_head_dim), MIN_DOT_DEPTH)
+        merged = MERGE_ELEMENTS * min(tiles.num_warps, 4) // 4  # at a time: 64 registers of each thread
         k_strides, v_strides = k_cache_NSKD.stride()[:3], v_cache_NSKE.stride()[:3]
         part_elements = group * v_head_dim
         keys = cut.keys or keys_per_split(num_programs, tiles.block_j, part_elements, beside_prompts=beside_prompts)
@@ -399,9 +409,9 @@ class Launch:
             options={
                 "H": num_heads, "G": group, "D": head_dim, "E": v_head_dim, "PAGE_SIZE": k_cache_NSKD.shape[1],
                 "SAME_STRIDES": k_strides == v_strides, "WINDOW": window or 0, "NUM_M_BLOCKS": num_m_blocks,
-                "BLOCK_M": block_m, "BLOCK_D": max(triton.next_power_of_2(head_dim), MIN_DOT_DEPTH),
+                "BLOCK_M": block_m, "BLOCK_D": max(next_power_of_2(head_dim), MIN_DOT_DEPTH),
                 "BLOCK_E": block_e, "BLOCK_J": tiles.block_j, "BLOCK_H": block_h,
-                "BLOCK_X": max(min(MERGE_ELEMENTS // (block_h * block_e), MERGE_PARTS), 1),
+                "BLOCK_X": max(min(merged // (block_h * block_e), MERGE_PARTS), 1),
                 "num_warps": tiles.num_warps, "num_stages": tiles.num_stages, "maxnreg": tiles.max_registers,
             },
         )  # fmt: skip
@@ -409,7 +419,7 @@ class Launch:
 
 def rows_of_dot(group: int) -> int:
     """Rows of a tile for the query heads of one kv head."""
-    return int(min(max(triton.next_power_of_2(group), MIN_DOT_ROWS), MAX_ROWS))
+    return min(max(next_power_of_2(group), MIN_DOT_ROWS), MAX_ROWS)
 
 
 def launch_decode(*call: Any, cut: Cut = AS_MEASURED) -> None:

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from playhead.kernels.sizes import ceil_div
 from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
 from playhead.kernels.triton.scores import capped
 
@@ -61,7 +62,7 @@ def _launch(
 ) -> torch.Tensor:
     num_tokens, width = ids_T.shape[0], table_VD.shape[1]
     out_TD = torch.empty((num_tokens, width), dtype=table_VD.dtype, device=table_VD.device)
-    embed_kernel[(num_tokens, triton.cdiv(width, BLOCK))](
+    embed_kernel[(num_tokens, ceil_div(width, BLOCK))](
         ids_T, table_VD, out_TD, table_VD.stride(0), scale, first_id,
         NUM_IDS=num_ids, WIDTH=width, BLOCK=BLOCK, **dependent(ids_T),
     )  # fmt: skip
@@ -70,6 +71,6 @@ def _launch(
 
 def launch_softcap(logits_TV: torch.Tensor, cap: float) -> None:
     num_rows, width = logits_TV.shape
-    softcap_kernel[(num_rows, triton.cdiv(width, BLOCK))](
+    softcap_kernel[(num_rows, ceil_div(width, BLOCK))](
         logits_TV, logits_TV.stride(0), cap, WIDTH=width, BLOCK=BLOCK, **dependent(logits_TV)
     )

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from playhead.kernels.sizes import next_power_of_2
 from playhead.kernels.splits import NUM_SMS
 from playhead.kernels.triton.decode import AS_MEASURED, Cut, launch_decode_rows
 from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
@@ -271,7 +272,7 @@ def extend_tiles(width: int, itemsize: int, num_rows: int) -> ExtendTiles:
     1,024 tokens of 4 heads of 256 are 32 whole tiles of 128 rows, which would leave 100 SMs idle: half tiles. 512
     tokens of them are 128 narrow tiles.
     """
-    width = min(max(triton.next_power_of_2(width), 64), 512)
+    width = min(max(next_power_of_2(width), 64), 512)
     whole, half = TILES[width]
     tiles = whole if num_rows >= whole.block_m * LEAST_WHOLE[width] else half
     narrow, per_sm = NARROW_TILES.get(width, (tiles, 0))
@@ -293,7 +294,7 @@ def num_programs(num_full_tiles: int, num_requests: int, num_kv_heads: int) -> i
 
 def requests_block(num_places: int) -> int:
     """Requests that a program looks through for its tile's: all of them at once."""
-    return int(max(triton.next_power_of_2(num_places), MIN_BLOCK_B))
+    return max(next_power_of_2(num_places), MIN_BLOCK_B)
 
 
 def launch_extend(*call: Any, tiles: ExtendTiles | None = None, cut: Cut = AS_MEASURED) -> None:
@@ -314,10 +315,10 @@ def launch_tiles(*call: Any, tiles: ExtendTiles | None = None, least_queries: in
     # Every request of a step has a token at least: in a small step, places behind its tokens have none.
     num_requests, group = min(rows_B.shape[0], num_tokens), num_heads // num_kv_heads
     k_strides, v_strides = k_cache_NSKD.stride()[:3], v_cache_NSKE.stride()[:3]
-    block_d = max(triton.next_power_of_2(head_dim), MIN_DOT_DEPTH)
-    block_e = max(triton.next_power_of_2(v_head_dim), MIN_DOT_DEPTH)
+    block_d = max(next_power_of_2(head_dim), MIN_DOT_DEPTH)
+    block_e = max(next_power_of_2(v_head_dim), MIN_DOT_DEPTH)
     tiles = tiles or extend_tiles(max(block_d, block_e), q_THD.element_size(), num_tokens * num_heads)
-    block_m = max(tiles.block_m, triton.next_power_of_2(group))
+    block_m = max(tiles.block_m, next_power_of_2(group))
     tokens_per_tile = block_m // group
     extend_kernel[(num_programs(num_tokens // tokens_per_tile, num_requests, num_kv_heads), num_kv_heads)](
         *tensors, query_starts_B, query_lens_B, sinks_H, scale, 0.0 if softcap is None else softcap, num_requests,

@@ -22,6 +22,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from playhead.kernels.head import NO_CAP
+from playhead.kernels.sizes import ceil_div
 from playhead.kernels.splits import NUM_SMS
 from playhead.kernels.triton.arrivals import count_in
 from playhead.kernels.triton.choose import GOLDEN, MOST_KEY, NO_KEY, gumbel, keys, mixed, token_of
@@ -225,9 +226,9 @@ def launch_head(
     """
     (num_rows, width), num_ids = h_NM.shape, weight_VM.shape[0]
     *rows, greedy_below, draws = choice
-    num_tiles = triton.cdiv(num_ids, tiles.block_n)
+    num_tiles = ceil_div(num_ids, tiles.block_n)
     num_programs = min(tiles.programs_per_sm * NUM_SMS or num_tiles, num_tiles)
-    head_kernel[(num_programs, triton.cdiv(num_rows, tiles.block_r))](
+    head_kernel[(num_programs, ceil_div(num_rows, tiles.block_r))](
         TensorDescriptor.from_tensor(h_NM, [tiles.block_r, tiles.block_k]),
         TensorDescriptor.from_tensor(weight_VM, [tiles.block_n, tiles.block_k]),
         logits_NV, *rows, 0 if logits_NV is None else logits_NV.stride(0),

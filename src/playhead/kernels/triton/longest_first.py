@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from playhead.kernels.sizes import ceil_div, next_power_of_2
 from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
 
 BLOCK_REQUESTS = 16
@@ -33,8 +34,8 @@ def longest_first_kernel(
 
 def launch_longest_first(seq_lens_B: Tensor) -> Tensor:
     order_B, num_requests = seq_lens_B.new_empty(seq_lens_B.shape), seq_lens_B.shape[0]
-    longest_first_kernel[(triton.cdiv(num_requests, BLOCK_REQUESTS),)](
+    longest_first_kernel[(ceil_div(num_requests, BLOCK_REQUESTS),)](
         seq_lens_B, order_B, num_requests,
-        BLOCK_B=triton.next_power_of_2(num_requests), BLOCK_M=BLOCK_REQUESTS, **dependent(seq_lens_B),
+        BLOCK_B=next_power_of_2(num_requests), BLOCK_M=BLOCK_REQUESTS, **dependent(seq_lens_B),
     )  # fmt: skip
     return order_B

@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from playhead.kernels.sizes import ceil_div
+
 BLOCK = 1024  # eight ids for each of 128 threads
 
 
@@ -28,5 +30,5 @@ def forbid_kernel(logits, allowed, logits_stride, allowed_stride, VOCAB: tl.cons
 def launch_forbid(logits_NV: torch.Tensor, allowed_NW: torch.Tensor) -> None:
     num_rows, vocab_size = logits_NV.shape
     strides = (logits_NV.stride(0), allowed_NW.stride(0))
-    grid = (num_rows, triton.cdiv(vocab_size, BLOCK))
+    grid = (num_rows, ceil_div(vocab_size, BLOCK))
     forbid_kernel[grid](logits_NV, allowed_NW, *strides, VOCAB=vocab_size, BLOCK=BLOCK)

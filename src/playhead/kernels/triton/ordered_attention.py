@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from playhead.kernels.sizes import ceil_div, next_power_of_2
 from playhead.kernels.splits import NUM_SMS, WIDE_HEAD
 from playhead.kernels.triton.arrivals import count_in
 from playhead.kernels.triton.decode import load_queries, rows_of_dot
@@ -378,7 +379,7 @@ ENOUGH_PROGRAMS = 24  # for a device to be busy without sharing so few segments:
 
 def ordered_tiles(width: int, itemsize: int) -> OrderedTiles:
     """The tiles for heads of `width`, whatever the step."""
-    tiles = TILES[min(max(triton.next_power_of_2(width), 64), 512)]
+    tiles = TILES[min(max(next_power_of_2(width), 64), 512)]
     # float32 is twice as wide and goes through the same shared memory.
     return tiles if itemsize <= 2 else tiles._replace(block_j=16)
 
@@ -395,7 +396,7 @@ def programs_of_a_request(num_programs: int, num_segments: int) -> int:
     """
     if num_segments <= FEW_SEGMENTS and num_programs > ENOUGH_PROGRAMS:
         return 1
-    return min(num_segments, int(triton.cdiv(PROGRAMS_PER_SM * NUM_SMS, num_programs)))
+    return min(num_segments, ceil_div(PROGRAMS_PER_SM * NUM_SMS, num_programs))
 
 
 def decode_options(width: int, num_programs: int, num_sharing: int) -> dict[str, int]:
@@ -415,8 +416,8 @@ def launch_attend_in_order(*call: Any, tiles: OrderedTiles | None = None, segmen
     num_tokens, num_heads, head_dim = q_THD.shape
     page_size, num_kv_heads, v_head_dim = v_cache_NSKE.shape[1:]
     num_requests, group = rows_B.shape[0], num_heads // num_kv_heads
-    block_d = max(triton.next_power_of_2(head_dim), MIN_DOT_DEPTH)
-    block_e = max(triton.next_power_of_2(v_head_dim), MIN_DOT_DEPTH)
+    block_d = max(next_power_of_2(head_dim), MIN_DOT_DEPTH)
+    block_e = max(next_power_of_2(v_head_dim), MIN_DOT_DEPTH)
     tiles = tiles or ordered_tiles(max(block_d, block_e), q_THD.element_size())
     tensors += [query_starts_B, query_lens_B, sinks_H]
     numbers = (scale, 0.0 if softcap is None else softcap)
@@ -431,7 +432,7 @@ def launch_attend_in_order(*call: Any, tiles: OrderedTiles | None = None, segmen
         **dependent(q_THD),
     }  # fmt: skip
     block_m = rows_of_dot(group)
-    num_m_blocks = triton.cdiv(group, block_m)
+    num_m_blocks = ceil_div(group, block_m)
     num_heads_blocks = num_kv_heads * num_m_blocks
     num_sharing = programs_of_a_request(
         num_requests * num_heads_blocks, most_segments(page_table_RP.shape[1] * page_size, window, segment)
@@ -443,7 +444,7 @@ def launch_attend_in_order(*call: Any, tiles: OrderedTiles | None = None, segmen
     )  # fmt: skip
     if decodes:
         return
-    block_m = max(tiles.block_m, triton.next_power_of_2(group))
+    block_m = max(tiles.block_m, next_power_of_2(group))
     tokens_per_tile = block_m // group
     ordered_tiles_kernel[(num_programs(num_tokens // tokens_per_tile, num_requests, num_kv_heads), num_kv_heads)](
         *tensors, *numbers, num_requests, *strides, TOKENS=tokens_per_tile, BLOCK_M=block_m,

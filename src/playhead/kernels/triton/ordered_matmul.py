@@ -20,6 +20,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from playhead.kernels.ordered import LONG_ROW
+from playhead.kernels.sizes import ceil_div
 from playhead.kernels.splits import NUM_SMS
 from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
 
@@ -145,10 +146,10 @@ def chunk_of(num_outputs: int, num_inputs: int) -> int:
 
     As many chunks as give every multiprocessor a tile of 64 outputs: the 6,912 inputs of Gemma-3-1B are seven of 1,024.
     """
-    num_chunks = NUM_SMS // triton.cdiv(num_outputs, 64) if num_inputs > LONG_ROW else 1
+    num_chunks = NUM_SMS // ceil_div(num_outputs, 64) if num_inputs > LONG_ROW else 1
     if num_chunks <= 1:
         return num_inputs
-    return int(triton.cdiv(triton.cdiv(num_inputs, num_chunks), CHUNK_BLOCK)) * CHUNK_BLOCK
+    return ceil_div(ceil_div(num_inputs, num_chunks), CHUNK_BLOCK) * CHUNK_BLOCK
 
 
 class MatmulTiles(NamedTuple):
@@ -179,7 +180,7 @@ def matmul_tiles(num_rows: int, num_outputs: int, num_chunks: int) -> tuple[Matm
     if num_rows <= FEW_ROWS:
         return (NARROW if num_chunks == 1 else IN_CHUNKS) if num_outputs < WIDE_FROM else WIDE, False
     for tiles in BY_TMA:
-        if num_chunks * triton.cdiv(num_rows, tiles.block_m) * triton.cdiv(num_outputs, tiles.block_n) >= NUM_SMS:
+        if num_chunks * ceil_div(num_rows, tiles.block_m) * ceil_div(num_outputs, tiles.block_n) >= NUM_SMS:
             return tiles, True
     return BY_TMA[-1], True
 
@@ -193,7 +194,7 @@ def launch_matmul_in_order(*call: Any, tiles: MatmulTiles | None = None, chunk: 
     x_TI, weight_OI, bias_O, out_TO, scale, adds = call
     (num_rows, num_inputs), num_outputs = x_TI.shape, weight_OI.shape[0]
     chunk = chunk or chunk_of(num_outputs, num_inputs)
-    num_chunks = triton.cdiv(num_inputs, chunk)
+    num_chunks = ceil_div(num_inputs, chunk)
     is_part = num_chunks > 1 and num_rows <= PARTS_UP_TO
     by_tma = False
     if tiles is None and x_TI.element_size() > 2:
@@ -210,7 +211,7 @@ def launch_matmul_in_order(*call: Any, tiles: MatmulTiles | None = None, chunk: 
     target, finish = out_TO, {"HAS_BIAS": bias_O is not None, "ADDS": adds}
     if is_part:
         target = torch.empty((num_chunks, num_rows, num_outputs), dtype=torch.float32, device=x_TI.device)
-    num_tiles = triton.cdiv(num_rows, tiles.block_m) * triton.cdiv(num_outputs, tiles.block_n)
+    num_tiles = ceil_div(num_rows, tiles.block_m) * ceil_div(num_outputs, tiles.block_n)
     ordered_matmul_kernel[(num_tiles, num_chunks if is_part else 1)](
         x, weight, None if is_part else bias_O, target, num_rows, num_inputs, num_outputs,
         x_TI.stride(0), weight_OI.stride(0), target.stride(-2), 1.0 if is_part else scale, chunk,
@@ -220,7 +221,7 @@ def launch_matmul_in_order(*call: Any, tiles: MatmulTiles | None = None, chunk: 
         num_warps=tiles.num_warps, num_stages=tiles.num_stages, enable_fp_fusion=False, **waits,
     )  # fmt: skip
     if is_part:
-        sum_chunks_kernel[(num_rows, triton.cdiv(num_outputs, SUM_BLOCK))](
+        sum_chunks_kernel[(num_rows, ceil_div(num_outputs, SUM_BLOCK))](
             target, bias_O, out_TO, num_rows, num_outputs, out_TO.stride(0), scale, num_chunks, **finish,
             BLOCK=SUM_BLOCK, enable_fp_fusion=False, **waits,
         )  # fmt: skip

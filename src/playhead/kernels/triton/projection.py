@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from playhead.kernels.attention import head_dim_of
 from playhead.kernels.elementwise import UNCLAMPED
+from playhead.kernels.sizes import ceil_div, next_power_of_2
 from playhead.kernels.splits import NUM_SMS, merging_share
 from playhead.kernels.triton.activation import launch_gated_activation_into
 from playhead.kernels.triton.dependent import dependent
@@ -131,9 +131,9 @@ def merge_and_multiply(left_1Z: Tensor, weight_MI: Tensor, num_left: int) -> Ten
     share = merging_share(head_dim)
     num_shares = num_inputs // share
     # A program for each multiprocessor, or a few more. Of four and eight warps, one for each 64 inputs was faster.
-    block_n = max(triton.next_power_of_2(num_outputs * num_shares // (NUM_SMS + NUM_SMS // 4)), 8)
+    block_n = max(next_power_of_2(num_outputs * num_shares // (NUM_SMS + NUM_SMS // 4)), 8)
     parts_S1M = torch.empty((num_shares, 1, num_outputs), dtype=torch.float32, device=left_1Z.device)
-    merging_row_kernel[triton.cdiv(num_outputs, block_n), num_shares](
+    merging_row_kernel[ceil_div(num_outputs, block_n), num_shares](
         left_1Z, weight_MI, parts_S1M, num_outputs, num_inputs,
         E=head_dim, HEADS=share // head_dim, LEFT=num_left, BLOCK_N=block_n, num_warps=share // 64,
         **dependent(left_1Z),
@@ -174,7 +174,7 @@ def launch_tiles(
         return
     num_rows, num_outputs = out_TO.shape[-2:]
     num_inputs = x_TI.shape[1]
-    num_tiles = triton.cdiv(num_outputs * (1 if activation is None else 2), tiles.block_n)
+    num_tiles = ceil_div(num_outputs * (1 if activation is None else 2), tiles.block_n)
     what = {"ACTIVATION": activation, "HAS_BIAS": bias_O is not None, "ADDS": adds, "STARTS_EARLY": tiles.starts_early}
     assert not in_order or isinstance(tiles, StreamedTiles), "other kernels add up in another order"
     if isinstance(tiles, RowTiles):
@@ -198,10 +198,10 @@ def launch_tiles(
             *call, **cut, REST=tiles.rest, PARTS=tiles.parts, num_warps=tiles.parts, **what, **dependent(x_TI)
         )
         return
-    steps = triton.cdiv(tiles.share or triton.cdiv(num_inputs, tiles.num_splits), tiles.block_k)
+    steps = ceil_div(tiles.share or ceil_div(num_inputs, tiles.num_splits), tiles.block_k)
     in_last_share = num_inputs - (tiles.num_splits - 1) * steps * tiles.block_k
     is_even = num_inputs % tiles.block_k == tiles.held % tiles.block_k == 0 and in_last_share >= tiles.held
-    streamed_kernel[(num_tiles, tiles.num_splits, triton.cdiv(num_rows, tiles.block_r))](
+    streamed_kernel[(num_tiles, tiles.num_splits, ceil_div(num_rows, tiles.block_r))](
         *call, steps, **cut, STAGES=tiles.num_stages, HELD=tiles.held, EVEN=is_even, ROUNDS=in_order,
         num_warps=tiles.num_warps, enable_fp_fusion=not in_order, **what, **dependent(x_TI),
     )  # fmt: skip

@@ -19,6 +19,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from playhead.kernels.sizes import ceil_div, next_power_of_2
 from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
 
 MAX_TILE = 4096  # elements of one program's tile
@@ -153,21 +154,21 @@ def launch_qk_rope_write(*call: Any) -> None:
     num_pairs = 0 if table_PR is None else table_PR.shape[1] // 2
     has_norm = q_weight_W is not None
     together = q_weight_W is not None and q_weight_W.numel() != head_dim
-    block_dim = triton.next_power_of_2(head_dim)
-    block_heads = triton.next_power_of_2(num_heads)
+    block_dim = next_power_of_2(head_dim)
+    block_heads = next_power_of_2(num_heads)
     if not together:
         block_heads = min(block_heads, max(MAX_TILE // block_dim, 1))
-    block_heads = max(block_heads, triton.next_power_of_2(num_kv_heads))
+    block_heads = max(block_heads, next_power_of_2(num_kv_heads))
     # With neither norm nor rotation the queries stay as they are, and only the writing programs run.
-    num_q_blocks = triton.cdiv(num_heads, block_heads) if has_norm or num_pairs else 0
+    num_q_blocks = ceil_div(num_heads, block_heads) if has_norm or num_pairs else 0
     qk_rope_write_kernel[(num_tokens, num_q_blocks + 1)](
         *tensors, eps, *q_THD.stride()[:2], *k_TKD.stride()[:2], *v_TKE.stride()[:2],
         *k_cache_NSKD.stride()[:3], *v_cache_NSKE.stride()[:3],
         H=num_heads, K=num_kv_heads, D=head_dim, E=v_head_dim, F=num_pairs, STEP=2 if interleaved else 1,
         PAGE_SIZE=k_cache_NSKD.shape[1], NUM_Q_BLOCKS=num_q_blocks,
         HAS_NORM=has_norm, TOGETHER=together, UNIT_OFFSET=unit_offset, SPREADS=num_tokens <= FEW_TOKENS,
-        BLOCK_H=block_heads, BLOCK_E=triton.next_power_of_2(v_head_dim),
-        BLOCK_F=triton.next_power_of_2(max(num_pairs, 1)),
-        BLOCK_R=triton.next_power_of_2(max(head_dim - 2 * num_pairs, 1)),
+        BLOCK_H=block_heads, BLOCK_E=next_power_of_2(v_head_dim),
+        BLOCK_F=next_power_of_2(max(num_pairs, 1)),
+        BLOCK_R=next_power_of_2(max(head_dim - 2 * num_pairs, 1)),
         num_warps=min(max(block_heads * block_dim // ELEMENTS_PER_WARP, 1), 16), **dependent(q_THD),
     )  # fmt: skip

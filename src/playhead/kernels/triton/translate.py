@@ -15,6 +15,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from playhead.kernels.sizes import ceil_div, next_power_of_2
 from playhead.kernels.translate import max_pages_seen
 from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
 
@@ -56,8 +57,8 @@ def launch_translate(*call: Any) -> None:
     _, window_table_RP, _, page_table_RP, full_locs_T, _, _ = tensors
     num_tokens = full_locs_T.shape[0]
     num_columns = min(max_pages_seen(window, page_size), page_table_RP.shape[1])
-    block_pages = min(triton.next_power_of_2(num_columns), MAX_BLOCK_PAGES)
-    translate_kernel[(triton.cdiv(num_tokens, BLOCK_TOKENS), triton.cdiv(num_columns, block_pages))](
+    block_pages = min(next_power_of_2(num_columns), MAX_BLOCK_PAGES)
+    translate_kernel[(ceil_div(num_tokens, BLOCK_TOKENS), ceil_div(num_columns, block_pages))](
         *tensors, num_tokens, window_table_RP.stride(0), page_table_RP.stride(0),
         PAGE_SIZE=page_size, WINDOW=window, BLOCK_T=BLOCK_TOKENS, BLOCK_C=block_pages, **dependent(full_locs_T),
     )  # fmt: skip

@@ -19,6 +19,7 @@ import triton.language as tl
 
 from playhead.kernels.attention import left_width
 from playhead.kernels.rope import split_heads
+from playhead.kernels.sizes import next_power_of_2
 from playhead.kernels.splits import MOST_HEADS_TOGETHER, MOST_KEYS_TOGETHER, WIDE_HEAD
 from playhead.kernels.triton.decode import (
     AS_MEASURED,
@@ -163,7 +164,7 @@ def launch_write_and_decode(*call: Any, cut: Cut = AS_MEASURED) -> None:
         F=0 if table_PR is None else table_PR.shape[1] // 2, STEP=2 if interleaved else 1,
         HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks_H is not None,
         HAS_NORM=q_weight_W is not None, UNIT_OFFSET=unit_offset,
-        BLOCK_G=max(triton.next_power_of_2(group), launch.options["num_warps"]), LEFT=num_left,
+        BLOCK_G=max(next_power_of_2(group), launch.options["num_warps"]), LEFT=num_left,
         STARTS_EARLY=num_requests <= FEW_REQUESTS and not (num_kv_heads > 1 and head_dim >= WIDE_HEAD),
         **launch.options | ({"maxnreg": MAX_REGISTERS} if num_programs <= FEW_KV_HEADS else {}), **dependent(qkv_BX),
     )  # fmt: skip
