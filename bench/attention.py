@@ -25,7 +25,8 @@ from bench.measure import cold_copies, device_us, emit
 from playhead.attention.base import AttentionPlan, LayerAttention, decode_arguments, extend_arguments
 from playhead.attention.triton import TritonBackend, decode_shape
 from playhead.kernels.splits import num_splits
-from playhead.kernels.triton.decode import Cut, DecodeTiles, launch_decode
+from playhead.kernels.triton.decode import Cut, launch_decode
+from playhead.kernels.triton.decode_tiles import DecodeTiles
 from playhead.kernels.triton.extend import ExtendTiles, launch_tiles
 
 DEVICE = torch.device("cuda")

@@ -9,7 +9,7 @@ from math import ceil
 
 from bench.projections import IN_PARTS, neighbours
 from playhead.kernels.splits import NUM_SMS
-from playhead.kernels.triton.decode import SM_REGISTERS, DecodeTiles
+from playhead.kernels.triton.decode_tiles import SM_REGISTERS, DecodeTiles
 from playhead.kernels.triton.projection_tiles import RING_INPUTS, HeldTiles, RingTiles, StreamedTiles, Tiles
 
 SM_SHARED_BYTES, RESERVED_BYTES = 228 * 1024, 1024  # of a multiprocessor, and of each of its programs

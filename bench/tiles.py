@@ -37,6 +37,7 @@ from playhead.kernels.rehearsal import Rehearsal
 from playhead.kernels.splits import MIN_KEYS_PER_SPLIT, DecodeShape, KeysPerSplit, keys_per_split, parts_left
 from playhead.kernels.triton import decode, projection
 from playhead.kernels.triton.compile_ahead import compiling_ahead
+from playhead.kernels.triton.decode_tiles import DecodeTiles, decode_tiles
 from playhead.kernels.triton.projection_tiles import (
     RingTiles,
     RowTiles,
@@ -126,7 +127,7 @@ def split_as(few: int) -> AbstractContextManager[Any]:
     return patch.object(decode, "keys_per_split", rule)
 
 
-def programs_as(tiles: decode.DecodeTiles) -> AbstractContextManager[Any]:
+def programs_as(tiles: DecodeTiles) -> AbstractContextManager[Any]:
     """In here attention has these programs."""
     return patch.object(decode, "decode_tiles", lambda *_, **__: tiles)
 
@@ -178,7 +179,7 @@ class DecodeSteps:
         """Compile what steps of so many requests will launch, where kernels are compiled at all."""
         if self.worker.device.type != "cuda":
             return
-        with compiling_ahead(), self.worker.model.decoder.one_layer_of_each_kind():
+        with compiling_ahead(), self.worker.model.decoder.few_layers_of_each_kind():
             for cut in cuts:
                 with cut():
                     rehearse(self.worker.decode, batch, Rehearsal(self.worker.device))
@@ -204,7 +205,7 @@ def cuts_of(model: str, batch: int, name: str, *, is_wide: bool) -> Iterator[tup
     elif name == "programs":
         attention = spec_of(model).layers[0].attention
         dims, num_programs = (attention.k_head_dim, attention.v_head_dim), batch * attention.num_kv_heads
-        chosen_programs = decode.decode_tiles(*dims, num_programs=num_programs)
+        chosen_programs = decode_tiles(*dims, num_programs=num_programs)
         for programs in program_variants(chosen_programs, 2 * sum(dims)):
             yield asdict(programs), partial(programs_as, programs)
     else:

@@ -12,6 +12,7 @@ per page.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
@@ -179,6 +180,12 @@ class AttentionBackend(ABC):
         of the forward, and captured with it. Here none.
         """
         return ((),) * len(layers)
+
+    def kind_of_step(self, num_requests: int) -> Hashable:
+        """Two decode steps that differ in this launch different kernels, even if their numbers of requests are close.
+        None: they do not.
+        """
+        return None
 
     def parts_left(self, layer: LayerAttention, num_requests: int) -> int:
         """In how many parts `write_and_attend` leaves each head's output in a decode step; 0: it is merged."""

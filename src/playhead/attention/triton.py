@@ -6,7 +6,7 @@ of the page table, P pages per row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from playhead.kernels.splits import (
     num_splits_beside_prompts,
     parts_left,
 )
+from playhead.kernels.triton.decode_tiles import decode_tiles, rows_of_dot
 from playhead.kv.pool import ForwardLocs
 
 CUTS = (num_splits, num_splits_beside_prompts)
@@ -82,6 +83,20 @@ class TritonBackend(AttentionBackend):
         order_B = longest_first(seq_lens_B)
         return tuple((order_B,) if one else () for one in has_order)
 
+    def kind_of_step(self, num_requests: int) -> Hashable:
+        """How programs of each sort of layer are cut, and whether they start in an order."""
+        kinds = []
+        for layer, shape in self._shapes.items():
+            tiles = decode_tiles(
+                layer.k_head_dim,
+                layer.v_head_dim,
+                num_programs=num_requests * layer.num_kv_heads,
+                num_splits=num_splits(shape, num_requests),
+                num_rows=rows_of_dot(layer.group_size),
+            )
+            kinds.append((tiles, is_worth_an_order(shape, num_requests)))
+        return tuple(dict.fromkeys(kinds))
+
     def parts_left(self, layer: LayerAttention, num_requests: int) -> int:
         return parts_left(self._shapes[layer], num_requests) if layer.reader_merges else 0
 
@@ -92,14 +107,14 @@ class TritonBackend(AttentionBackend):
         if plan.phase is not Phase.DECODE:
             super().write_and_attend(plan, layer, new, out_TY, prepared)
             return
-        transform, splits = new.transform, num_splits(self._shapes[layer], out_TY.shape[0])
+        transform, num_requests = new.transform, out_TY.shape[0]
         rest: tuple[Any, ...] = (
             *transform.numbers,
             *decode_arguments(plan, layer),
             *self._scratch,
-            splits,
+            num_splits(self._shapes[layer], num_requests),
             *(prepared or (None,)),
-            self.parts_left(layer, out_TY.shape[0]),
+            self.parts_left(layer, num_requests),
         )
         write_and_decode(new.qkv_TX, out_TY, *transform.tensors, new.positions_T, new.locs_T, *rest)
 

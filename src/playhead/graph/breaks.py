@@ -76,7 +76,7 @@ class InlineScope:
 
     def call(self, op: BreakOp, *inputs: torch.Tensor, site: int) -> Tensors:
         specs = op.output_specs(inputs)
-        outputs = tuple(torch.empty(spec.shape, dtype=spec.dtype, device=inputs[0].device) for spec in specs)
+        outputs = tuple([inputs[0].new_empty(spec.shape, dtype=spec.dtype) for spec in specs])
         op.run(self._live, inputs, outputs, site)
         return outputs
 

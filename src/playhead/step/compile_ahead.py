@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -20,14 +20,14 @@ LOG = logging.getLogger(__name__)
 def compile_ahead(worker: Worker, compiling: Callable[[], AbstractContextManager[None]]) -> None:
     """Have `compiling` compile what steps of prefill, greedy and drawing decode will launch.
 
-    Steps are rehearsed in the sizes that are captured, with one layer of each kind. A kernel that no rehearsal launches
-    is compiled when a step first launches it. So is everything if a step cannot be rehearsed.
+    Steps are rehearsed in the sizes that are captured, with two layers of each kind. A kernel that no rehearsal
+    launches is compiled when a step first launches it. So is everything if a step cannot be rehearsed.
     """
     rehearsal = Rehearsal(worker.device)
     try:
-        with compiling(), worker.model.decoder.one_layer_of_each_kind():
+        with compiling(), worker.model.decoder.few_layers_of_each_kind():
             for runner in worker.usual_runners:
-                for size in telling_sizes(runner.dispatcher.buckets):
+                for size in sizes_to_rehearse(worker, runner):
                     rehearse(runner, size, rehearsal)
     except RuntimeError as error:  # torch cannot tell the shape of some op's result
         event(LOG, logging.WARNING, "kernels are compiled one by one", reason=str(error))
@@ -43,10 +43,17 @@ def rehearse(runner: GraphRunner, size: int, rehearsal: Rehearsal) -> None:
         runner.step.fn(inputs, InlineScope(live))
 
 
-def telling_sizes(sizes: Sequence[int]) -> list[int]:
+def sizes_to_rehearse(worker: Worker, runner: GraphRunner) -> list[int]:
+    """Those of a runner's sizes that differ in what they launch."""
+    is_decode = runner.step.axis == "bs"
+    return telling_sizes(runner.dispatcher.buckets, worker.model.backend.kind_of_step if is_decode else None)
+
+
+def telling_sizes(sizes: Sequence[int], kind_of: Callable[[int], Hashable] | None = None) -> list[int]:
     """The sizes that differ in what they launch, largest first: (1, 2, 12, 16, 20, 24) gives 24, 16, 2, 1.
 
-    Rules of tiles change at powers of two, so one size between two of them is enough. Triton makes another kernel where
-    16 divides a number: small sizes have the one, large sizes the other.
+    Rules of products change at powers of two, so one size between two of them is enough, or one of each kind if sizes
+    have kinds. Triton makes another kernel where 16 divides a number: small sizes have the one, large sizes the other.
     """
-    return sorted({(size - 1).bit_length(): size for size in sorted(sizes)}.values(), reverse=True)
+    told = {((size - 1).bit_length(), kind_of(size) if kind_of else None): size for size in sorted(sizes)}
+    return sorted(told.values(), reverse=True)

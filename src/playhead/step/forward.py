@@ -30,7 +30,6 @@ from playhead.kernels.tokens import advance, newest_ids
 from playhead.kv.geometry import KVDtype, KVGeometry, LayerKV
 from playhead.kv.pool import ForwardTokens, MHAKVPool
 from playhead.kv.swa_pool import SWAKVPool
-from playhead.layers.spec import AttentionSpec
 from playhead.models.decoder import Decoder
 from playhead.models.spec import ModelSpec
 from playhead.sampling_params import SamplingKind
@@ -118,12 +117,12 @@ class ModelPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ScopedContext:
-    """The decoder's view of one forward. Each layer has its own spec, break op and tensors that the attention backend
-    prepared for it; all layers share `scope`.
+    """The decoder's view of one forward. Each layer has room for its projection, a break op and tensors that the
+    attention backend prepared for it; all layers share `scope`.
     """
 
     scope: Scope
-    specs: tuple[AttentionSpec, ...]
+    rooms: tuple[TensorSpec, ...]
     breaks: tuple[BreakOp, ...]
     prepared: tuple[Tensors, ...]
     left: tuple[int, ...]
@@ -133,8 +132,7 @@ class ScopedContext:
         return self.live_T
 
     def room(self, layer_index: int, h_TM: torch.Tensor) -> torch.Tensor:
-        spec = TensorSpec(shape=(h_TM.shape[0], sum(self.specs[layer_index].qkv_sizes)), dtype=h_TM.dtype)
-        return self.scope.bridge(self.breaks[layer_index], 0, spec, h_TM)
+        return self.scope.bridge(self.breaks[layer_index], 0, self.rooms[layer_index], h_TM)
 
     def attend(self, layer_index: int, qkv_TX: torch.Tensor) -> torch.Tensor:
         prepared = self.prepared[layer_index]
@@ -152,7 +150,8 @@ class ModelStep:
         self, decoder: Decoder, pool: KVPool, layers: tuple[LayerAttention, ...], backend: AttentionBackend
     ) -> None:
         self.decoder, self.pool, self.layers, self.backend = decoder, pool, layers, backend
-        self._specs, self._transforms = tuple(layer.attention for layer in decoder.spec.layers), decoder.transforms
+        self._widths = tuple(sum(layer.attention.qkv_sizes) for layer in decoder.spec.layers)
+        self._transforms = decoder.transforms
         # A strong reference to the method would be a cycle, and all KV memory would wait for the garbage collector.
         run = weak_run(WeakMethod(self._attend))
         # The packed projection does not say what attention's output is like, so every kind has a break of its own.
@@ -179,17 +178,19 @@ class ModelStep:
     def hidden(self, inputs: Inputs, scope: Scope, phase: Phase) -> torch.Tensor:
         """Embedding and layer stack: h_TM, as `head` wants it. Begins with the translation, for all layers."""
         forward = self.pool.begin_forward(self.tokens(inputs, phase), is_launched=True)
+        num_tokens = inputs[LOCS_SLOT].shape[0]  # asked once: a capture watches each question to a tensor
         prepared: tuple[Tensors, ...] = ((),) * len(self.layers)
         left = (0,) * len(self.layers)
         if phase is Phase.DECODE:
             prepared = self.backend.prepare(self.layers, forward, inputs)
-            left = tuple(self.backend.parts_left(layer, inputs[LOCS_SLOT].shape[0]) for layer in self.layers)
+            left = tuple(self.backend.parts_left(layer, num_tokens) for layer in self.layers)
         live_T = inputs[LOCS_SLOT] != FULL_LOCS.sink if self.decoder.spec.has_experts else None
         breaks = tuple(self._breaks[kind_of(*one)] for one in zip(self.layers, left, strict=True))
-        context = ScopedContext(
-            scope=scope, specs=self._specs, breaks=breaks, prepared=prepared, left=left, live_T=live_T
-        )
-        return self.decoder.layers(self.decoder.embed(inputs["input_ids"]), context)
+        h_TM = self.decoder.embed(inputs["input_ids"])  # behind all that layers read without waiting for it
+        dtype = h_TM.dtype
+        rooms = tuple(TensorSpec(shape=(num_tokens, width), dtype=dtype) for width in self._widths)
+        context = ScopedContext(scope=scope, rooms=rooms, breaks=breaks, prepared=prepared, left=left, live_T=live_T)
+        return self.decoder.layers(h_TM, context)
 
     def tokens(self, inputs: Inputs, phase: Phase) -> ForwardTokens:
         """A forward's tokens, from slots that have a row per token: captured segments may read no others."""

@@ -1,20 +1,41 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""Kernels that the interpreter runs and a GPU refuses, and what notices it without a GPU."""
+"""Kernels that the interpreter runs and a GPU refuses, those that are compiled too late, and what notices it without a
+GPU.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import triton
 import triton.language as tl
 from triton.compiler.errors import CompilationError
 
+from playhead.attention.base import AttentionBackend, LayerAttention
+from playhead.attention.triton import TritonBackend, decode_shape
 from playhead.graph.shapes import bucket_sizes
-from playhead.kernels.attention import left_width
-from playhead.kernels.triton import newest, projection_tiles, rope, write_and_decode
+from playhead.kernels.attention import left_width, longest_first
+from playhead.kernels.splits import is_worth_an_order, num_splits
+from playhead.kernels.triton import decode, newest, projection_tiles, rope, write_and_decode
+from playhead.models.build import spec_from_config
+from playhead.models.checkpoint.dummy import dummy_decoder
+from playhead.models.decoder import Decoder
+from playhead.step.compile_ahead import telling_sizes
 from playhead.testing.launched_kernels import launched, read
 from playhead.testing.mutant import Checker, Mutant, swapped
 from playhead.testing.tile_room import PROGRAM_BYTES, shared_bytes
 
+ALIKE = {
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 NUM_REQUESTS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 8, 32, 8, 128
 
 
@@ -83,6 +104,52 @@ def products_have_room() -> list[str]:
     return problems
 
 
+def sizes_are_rehearsed() -> list[str]:
+    """Decode steps of Gemma-3-1B of any size launch attention as one that was rehearsed does."""
+    k_cache, v_cache = (_meta(64, 16, 1, 256) for _ in "kv")
+    layer = LayerAttention(
+        num_heads=4,
+        num_kv_heads=1,
+        k_head_dim=256,
+        v_head_dim=256,
+        scale=0.1,
+        k_cache_NSKD=k_cache,
+        v_cache_NSKE=v_cache,
+        window=512,
+    )
+    table_RP, sizes = _meta(257, 256, dtype=torch.int32), bucket_sizes(256)
+    backend = TritonBackend(table_RP, [layer], max_bs=256)
+
+    def launch(size: int) -> str:
+        rows, lengths = (_meta(size, dtype=torch.int32) for _ in range(2))
+        order = longest_first(lengths) if is_worth_an_order(decode_shape(layer, table_RP), size) else None
+        splits = num_splits(decode_shape(layer, table_RP), size)
+        scratch = (*(_meta(64, dtype=torch.float32) for _ in range(2)), _meta(64, dtype=torch.int32))
+        q, out = (_meta(size, 4, 256) for _ in range(2))
+        call = (q, out, k_cache, v_cache, table_RP, rows, lengths, None, 0.1, 512, None, *scratch, splits, order)
+        one = launched(decode.decode_kernel, lambda: decode.launch_decode(*call))
+        return f"{one.source.constants} {one.options}"
+
+    rehearsed = {launch(size) for size in telling_sizes(sizes, backend.kind_of_step)}
+    return [f"{size} requests" for size in sizes if launch(size) not in rehearsed]
+
+
+def layers_are_rehearsed() -> list[str]:
+    """A model whose layers are alike: one of those that are rehearsed has a layer in front."""
+    decoder = dummy_decoder(spec_from_config(ALIKE), dtype=torch.float32, device=torch.device("cpu"))
+    with decoder.few_layers_of_each_kind():
+        found = [block.index for block in decoder._stack]
+    return [] if found == [0, 1] else [f"layers {found}"]
+
+
+@contextmanager
+def _one_layer_of_each_kind(self: Decoder) -> Iterator[None]:
+    whole = self._stack
+    self._stack = tuple({block.spec: block for block in reversed(whole)}.values())[::-1]
+    yield
+    self._stack = whole
+
+
 COMPILER_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="angles of a layer without any",
@@ -102,9 +169,23 @@ COMPILER_MUTANTS: tuple[Mutant, ...] = (
         apply=lambda: swapped(projection_tiles, "MOST_HELD_TWICE", projection_tiles.MOST_INPUTS),
         killed_by=("products have room",),
     ),
+    Mutant(
+        name="sizes up to a power of two launch the same",
+        source="steps of 144 to 240 requests of Gemma-3-1B: their first one waited 3 s for a compiler",
+        apply=lambda: swapped(TritonBackend, "kind_of_step", AttentionBackend.kind_of_step),
+        killed_by=("sizes are rehearsed",),
+    ),
+    Mutant(
+        name="one layer of each kind is rehearsed",
+        source="Llama's second layer on a GPU: its projection is one kernel with the norm behind the first",
+        apply=lambda: swapped(Decoder, "few_layers_of_each_kind", _one_layer_of_each_kind),
+        killed_by=("layers are rehearsed",),
+    ),
 )
 COMPILER_CHECKERS = (
     Checker(name="rope without rotation", run=rope_without_rotation, raises=(CompilationError,)),
     Checker(name="decode without rotation", run=decode_without_rotation, raises=(CompilationError,)),
     Checker(name="products have room", run=products_have_room),
+    Checker(name="sizes are rehearsed", run=sizes_are_rehearsed),
+    Checker(name="layers are rehearsed", run=layers_are_rehearsed),
 )

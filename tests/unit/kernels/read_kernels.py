@@ -33,7 +33,7 @@ from playhead.layers.shard import WHOLE, Shard
 from playhead.models.build import spec_from_config
 from playhead.sampling_params import SamplingKind
 from playhead.step import build
-from playhead.step.compile_ahead import telling_sizes
+from playhead.step.compile_ahead import sizes_to_rehearse
 from playhead.step.worker import Worker, WorkerConfig
 from playhead.testing.gpu_tensors import GPU, without_pinned_memory
 from playhead.testing.launched_kernels import read
@@ -161,7 +161,7 @@ def sizes_of(max_context: int, options: list[str]) -> WorkerConfig:
 def run_all(made: Worker, reader: Reader, model: str, *, is_whole: bool) -> None:
     """Steps of every sort and kind of sampling, in the sizes that differ in what they launch, or in three of them."""
     for runner in (made.prefill, *map(made.decoder_for, SamplingKind)):
-        sizes = telling_sizes(runner.dispatcher.buckets)
+        sizes = sizes_to_rehearse(made, runner)
         for size in sizes if is_whole else sizes[:: len(sizes) // 2]:
             reader.where = f"{model}, {runner.step.name} of {size}"
             run_steps(made, runner, (size,), tuple(SamplingKind))

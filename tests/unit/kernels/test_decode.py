@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from playhead.attention.base import decode_arguments
 from playhead.kernels.attention import decode
 from playhead.kernels.splits import MERGE_PARTS, KeysPerSplit
-from playhead.kernels.triton.decode import Cut, DecodeTiles, decode_tiles, launch_decode, rows_of_dot
+from playhead.kernels.triton.decode import Cut, launch_decode
+from playhead.kernels.triton.decode_tiles import DecodeTiles, decode_tiles, rows_of_dot
 from tests.unit.attention.scenes import Scene, SceneSpec, make_scene
 from tests.unit.attention.strategies import scene_specs
 

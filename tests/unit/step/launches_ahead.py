@@ -30,7 +30,7 @@ from playhead.types import TPMode
 from tests.steps_without_a_gpu import pretend_a_gpu, run_steps, specialized, worker_of
 
 SLOW_IMPORT = "torch.fx.experimental.symbolic_shapes"  # sympy behind it: one to two seconds of a start
-LIMITS = KVLimits(max_context_tokens=1024, max_running=160, chunk_tokens=900)
+LIMITS = KVLimits(max_context_tokens=4096, max_running=256, chunk_tokens=900)  # a server's usual ones but for prompts
 
 
 @contextmanager
@@ -69,7 +69,7 @@ def main(config: dict[str, Any], options: list[str]) -> None:
     imported: list[str] = []
     compiles = "--compile" in options
     shard = Shard(rank=1, num_ranks=2, mode=TPMode.FAST, is_grouped=True) if "--rank" in options else WHOLE
-    worker_config = WorkerConfig(kv_memory_bytes=1 << 28, limits=LIMITS, batch_invariant="--batch-invariant" in options)
+    worker_config = WorkerConfig(kv_memory_bytes=1 << 34, limits=LIMITS, batch_invariant="--batch-invariant" in options)
     if not compiles:
         compile_ahead.compiling_ahead = lambda: noting_ahead(ahead, imported)
     with Rehearsal(GPU), without_pinned_memory(), torch.no_grad():

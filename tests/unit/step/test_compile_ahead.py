@@ -20,14 +20,21 @@ from tests.unit.step.test_steps_on_a_gpu import MODELS
 
 pytest.importorskip("triton")
 
-GEMMA = Path(__file__).resolve().parents[3] / "bench" / "models" / "gemma3-1b" / "config.json"
+BENCH = Path(__file__).resolve().parents[3] / "bench" / "models"
+FOUR_LAYERS = {"num_hidden_layers": 4, "sliding_window_pattern": 2, "layer_types": None}
 
 
 @pytest.mark.parametrize(
-    ("model", "options"), [("gemma3-1b", []), ("gpt_oss", ["--rank"]), ("large head", ["--batch-invariant"])]
+    ("model", "options"),
+    [
+        ("gemma3-1b", []),
+        ("llama-1b", []),
+        ("gpt_oss", ["--rank"]),
+        ("large head", ["--batch-invariant"]),
+    ],
 )
 def test_every_kernel_of_a_step_of_any_captured_size_was_compiled_before(model, options):
-    config = MODELS.get(model) or {**json.loads(GEMMA.read_text()), "num_hidden_layers": 4, "sliding_window_pattern": 2}
+    config = MODELS.get(model) or json.loads((BENCH / model / "config.json").read_text()) | FOUR_LAYERS
     found = json.loads(output_of(Path(__file__).with_name("launches_ahead.py"), json.dumps(config), *options))
     assert len(found["launched"]) > 15
     assert found["ahead"] == found["launched"]
@@ -41,12 +48,12 @@ def test_sizes_with_the_same_tiles_are_rehearsed_once():
     assert len(telling_sizes(bucket_sizes(8448))) == 15
 
 
-def test_layers_of_one_kind_run_once_and_all_are_back_afterwards():
-    kinds = ["sliding_attention", "full_attention"]
-    spec = spec_from_config({**MODELS["gemma3"], "num_hidden_layers": 4, "layer_types": 2 * kinds})
+def test_two_layers_of_a_kind_run_and_all_are_back_afterwards():
+    kinds = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
+    spec = spec_from_config({**MODELS["gemma3"], "num_hidden_layers": 4, "layer_types": kinds})
     decoder = dummy_decoder(spec, dtype=torch.float32, device=torch.device("cpu"))
-    with decoder.one_layer_of_each_kind():
-        assert [block.index for block in decoder._stack] == [0, 1]
+    with decoder.few_layers_of_each_kind():
+        assert [block.index for block in decoder._stack] == [0, 1, 3]
     assert [block.index for block in decoder._stack] == [0, 1, 2, 3]
 
 

@@ -28,7 +28,8 @@ import triton.language as tl
 from playhead.kernels.sizes import ceil_div, next_power_of_2
 from playhead.kernels.splits import NUM_SMS, WIDE_HEAD
 from playhead.kernels.triton.arrivals import count_in
-from playhead.kernels.triton.decode import load_queries, rows_of_dot
+from playhead.kernels.triton.decode import load_queries
+from playhead.kernels.triton.decode_tiles import rows_of_dot
 from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
 from playhead.kernels.triton.extend import (
     MIN_DOT_DEPTH,

@@ -23,7 +23,6 @@ from playhead.kernels.sizes import next_power_of_2
 from playhead.kernels.splits import MOST_HEADS_TOGETHER, MOST_KEYS_TOGETHER, WIDE_HEAD
 from playhead.kernels.triton.decode import (
     AS_MEASURED,
-    MAX_REGISTERS,
     SAME_BINARY,
     Cut,
     Launch,
@@ -33,6 +32,7 @@ from playhead.kernels.triton.decode import (
     share_of,
     start_of_softmax,
 )
+from playhead.kernels.triton.decode_tiles import MAX_REGISTERS
 from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
 from playhead.kernels.triton.left import keep_or_leave_share, leave_nothing
 from playhead.kernels.triton.newest import add_newest, load_turning, newest_heads, repeated, store_newest
