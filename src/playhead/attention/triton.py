@@ -77,7 +77,8 @@ class TritonBackend(AttentionBackend):
     def prepare(self, layers: tuple[LayerAttention, ...], locs: ForwardLocs, inputs: Inputs) -> tuple[Tensors, ...]:
         """In steps of many programs, in which order their requests start."""
         seq_lens_B = inputs[LENGTHS_SLOT]
-        has_order = [is_worth_an_order(self._shapes[layer], seq_lens_B.shape[0]) for layer in layers]
+        num_requests = seq_lens_B.shape[0]
+        has_order = [is_worth_an_order(self._shapes[layer], num_requests) for layer in layers]
         if not any(has_order):
             return super().prepare(layers, locs, inputs)
         order_B = longest_first(seq_lens_B)
