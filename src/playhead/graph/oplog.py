@@ -266,7 +266,7 @@ class OpObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
 
     def _make_memory(self, func: Op, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        """Half of a step's ops do no more: there is nothing to refuse, and all of the result is the recording's own."""
+        """Up to half of a step's ops do no more. There is nothing to refuse, and the result is the recording's own."""
         made: torch.Tensor = func(*args, **kwargs)
         storage = storage_of(made)
         self._internal.add(storage)
