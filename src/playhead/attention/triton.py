@@ -54,7 +54,7 @@ class TritonBackend(AttentionBackend):
 
     def __init__(self, page_table_RP: Tensor, layers: Sequence[LayerAttention], *, max_bs: int) -> None:
         super().__init__(page_table_RP)
-        # Asked of tensors for each layer of each step, shapes would be a tenth of what a capture does beside launches.
+        # A capture watches each question to a tensor, so shapes are not asked of them in each layer of a step.
         self._shapes = {layer: decode_shape(layer, page_table_RP) for layer in layers}
         shapes, sizes = set(self._shapes.values()), range(1, max_bs + 1)
         steps = [(shape, bs, cut(shape, bs)) for shape in shapes for bs in sizes for cut in CUTS]

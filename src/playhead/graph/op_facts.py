@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 Op = Callable[..., Any]
-PLAIN = frozenset({int, float, bool, str, type(None)})
+PLAIN = frozenset({int, float, bool, str, type(None)})  # types of most arguments that are no tensors
 
 # Collectives of torch.distributed. They give their result through objects that no op's schema shows.
 COLLECTIVES = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "symm_mem::")

@@ -47,7 +47,8 @@ LEFT_OF_NARROW_HEADS = 4
 NARROW_HEAD = 64
 
 # Parts are merged in steps, one after the other. The numbers of a step take 64 registers of each of 128 threads, which
-# leaves room for the programs above. A group of splits takes this many steps, and so do all groups.
+# leaves room for the programs above. A group of splits takes this many steps, and so do all groups; programs of fewer
+# threads take more steps, of fewer parts each.
 MERGE_ELEMENTS = 8192
 MERGE_STEPS = 2
 # Each part of a step has code of its own. Small parts take more steps, which cost less than another group.
