@@ -8,6 +8,7 @@ from itertools import product
 from math import ceil
 
 from bench.projections import IN_PARTS, neighbours
+from playhead.kernels.sizes import next_power_of_2
 from playhead.kernels.splits import NUM_SMS
 from playhead.kernels.triton.decode_tiles import SM_REGISTERS, DecodeTiles
 from playhead.kernels.triton.projection_tiles import RING_INPUTS, HeldTiles, RingTiles, StreamedTiles, Tiles
@@ -43,7 +44,7 @@ def covers(tiles: Tiles, num_inputs: int) -> bool:
 def wide_cuts(name: str, num_rows: int, shape: Shape) -> Iterator[StreamedTiles]:
     """All streamed tiles that give one or two programs for each multiprocessor, or nearly, and fit it."""
     num_outputs, num_inputs = shape
-    most_rows = max(1 << (num_rows - 1).bit_length(), 16)
+    most_rows = max(next_power_of_2(num_rows), 16)
     for block_r, block_n, (block_k, num_stages) in product((16, 32, 64, 128, 256), (32, 64, 128), PIPELINES):
         num_tiles = ceil(num_outputs / block_n) * ceil(num_rows / block_r)
         per_sm = SM_SHARED_BYTES // ((block_r + block_n) * block_k * 2 * num_stages + RESERVED_BYTES)

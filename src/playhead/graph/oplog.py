@@ -7,7 +7,7 @@ data, kernels that bypass the dispatcher), naming the op and the line that calle
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -44,6 +44,9 @@ ESCAPES: dict[Callable[..., Any], tuple[str, str]] = {
 # stops looking at them.
 NotedAccess = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype, bool]
 NotedOp = tuple[str, tuple[NotedAccess, ...], tuple[NotedAccess, ...], tuple[object, ...], str]
+
+Storages = dict[int, int]
+"""The storage of each tensor of an op, by the tensor's identity: it is asked for once."""
 
 
 @dataclass(frozen=True, slots=True)  # positional, made from a `NotedAccess`
@@ -237,13 +240,13 @@ class OpObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with _disable_current_modes():
                 result = fn(*args)
             inputs, outputs = tensors_in(args), tensors_in(result)
-            known = {id(tensor): storage_of(tensor) for tensor in inputs}
+            storages = {id(tensor): storage_of(tensor) for tensor in (*inputs, *outputs)}
             self._watch_bridges(name, inputs, outputs, is_view=False)
-            self._append(name, inputs, [args[i] for i in mutated], outputs, (), known)
+            self._append(name, inputs, [args[i] for i in mutated], outputs, (), storages)
         finally:
             self._guard.inside_op = outer
         if self._keep_calls:
-            fresh = fresh_among(outputs, known.values())
+            fresh = fresh_among(outputs, inputs, storages)
             self.calls.append(Call(name=name, func=fn, args=tuple(args), kwargs={}, fresh=fresh))
         return result
 
@@ -277,8 +280,8 @@ class OpObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _record(self, issued: Issued, outputs: Sequence[torch.Tensor]) -> None:
         func, facts, args, kwargs, inputs, statics = issued
-        known = {id(tensor): storage_of(tensor) for tensor in inputs}
-        fresh = fresh_among(outputs, known.values())
+        storages = {id(tensor): storage_of(tensor) for tensor in (*inputs, *outputs)}
+        fresh = fresh_among(outputs, inputs, storages)
         made = [tensor for tensor in fresh if tensor is not None]
         written = facts.written_among(args, kwargs) if facts.written else []
         is_view = not written and not made
@@ -288,7 +291,7 @@ class OpObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif written:
             are_written = set(map(id, written))
             inputs = [tensor for tensor in inputs if id(tensor) not in are_written]
-        self._append(facts.name, inputs, written, made, statics, known)
+        self._append(facts.name, inputs, written, made, statics, storages)
         if self._keep_calls and not is_view:
             # Kept even where nothing is redone: the outputs' memory must live as long as the recording.
             self.calls.append(Call(name=facts.name, func=func, args=args, kwargs=kwargs, fresh=fresh))
@@ -308,24 +311,23 @@ class OpObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
         written: Sequence[torch.Tensor],
         made: Sequence[torch.Tensor],
         statics: Sequence[object],
-        known: dict[int, int],
+        storages: Storages,
     ) -> None:
-        """Note an op. `known` are the storages of what it was given, by the tensors' identity."""
-        reads = tuple([self._note(tensor, known[id(tensor)]) for tensor in read])
-        writes = [self._note(tensor, known[id(tensor)]) for tensor in written]
-        for tensor in made:
-            storage = storage_of(tensor)
-            self._internal.add(storage)
-            writes.append(self._note(tensor, storage))
-        self._noted.append((name, reads, tuple(writes), tuple(statics), user_line()))
+        reads = tuple([self._note(tensor, storages[id(tensor)]) for tensor in read])
+        self._internal.update([storages[id(tensor)] for tensor in made])
+        writes = tuple([self._note(tensor, storages[id(tensor)]) for tensor in (*written, *made)])
+        self._noted.append((name, reads, writes, tuple(statics), user_line()))
 
     def _note(self, tensor: torch.Tensor, storage: int) -> NotedAccess:
         return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, storage in self._internal
 
 
-def fresh_among(outputs: Sequence[torch.Tensor], storages: Collection[int]) -> tuple[torch.Tensor | None, ...]:
-    """The outputs, with None for each that lies in one of these storages: those of the op's inputs."""
-    return tuple([None if storage_of(out) in storages else out for out in outputs])
+def fresh_among(
+    outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], storages: Storages
+) -> tuple[torch.Tensor | None, ...]:
+    """The outputs, with None for each that shares its memory with an input."""
+    given = {storages[id(tensor)] for tensor in inputs}
+    return tuple([None if storages[id(out)] in given else out for out in outputs])
 
 
 def current_observer() -> OpObserver | None:

@@ -165,7 +165,8 @@ class Decoder(nn.Module):
         kept = []
         for block in whole:
             of_spec[block.spec] += 1
-            kept += [block] if of_spec[block.spec] <= 2 else []
+            if of_spec[block.spec] <= 2:
+                kept.append(block)
         self._stack = tuple(kept)
         try:
             yield

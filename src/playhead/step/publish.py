@@ -12,6 +12,7 @@ import torch
 
 from playhead.graph.registry import NUM_STAGES
 from playhead.graph.staging import StagingRing, field_view, lay_out, port_for
+from playhead.kernels.sizes import next_power_of_2
 from playhead.kv.device_tables import DeviceWrite
 
 MAX_ENTRIES = 8192  # of one copy: 96 KiB; a larger change goes in several
@@ -37,7 +38,7 @@ class Room:
         for write in writes:
             first, end = end, end + len(write.places)
             places[first:end], values[first:end] = write
-        size = min(1 << (end - 1).bit_length(), self.num_entries)
+        size = min(next_power_of_2(end), self.num_entries)
         if end < size:
             places[end:size], values[end:size] = places[0], values[0]
         self._ring.submit(stage)

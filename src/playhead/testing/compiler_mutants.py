@@ -26,16 +26,8 @@ from playhead.step.compile_ahead import telling_sizes
 from playhead.testing.launched_kernels import launched, read
 from playhead.testing.mutant import Checker, Mutant, swapped
 from playhead.testing.tile_room import PROGRAM_BYTES, shared_bytes
+from playhead.testing.tiny_worker import TINY_GEMMA3
 
-ALIKE = {
-    "model_type": "llama",
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
 NUM_REQUESTS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 8, 32, 8, 128
 
 
@@ -118,14 +110,13 @@ def sizes_are_rehearsed() -> list[str]:
         window=512,
     )
     table_RP, sizes = _meta(257, 256, dtype=torch.int32), bucket_sizes(256)
-    backend = TritonBackend(table_RP, [layer], max_bs=256)
+    backend, shape = TritonBackend(table_RP, [layer], max_bs=256), decode_shape(layer, table_RP)
 
     def launch(size: int) -> str:
         rows, lengths = (_meta(size, dtype=torch.int32) for _ in range(2))
-        order = longest_first(lengths) if is_worth_an_order(decode_shape(layer, table_RP), size) else None
-        splits = num_splits(decode_shape(layer, table_RP), size)
+        order = longest_first(lengths) if is_worth_an_order(shape, size) else None
         scratch = (*(_meta(64, dtype=torch.float32) for _ in range(2)), _meta(64, dtype=torch.int32))
-        q, out = (_meta(size, 4, 256) for _ in range(2))
+        q, out, splits = _meta(size, 4, 256), _meta(size, 4, 256), num_splits(shape, size)
         call = (q, out, k_cache, v_cache, table_RP, rows, lengths, None, 0.1, 512, None, *scratch, splits, order)
         one = launched(decode.decode_kernel, lambda: decode.launch_decode(*call))
         return f"{one.source.constants} {one.options}"
@@ -136,7 +127,8 @@ def sizes_are_rehearsed() -> list[str]:
 
 def layers_are_rehearsed() -> list[str]:
     """A model whose layers are alike: one of those that are rehearsed has a layer in front."""
-    decoder = dummy_decoder(spec_from_config(ALIKE), dtype=torch.float32, device=torch.device("cpu"))
+    alike = spec_from_config({**TINY_GEMMA3, "layer_types": 3 * ["full_attention"]})
+    decoder = dummy_decoder(alike, dtype=torch.float32, device=torch.device("cpu"))
     with decoder.few_layers_of_each_kind():
         found = [block.index for block in decoder._stack]
     return [] if found == [0, 1] else [f"layers {found}"]

@@ -12,6 +12,7 @@ from functools import cache
 
 import torch
 
+from playhead.kernels.sizes import ceil_div, next_power_of_2
 from playhead.kernels.splits import NUM_SMS
 
 MOST_ROWS = 256  # of a step that reads weights for so little arithmetic that the memory sets its pace
@@ -224,7 +225,7 @@ def is_ours(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> bool:
 
 
 def rows_of_tile(num_rows: int) -> int:
-    return max(1 << (num_rows - 1).bit_length(), FEW_ROWS)
+    return max(next_power_of_2(num_rows), FEW_ROWS)
 
 
 def row_tiles(num_outputs: int, num_inputs: int) -> RowTiles:
@@ -235,10 +236,10 @@ def row_tiles(num_outputs: int, num_inputs: int) -> RowTiles:
 
     1,152 inputs are 1,024 and 128: 2,048 lanes would leave nearly half of the registers empty.
     """
-    block_k = max(1 << (num_inputs - 1).bit_length(), 1024)
+    block_k = max(next_power_of_2(num_inputs), 1024)
     left, rest = num_inputs - block_k // 2, 0
     if 0 < left <= block_k // 8:
-        block_k, rest = block_k // 2, 1 << (left - 1).bit_length()
+        block_k, rest = block_k // 2, next_power_of_2(left)
     # A large matrix keeps the memory busy by itself, and programs of the next kernel would take room from its own.
     starts_early = num_outputs * num_inputs * 2 <= LARGE_BYTES
     per_thread, num_warps = 32, 8
@@ -332,7 +333,7 @@ def held_tiles(num_outputs: int, num_inputs: int) -> HeldTiles:
     parts = 4 if num_inputs < 2048 else 8
     block_k = min(256, max(1 << (num_inputs // parts).bit_length() - 1, 16))
     left = max(num_inputs - parts * block_k, 0)
-    rest = max(1 << (-(-left // parts) - 1).bit_length(), 16) if left else 0
+    rest = max(next_power_of_2(ceil_div(left, parts)), 16) if left else 0
     fits_twice = parts * (block_k + rest) <= MOST_HELD_TWICE
     block_n = 32 if num_inputs > 2048 and num_outputs > 16 * NUM_SMS and fits_twice else 16
     return HeldTiles(block_r=FEW_ROWS, block_n=block_n, block_k=block_k, rest=rest, parts=parts)
