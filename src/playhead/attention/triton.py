@@ -25,7 +25,7 @@ from playhead.attention.base import (
 from playhead.graph.breaks import Tensors
 from playhead.graph.capture import Inputs
 from playhead.graph.spec import OwnedMemory
-from playhead.kernels.attention import decode, extend, longest_first, write_and_decode
+from playhead.kernels.attention import decode, extend, longest_first, write_and_decode, write_and_extend
 from playhead.kernels.splits import (
     DecodeShape,
     is_worth_an_order,
@@ -104,20 +104,17 @@ class TritonBackend(AttentionBackend):
     def write_and_attend(
         self, plan: AttentionPlan, layer: LayerAttention, new: NewTokens, out_TY: Tensor, prepared: Tensors
     ) -> None:
-        """In decode steps one kernel does it all."""
-        if plan.phase is not Phase.DECODE:
-            super().write_and_attend(plan, layer, new, out_TY, prepared)
+        """By one op; in decode steps of few requests it is one kernel."""
+        transform, num_rows = new.transform, out_TY.shape[0]
+        call: tuple[Any, ...] = (new.qkv_TX, out_TY, *transform.tensors, new.positions_T, new.locs_T)
+        if plan.phase is Phase.EXTEND:
+            splits = self._splits_beside_prompts(plan, layer, num_rows)
+            call += (*transform.numbers, *extend_arguments(plan, layer), *self._scratch, splits)
+            write_and_extend(*call)
             return
-        transform, num_requests = new.transform, out_TY.shape[0]
-        rest: tuple[Any, ...] = (
-            *transform.numbers,
-            *decode_arguments(plan, layer),
-            *self._scratch,
-            num_splits(self._shapes[layer], num_requests),
-            *(prepared or (None,)),
-            self.parts_left(layer, num_requests),
-        )
-        write_and_decode(new.qkv_TX, out_TY, *transform.tensors, new.positions_T, new.locs_T, *rest)
+        cut = num_splits(self._shapes[layer], num_rows), *(prepared or (None,)), self.parts_left(layer, num_rows)
+        call += (*transform.numbers, *decode_arguments(plan, layer), *self._scratch, *cut)
+        write_and_decode(*call)
 
     def decode(
         self, plan: AttentionPlan, layer: LayerAttention, q_BHD: Tensor, out_BHE: Tensor, prepared: Tensors = ()
@@ -126,8 +123,11 @@ class TritonBackend(AttentionBackend):
         decode(q_BHD, out_BHE, *decode_arguments(plan, layer), *self._scratch, splits, *(prepared or (None,)))
 
     def extend(self, plan: AttentionPlan, layer: LayerAttention, q_THD: Tensor, out_THE: Tensor) -> None:
-        splits = num_splits_beside_prompts(self._shapes[layer], plan.rows_B.shape[0], q_THD.shape[0])
+        splits = self._splits_beside_prompts(plan, layer, q_THD.shape[0])
         extend(q_THD, out_THE, *extend_arguments(plan, layer), *self._scratch, splits)
+
+    def _splits_beside_prompts(self, plan: AttentionPlan, layer: LayerAttention, num_tokens: int) -> int:
+        return num_splits_beside_prompts(self._shapes[layer], plan.rows_B.shape[0], num_tokens)
 
 
 def decode_shape(layer: LayerAttention, page_table_RP: Tensor) -> DecodeShape:

@@ -169,6 +169,34 @@ def extend(
         out_THE[start : start + num_queries] = out_QKGE.reshape(num_queries, num_heads, -1).to(out_THE.dtype)
 
 
+@op(
+    mutates=("qkv_TX", "out_TY", "k_cache_NSKD", "v_cache_NSKE", "parts", "log_weights", "arrivals"),
+    cuda="triton.extend:launch_write_and_extend",
+)
+def write_and_extend(
+    qkv_TX: Tensor, out_TY: Tensor,
+    q_weight_W: Tensor | None, k_weight_W: Tensor | None, table_PR: Tensor | None, positions_T: Tensor, locs_T: Tensor,
+    eps: float, unit_offset: bool, interleaved: bool,
+    k_cache_NSKD: Tensor, v_cache_NSKE: Tensor, page_table_RP: Tensor, rows_B: Tensor, seq_lens_B: Tensor,
+    sinks_H: Tensor | None, scale: float, window: int | None, softcap: float | None,
+    query_starts_B: Tensor, query_lens_B: Tensor,
+    parts: Tensor, log_weights: Tensor, arrivals: Tensor, num_splits: int,
+) -> None:  # fmt: skip
+    """`qk_rope_write`, then `extend`, over a packed projection, whose queries are rotated in place: writes the rows of
+    `out_TY`, all heads of the output, that belong to requests. One op, so that a capture watches no views of heads.
+    """
+    num_kv_heads, k_head_dim, v_head_dim = *k_cache_NSKD.shape[2:], v_cache_NSKE.shape[3]
+    q_THD, k_TKD, v_TKE = split_heads(qkv_TX, num_kv_heads, k_head_dim, v_head_dim)
+    qk_rope_write.reference(
+        q_THD, k_TKD, v_TKE, q_weight_W, k_weight_W, table_PR, positions_T, k_cache_NSKD, v_cache_NSKE, locs_T,
+        eps, unit_offset, interleaved,
+    )  # fmt: skip
+    extend.reference(
+        q_THD, out_TY.view(*q_THD.shape[:2], v_head_dim), k_cache_NSKD, v_cache_NSKE, page_table_RP, rows_B, seq_lens_B,
+        sinks_H, scale, window, softcap, query_starts_B, query_lens_B,
+    )  # fmt: skip
+
+
 def attention_weights(score_J: Tensor, seen_J: Tensor, softcap: float | None, sinks: Tensor | None) -> Tensor:
     """Weights of scaled scores [*, J] over the keys that are seen.
 

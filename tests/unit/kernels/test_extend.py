@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from playhead.attention.base import extend_arguments
-from playhead.kernels.attention import extend
+from playhead.kernels.attention import extend, write_and_extend
 from playhead.kernels.triton import extend as extend_triton
 from playhead.kernels.triton.decode import Cut, launch_decode
 from playhead.kernels.triton.extend import (
@@ -17,6 +17,7 @@ from playhead.kernels.triton.extend import (
     extend_tiles,
     launch_extend,
     launch_tiles,
+    launch_write_and_extend,
     num_programs,
 )
 from tests.unit.attention.scenes import Scene, SceneSpec, make_scene
@@ -26,6 +27,7 @@ from tests.unit.kernels.test_decode import SMALL as SMALL_DECODE
 
 SMALL = ExtendTiles(block_m=16, block_j=16, num_warps=4, num_stages=2)
 ONE_LOOP = SMALL._replace(one_loop=True)
+OUT, K_CACHE, V_CACHE = 1, 10, 11
 FINE_CUT = Cut(tiles=SMALL_DECODE, keys=FINEST)
 
 
@@ -111,6 +113,52 @@ def test_a_request_beside_a_prompt_has_the_bits_that_it_has_in_a_decode_step():
     scratch = decode_scratch(mixed, 3)
     launch_decode(mixed.q[:1], alone, layer.k_cache_NSKD, layer.v_cache_NSKE, *call, *scratch, 3, None, cut=FINE_CUT)
     assert torch.equal(found, alone)
+
+
+def packed_call(scene: Scene, scratch: tuple[torch.Tensor, ...], num_splits: int, *, norm: str | None = "head"):
+    """Arguments of a step from its packed projection on: the scene's queries, with keys and values for its memory."""
+    spec, plan, layer, rng = scene.spec, scene.plan, scene.layer, torch.Generator().manual_seed(5)
+    k_width, v_width = spec.num_kv_heads * spec.k_head_dim, spec.num_kv_heads * spec.v_head_dim
+    num_rows, angles = len(scene.q), torch.rand(max(spec.seq_lens), spec.k_head_dim // 2, generator=rng)
+    positions, locs = torch.zeros(num_rows, dtype=torch.int32), torch.full((num_rows,), -1, dtype=torch.int32)
+    start = 0
+    for row, (seq_len, num_queries) in enumerate(zip(spec.seq_lens, spec.queries, strict=True), start=1):
+        position, tokens = torch.arange(seq_len - num_queries, seq_len), slice(start, start + num_queries)
+        pages = plan.page_table_RP[row, position // spec.page_size]
+        positions[tokens], locs[tokens] = position.int(), pages * spec.page_size + position % spec.page_size
+        start += num_queries
+    widths = {None: (), "head": (spec.k_head_dim,) * 2, "all heads": (spec.num_heads * spec.k_head_dim, k_width)}[norm]
+    caches = (layer.k_cache_NSKD.clone(), layer.v_cache_NSKE.clone())
+    return (
+        torch.cat((scene.q.flatten(1), torch.randn(num_rows, k_width + v_width, generator=rng)), dim=1),
+        scene.new_out().flatten(1),
+        *([torch.randn(width, generator=rng) for width in widths] or (None, None)),
+        torch.cat((angles.cos(), angles.sin()), dim=1),
+        *(positions, locs, 1e-6, True, False),
+        *caches,
+        *extend_arguments(plan, layer)[2:],
+        *scratch,
+        num_splits,
+    )
+
+
+@settings(max_examples=15)
+@given(
+    spec=scene_specs(extend=True),
+    norm=st.sampled_from((None, "head", "all heads")),
+    num_splits=st.integers(1, 3),
+    seed=st.integers(0, 2**31),
+)
+def test_a_step_from_its_projection_on_is_two_launches(spec, norm, num_splits, seed):
+    """What is attended, what is written, and rows of nobody are as the reference has them."""
+    scene = make_scene(spec, seed)
+    wanted, found = (packed_call(scene, decode_scratch(scene, num_splits), num_splits, norm=norm) for _ in range(2))
+    write_and_extend.reference(*wanted)
+    launch_write_and_extend(*found)
+    assert found[OUT][scene.num_live :].isnan().all()
+    for position in (OUT, K_CACHE, V_CACHE):
+        torch.testing.assert_close(found[position], wanted[position], atol=1e-5, rtol=1e-5, equal_nan=True)
+    assert not found[-2].any(), "arrivals are left zeroed for the next launch"
 
 
 def decode_scratch(scene: Scene, num_splits: int) -> tuple[torch.Tensor, ...]:

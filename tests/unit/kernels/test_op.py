@@ -13,7 +13,7 @@ from playhead import kernels
 from playhead.attention.base import decode_arguments, extend_arguments
 from playhead.graph.backends.base import record
 from playhead.graph.backends.tape import TapeBackend
-from playhead.kernels.attention import decode, extend, longest_first, write_and_decode
+from playhead.kernels.attention import decode, extend, longest_first, write_and_decode, write_and_extend
 from playhead.kernels.binders import MODULES, cpu_binders, ops_of
 from playhead.kernels.blocks import block_matmul
 from playhead.kernels.collectives import first_rank_tells_, gather_columns, largest_over_ranks_, sum_over_ranks_
@@ -34,6 +34,7 @@ from playhead.kernels.vocabulary import choose_keys, embed_share
 from playhead.testing.lone_rank import group_of_one
 from tests.unit.attention.scenes import SceneSpec, make_scene
 from tests.unit.kernels.test_advance import PAGE_SIZE, step_inputs
+from tests.unit.kernels.test_extend import decode_scratch, packed_call
 from tests.unit.kernels.test_newest import random_call as newest_call
 from tests.unit.kernels.test_rope import random_call
 from tests.unit.kernels.test_translate import random_call as translate_call
@@ -49,6 +50,11 @@ def extend_call():
     scene = make_scene(SceneSpec(seq_lens=(3,), query_lens=(2,)), seed=0)
     scratch = (torch.zeros(8), torch.zeros(2), torch.zeros(2, dtype=torch.int32))
     return scene.q, torch.zeros(2, 1, 8), *extend_arguments(scene.plan, scene.layer), *scratch, 1
+
+
+def write_and_extend_call():
+    scene = make_scene(SceneSpec(seq_lens=(3,), query_lens=(2,)), seed=0)
+    return packed_call(scene, decode_scratch(scene, 1), 1)
 
 
 def choose_call():
@@ -138,6 +144,7 @@ CALLS = {
     decode: decode_call,
     write_and_decode: lambda: tuple(newest_call([3], (2, 1), (8, 8, 4), norm="head")),
     extend: extend_call,
+    write_and_extend: write_and_extend_call,
     key_cells_into: key_cells_call,
     translate: lambda: tuple(translate_call([(3, 2), (9, 1)], page_size=4, window=6)),
     decode_cells: decode_cells_call,

@@ -23,6 +23,7 @@ from playhead.kernels.sizes import next_power_of_2
 from playhead.kernels.splits import NUM_SMS
 from playhead.kernels.triton.decode import AS_MEASURED, Cut, launch_decode_rows
 from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
+from playhead.kernels.triton.rope import launch_on_packed
 from playhead.kernels.triton.scores import LOG2_E, NO_SCORE, attend_block, key_pages, load_rows, row_places
 
 MIN_DOT_DEPTH = 16
@@ -295,6 +296,13 @@ def num_programs(num_full_tiles: int, num_requests: int, num_kv_heads: int) -> i
 def requests_block(num_places: int) -> int:
     """Requests that a program looks through for its tile's: all of them at once."""
     return max(next_power_of_2(num_places), MIN_BLOCK_B)
+
+
+def launch_write_and_extend(*call: Any) -> None:
+    qkv_TX, out_TY, *turning = call[:10]
+    _, v_cache_NSKE = caches = call[10:12]
+    q_THD = launch_on_packed(qkv_TX, *turning, caches=caches)
+    launch_extend(q_THD, out_TY.view(*q_THD.shape[:2], v_cache_NSKE.shape[3]), *call[10:])
 
 
 def launch_extend(*call: Any, tiles: ExtendTiles | None = None, cut: Cut = AS_MEASURED) -> None:
