@@ -77,6 +77,9 @@ class SegmentScope:
         self._given[position] = self._input(op, position, spec)
         return self._given[position]
 
+    def share_memory(self) -> None:
+        """All sites share bridges anyway."""
+
     def _bridge_in(self, op: BreakOp, position: int, tensor: torch.Tensor) -> torch.Tensor:
         """The input in its bridge: computed there, or copied there by the segment that made it."""
         if tensor is self._given.pop(position, None):

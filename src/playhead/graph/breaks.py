@@ -67,18 +67,37 @@ class Scope(Protocol):
     def bridge(self, op: BreakOp, position: int, spec: TensorSpec, like: torch.Tensor) -> torch.Tensor:
         """Memory for an input of the next `call`, on the device of `like`. An input computed into it is not copied."""
 
+    def share_memory(self) -> None:
+        """The callable says that it reads nothing of a break after the break's next call. A capture with segments
+        refuses a callable that does; others believe it, and give all calls of a break from here on the same memory.
+        """
+
 
 class InlineScope:
     """Breaks run in place: eager work, warm-up, and full captures, whose graphs then contain them."""
 
     def __init__(self, live: Any) -> None:
         self._live = live
+        self._shared: dict[tuple[BreakOp, int, TensorSpec], torch.Tensor] | None = None
 
     def call(self, op: BreakOp, *inputs: torch.Tensor, site: int) -> Tensors:
         specs = op.output_specs(inputs)
-        outputs = tuple([inputs[0].new_empty(spec.shape, dtype=spec.dtype) for spec in specs])
+        outputs = tuple([self._memory(op, -1 - i, spec, inputs[0]) for i, spec in enumerate(specs)])
         op.run(self._live, inputs, outputs, site)
         return outputs
 
     def bridge(self, op: BreakOp, position: int, spec: TensorSpec, like: torch.Tensor) -> torch.Tensor:
-        return like.new_empty(spec.shape, dtype=spec.dtype)
+        return self._memory(op, position, spec, like)
+
+    def share_memory(self) -> None:
+        self._shared = {}
+
+    def _memory(self, op: BreakOp, position: int, spec: TensorSpec, like: torch.Tensor) -> torch.Tensor:
+        """For an input, or an output: those have positions -1, -2, ..."""
+        if self._shared is None:
+            return like.new_empty(spec.shape, dtype=spec.dtype)
+        key = (op, position, spec)
+        found = self._shared.get(key)
+        if found is None:
+            found = self._shared[key] = like.new_empty(spec.shape, dtype=spec.dtype)
+        return found

@@ -67,6 +67,9 @@ class TraceScope:
     def bridge(self, op: BreakOp, position: int, spec: TensorSpec, like: torch.Tensor) -> torch.Tensor:
         return like.new_empty(spec.shape, dtype=spec.dtype)  # a compiled piece makes its own memory; the break copies
 
+    def share_memory(self) -> None:
+        """All sites of a trace share bridges anyway."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakSite:

@@ -177,6 +177,7 @@ class ModelStep:
 
     def hidden(self, inputs: Inputs, scope: Scope, phase: Phase) -> torch.Tensor:
         """Embedding and layer stack: h_TM, as `head` wants it. Begins with the translation, for all layers."""
+        scope.share_memory()  # a layer's projection and attention are read before the next layer
         forward = self.pool.begin_forward(self.tokens(inputs, phase), is_launched=True)
         num_tokens = inputs[LOCS_SLOT].shape[0]  # asked once: a capture watches each question to a tensor
         prepared: tuple[Tensors, ...] = ((),) * len(self.layers)

@@ -67,6 +67,9 @@ class TranslatingScope:
         self._translate()
         return self._scope.call(op, *inputs, site=site)
 
+    def share_memory(self) -> None:
+        self._scope.share_memory()
+
     def bridge(self, op: BreakOp, position: int, spec: TensorSpec, like: torch.Tensor) -> torch.Tensor:
         return self._scope.bridge(op, position, spec, like)
 

@@ -17,6 +17,7 @@ from playhead.graph import (
     as_traced,
 )
 from playhead.graph.breaks import InlineScope
+from playhead.graph.leases import storage_of
 
 CAPTURES = {"breakable": BreakableCapture, "piecewise": lambda bridges: PiecewiseCapture(bridges, as_traced)}
 
@@ -77,6 +78,31 @@ def test_a_full_graph_has_no_bridges_and_takes_it(fn):
     step.replay(2.0)
     for found, wanted in zip(step.output, fn(op, {"x": x}, InlineScope(2.0)), strict=True):
         assert torch.equal(found, wanted)
+
+
+def test_a_full_graph_shares_memory_where_the_callable_says_that_it_may():
+    """Calls of a break have one output between them; another break has its own, and so has another shape."""
+    op, other, x = scale(), scale("playhead_test::other"), torch.randn(8, 4)
+    ends = []
+
+    def fn(inputs, scope):
+        scope.share_memory()
+        y = inputs["x"]
+        for site in range(3):
+            room = scope.bridge(op, 0, TensorSpec.like(y), y)
+            (y,) = scope.call(op, torch.add(y, 1, out=room), site=site)
+            ends.append((storage_of(room), storage_of(y)))
+        others = scope.call(op, y[:4] + 1, site=3) + scope.call(other, y, site=0)
+        ends.append(tuple(map(storage_of, others)))
+        return y + 0
+
+    step = FullCapture().capture(TapeBackend(), fn, {"x": x}, 2.0)
+    *of_one, of_others = ends[-4:]
+    assert len(set(of_one)) == 1
+    assert len({*of_one[0], *of_others}) == 4
+    x.copy_(torch.randn(8, 4))
+    step.replay(2.0)
+    assert torch.equal(step.output, ((x + 1) * 2 + 1) * 4 + 2)
 
 
 def test_a_copy_made_in_time_is_right(capture):

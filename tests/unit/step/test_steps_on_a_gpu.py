@@ -6,11 +6,13 @@ The bodies of our ops do not run: their outputs are what the declarations say.
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_leaves
 
 import playhead.kernels.splits
 from playhead.attention.triton import TritonBackend
@@ -30,7 +32,7 @@ from playhead.models.decoder import Decoder
 from playhead.models.spec import StoredAs
 from playhead.sampling_params import SamplingKind
 from playhead.step.build import build_worker
-from playhead.step.forward import Forward, ModelStep, kv_geometry, layer_attentions
+from playhead.step.forward import Forward, ModelStep, ScopedContext, kv_geometry, layer_attentions
 from playhead.step.masks import masks_slot
 from playhead.step.sampling import MASKS_SLOT, SamplerRows
 from playhead.step.worker import WorkerConfig
@@ -78,6 +80,80 @@ def forward_of(model, shard=WHOLE):
     sampler = SamplerRows(max_running=LIMITS.max_running, vocab_size=spec.vocab_size, device=GPU)
     sampler.make_tables()
     return Forward(ModelStep(decoder, pool, layers, attention), sampler, table_RP)
+
+
+class OwnMemory(InlineScope):
+    """Each call of a break has memory of its own, whatever the step says. `lent` has, for each piece of memory that
+    calls would share, what each of them got, and how many ops had been called by then.
+    """
+
+    def __init__(self, live, ops):
+        super().__init__(live)
+        self.ops, self.lent = ops, {}
+
+    def share_memory(self):
+        pass
+
+    def _memory(self, op, position, spec, like):
+        made = super()._memory(op, position, spec, like)
+        self.lent.setdefault((op, position, spec), []).append((len(self.ops.calls), made))
+        return made
+
+    def read_too_late(self):
+        """Ops that were given what a call had after the next call had it."""
+        found = []
+        for calls in self.lent.values():
+            for (_, made), (end, _) in pairwise(calls):
+                late = [op for op, args in self.ops.calls[end:] if storage(made) in map(storage, tensors_among(args))]
+                found += late
+        return found
+
+
+def tensors_among(args):
+    return [one for one in tree_leaves(args) if isinstance(one, torch.Tensor)]
+
+
+def storage(tensor):
+    return tensor.untyped_storage()._cdata
+
+
+def read_too_late(model, shapes):
+    """Of a decode step and a step over tokens; and how many calls would share memory."""
+    found, num_shared = [], 0
+    with gpu_without_numbers():
+        forward = forward_of(model)
+        specs = (
+            (forward.decode_spec(SamplingKind.GREEDY, dict), DECODE),
+            (forward.token_spec(dict, has_breaks=False), TOKENS),
+        )
+        for (spec, ctx), one in zip(specs, shapes, strict=True):
+            inputs = inputs_of(one)
+            with CalledOps() as ops:
+                scope = OwnMemory(spec.plan({}, ctx, inputs), ops)
+                spec.fn(inputs, scope)
+            found += scope.read_too_late()
+            num_shared += sum(len(calls) - 1 for calls in scope.lent.values())
+    return found, num_shared
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_nothing_of_a_layers_attention_is_read_after_the_next_layers(shapes, model):
+    """So the layers of a step share the memory of their projections and of attention's output."""
+    found, num_shared = read_too_late(model, shapes)
+    assert found == []
+    assert num_shared >= 2
+
+
+def test_a_layer_that_keeps_attentions_output_is_found(shapes, monkeypatch):
+    attend, kept = ScopedContext.attend, {}
+
+    def adds_the_last_layers(ctx, layer_index, qkv_TX):
+        kept[layer_index] = attend(ctx, layer_index, qkv_TX)
+        return kept[layer_index] + kept[layer_index - 1] if layer_index else kept[layer_index]
+
+    monkeypatch.setattr(ScopedContext, "attend", adds_the_last_layers)
+    found, _ = read_too_late("gemma3", shapes)
+    assert torch.ops.aten.add.Tensor in found
 
 
 def decode(forward, inputs, kind):
