@@ -20,6 +20,7 @@ from bench.measure import emit
 from playhead.kernels.projection import project, project_gated
 from playhead.kernels.triton.projection import launch_tiles
 from playhead.kernels.triton.projection_tiles import (
+    FittedTiles,
     HeldTiles,
     RingTiles,
     RowTiles,
@@ -82,6 +83,10 @@ def neighbours(tiles: Tiles) -> Iterator[Tiles]:
         for places in (tiles.places - 1, tiles.places + 1):
             yield replace(tiles, places=places, row_places=min(places, tiles.row_places))
         return
+    if isinstance(tiles, FittedTiles):
+        for num_stages, num_warps in ((4, 8), (6, 8), (5, 4)):
+            yield replace(tiles, num_stages=num_stages, num_warps=num_warps)
+        return
     yield replace(tiles, starts_early=not tiles.starts_early)
     if isinstance(tiles, RowTiles):
         for block_n, num_warps in ((1, 4), (2, 4), (2, 8), (4, 8), (4, 16), (8, 8), (8, 16)):
@@ -112,7 +117,7 @@ class Case:
     def room(self, tiles: Tiles | None) -> torch.Tensor:
         """Memory for the result, full of NaN."""
         num_outputs = self.matrices.shape[1] // (2 if self.name == GATED else 1)
-        if tiles is None or isinstance(tiles, RowTiles | RingTiles) or tiles.num_splits == 1:
+        if tiles is None or isinstance(tiles, RowTiles | RingTiles | FittedTiles) or tiles.num_splits == 1:
             return torch.full((len(self.x), num_outputs), float("nan"), dtype=self.x.dtype, device="cuda")
         return torch.full((tiles.num_splits, len(self.x), num_outputs), float("nan"), device="cuda")
 

@@ -39,6 +39,7 @@ from playhead.kernels.triton import decode, projection
 from playhead.kernels.triton.compile_ahead import compiling_ahead
 from playhead.kernels.triton.decode_tiles import DecodeTiles, decode_tiles
 from playhead.kernels.triton.projection_tiles import (
+    FittedTiles,
     RingTiles,
     RowTiles,
     Tiles,
@@ -94,7 +95,7 @@ def cut_as(tiles: Tiles, num_rows: int, shape: Shape) -> AbstractContextManager[
 
         return choose
 
-    if isinstance(tiles, RingTiles):
+    if isinstance(tiles, RingTiles | FittedTiles):
         return patch.multiple(projection, gated_tiles=instead_of(gated_tiles))
     is_whole = isinstance(tiles, RowTiles) or tiles.num_splits == 1
     whole_rule = instead_of(tiles_for) if is_whole else tiles_for

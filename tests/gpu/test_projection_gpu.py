@@ -57,8 +57,8 @@ def test_a_bias_and_a_scale_are_applied_and_the_product_is_added(num_rows, dtype
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-@pytest.mark.parametrize("num_rows", [1, 2, 8, 16, 40, 128, 200, 256])
-@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(13824, 1152), (16384, 2048)])
+@pytest.mark.parametrize("num_rows", [1, 2, 8, 16, 40, 72, 128, 200, 256])
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(13824, 1152), (16384, 2048), (20480, 2560)])
 def test_project_gated(num_outputs, num_inputs, num_rows, activation, capsys):
     x, weight = random(num_rows, num_inputs), 0.03 * random(num_outputs, num_inputs, seed=1)
     bias = random(num_outputs, seed=2)

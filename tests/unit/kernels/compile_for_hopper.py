@@ -68,6 +68,7 @@ from playhead.kernels.triton import (
 )
 from playhead.kernels.triton.projection_kernels import streamed_kernel
 from playhead.kernels.triton.projection_tiles import (
+    FittedTiles,
     HeldTiles,
     RingTiles,
     RowTiles,
@@ -244,6 +245,7 @@ def kernel_of(tiles):
         HeldTiles: projection_triton.held_kernel,
         StreamedTiles: projection_triton.streamed_kernel,
         RingTiles: projection_triton.ring_kernel,
+        FittedTiles: projection_triton.fitted_kernel,
     }[type(tiles)]
 
 
@@ -272,7 +274,7 @@ def project_gated(num_rows, num_outputs=13824, num_inputs=1152, *, has_bias=True
     )
 
 
-def ring(*shape):
+def without_bias(*shape):
     return project_gated(*shape, has_bias=False)
 
 
@@ -321,14 +323,15 @@ KERNELS = {
     "three an SM: 8 rows gated": lambda: project_gated(8, 20480, 2560),
     "three an SM: 64 rows gated": lambda: project_gated(64, 20480, 2560),
     "three an SM: 128 rows gated": lambda: project_gated(128, 20480, 2560),
-    "two an SM: ring of 1 row": lambda: ring(1),
-    "two an SM: ring of 8 rows": lambda: ring(8, 16384, 2048),
-    "two an SM: ring of 16 rows": lambda: ring(16),
-    "two an SM: ring of 32 rows": lambda: ring(32, 16384, 2048),
-    "two an SM: ring of 64 rows": lambda: ring(64),
-    "three an SM: ring of 8 rows": lambda: ring(8, 20480, 2560),
-    "three an SM: ring of 16 rows": lambda: ring(16, 20480, 2560),
-    "three an SM: ring of 32 rows": lambda: ring(32, 20480, 2560),
+    "one an SM: fitted 128 rows": lambda: without_bias(128, 20480, 2560),
+    "two an SM: ring of 1 row": lambda: without_bias(1),
+    "two an SM: ring of 8 rows": lambda: without_bias(8, 16384, 2048),
+    "two an SM: ring of 16 rows": lambda: without_bias(16),
+    "two an SM: ring of 32 rows": lambda: without_bias(32, 16384, 2048),
+    "two an SM: ring of 64 rows": lambda: without_bias(64),
+    "three an SM: ring of 8 rows": lambda: without_bias(8, 20480, 2560),
+    "three an SM: ring of 16 rows": lambda: without_bias(16, 20480, 2560),
+    "three an SM: ring of 32 rows": lambda: without_bias(32, 20480, 2560),
     "three an SM: 32 rows in parts": lambda: project_parts(32, 2560, 2048),
     "one an SM: 32 rows in parts": lambda: project_parts(32, 2048, 2048),
     "one an SM: 128 rows in parts": lambda: project_parts(128, 2560, 2048),

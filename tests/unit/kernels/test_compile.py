@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from playhead.kernels.splits import NUM_SMS, PROGRAMS_PER_SM
-from playhead.kernels.triton.projection_tiles import split_tiles, tiles_for
+from playhead.kernels.triton.projection_tiles import gated_tiles, split_tiles, tiles_for
 from playhead.testing.tile_room import shared_bytes
 from tests.uninterpreted import output_of
 from tests.unit.kernels.launches import meta
@@ -76,6 +76,10 @@ def test_as_many_programs_in_order_fit_an_sm(kernels, name, num_programs):
     assert row["stack_bytes"] <= 32, row
 
 
+def fitted_rule(x, weight):
+    return gated_tiles(x, weight, None)
+
+
 @pytest.mark.parametrize(
     ("name", "rule", "num_rows", "shape"),
     [
@@ -84,6 +88,7 @@ def test_as_many_programs_in_order_fit_an_sm(kernels, name, num_programs):
         ("one an SM: 32 rows in halves", tiles_for, 32, (1536, 1152)),
         ("three an SM: 32 rows in parts", split_tiles, 32, (2560, 2048)),
         ("project 256 rows in parts", split_tiles, 256, (1152, 6912)),
+        ("one an SM: fitted 128 rows", fitted_rule, 128, (20480, 2560)),
     ],
 )
 def test_a_product_takes_the_memory_that_is_counted_on(kernels, name, rule, num_rows, shape):

@@ -19,10 +19,12 @@ from playhead.kernels.projection import project, project_gated, project_normed
 from playhead.kernels.triton.norm import launch_add
 from playhead.kernels.triton.projection import launch_project_normed, launch_tiles
 from playhead.kernels.triton.projection_tiles import (
+    FittedTiles,
     HeldTiles,
     RingTiles,
     RowTiles,
     StreamedTiles,
+    gated_tiles,
     most_rows,
     split_tiles,
     tiles_for,
@@ -35,6 +37,7 @@ from tests.unit.kernels.public_models import PUBLIC_MODELS
 ROW = RowTiles(block_n=4, block_k=128, num_warps=4, starts_early=True)
 HELD = HeldTiles(block_r=8, block_n=16, block_k=32, rest=16, parts=2)
 STREAMED = StreamedTiles(block_r=4, block_n=16, block_k=32, num_stages=2)
+FITTED = FittedTiles(block_r=8, block_n=16, rest=8, block_k=16, num_stages=2, num_warps=4)
 CASES = {
     "row": (1, ROW),
     "row with a rest": (1, replace(ROW, block_k=64, rest=32)),
@@ -49,6 +52,7 @@ MAPS = ("qkv", "o", "gate-up", "down")
 IS_CAMPAIGN = os.environ.get("PLAYHEAD_KERNELS") == "full"
 A_FEW_PRODUCTS = [
     ("gemma-3-4b", "qkv", 8),
+    ("gemma-3-4b", "gate-up", 72),
     ("qwen3-0.6b", "qkv", 48),
     ("qwen3-0.6b", "qkv", 144),
     ("qwen3-0.6b", "gate-up", 72),
@@ -126,7 +130,37 @@ def test_parts_are_not_written_behind_the_room_there_is(tiles):
         launch_tiles(replace(tiles, num_splits=1), torch.empty(3, 3, 22), x, weight, None)
 
 
-@pytest.mark.parametrize("tiles", [ROW, HELD, RingTiles(block_r=8, places=2, row_places=2, asked=16, holds=False)])
+@pytest.mark.parametrize(("num_rows", "num_outputs"), [(1, 48), (5, 44), (8, 30), (3, 100)])
+def test_fitted_programs_gate_all_rows_and_outputs(num_rows, num_outputs):
+    """24 gates and ups a program: two whole programs, a part of the rest, less than one, and five."""
+    x, weight, _ = call(num_rows, num_outputs=num_outputs)
+    found = torch.full((num_rows, num_outputs // 2), float("nan"))
+    launch_tiles(FITTED, found, x, weight, None, activation="gelu_tanh")
+    torch.testing.assert_close(found, project_gated.reference(x, weight, None, "gelu_tanh"))
+
+
+def test_fitted_programs_gate_and_no_more():
+    x, weight, bias = call(3, num_outputs=48)
+    for one, activation in ((bias, "silu"), (None, None)):
+        with pytest.raises(AssertionError, match="they gate, and no more"):
+            launch_tiles(FITTED, torch.empty(3, 24), x, weight, one, activation=activation)
+    with pytest.raises(AssertionError, match="found 72 inputs; wanted whole blocks of 16"):
+        launch_tiles(FITTED, torch.empty(3, 24), x[:, :72], weight[:, :72], None, activation="silu")
+
+
+def test_a_map_that_three_programs_an_sm_would_share_is_fitted_to_one_each():
+    """Gate-up of Gemma-3-4B, at 65 to 128 rows; Llama-3.2-1B's is 128 programs of 128 as it is."""
+    x, weight, bias = meta(72, 2560), meta(20_480, 2560), meta(20_480)
+    kinds = [type(gated_tiles(meta(num_rows, 2560), weight, None)) for num_rows in (64, 72, 128, 144)]
+    assert kinds == [StreamedTiles, FittedTiles, FittedTiles, type(None)]
+    assert isinstance(gated_tiles(x, weight, bias), StreamedTiles)
+    assert isinstance(gated_tiles(meta(72, 2048), meta(16_384, 2048), None), StreamedTiles)
+    assert isinstance(gated_tiles(meta(72, 2568)[:, 8:], weight, None), FittedTiles)  # rows may start anywhere
+
+
+@pytest.mark.parametrize(
+    "tiles", [ROW, HELD, FITTED, RingTiles(block_r=8, places=2, row_places=2, asked=16, holds=False)]
+)
 def test_rows_that_no_program_would_take_are_refused(tiles):
     x, weight, _ = call(most_rows(tiles) + 1)
     with pytest.raises(AssertionError, match="rows; wanted at most"):
@@ -265,7 +299,7 @@ def test_every_program_of_a_public_models_products_fits_a_multiprocessor(model):
         for name, (num_outputs, num_inputs) in shapes.items():
             for num_rows in bucket_sizes(256):
                 tiles = rule_for(name, meta(num_rows, num_inputs), meta(num_outputs, num_inputs))
-                if isinstance(tiles, HeldTiles | StreamedTiles):
+                if isinstance(tiles, HeldTiles | StreamedTiles | FittedTiles):
                     assert shared_bytes(tiles) <= PROGRAM_BYTES, (num_ranks, name, num_rows, tiles)
 
 
@@ -322,7 +356,7 @@ def test_tiles_of_a_model_multiply_all_its_rows_and_inputs(model, name, num_rows
     if activation:
         gate, up = wanted.chunk(2, -1)
         wanted = torch.nn.functional.silu(gate) * up
-    num_parts = 1 if isinstance(tiles, RowTiles) else tiles.num_splits
+    num_parts = 1 if isinstance(tiles, RowTiles | FittedTiles) else tiles.num_splits
     out = torch.full((num_parts, *wanted.shape), float("nan"))
     launch_tiles(tiles, out if num_parts > 1 else out[0], x, weight, None, activation=activation)
     torch.testing.assert_close(out.sum(0), wanted, atol=1e-3, rtol=1e-4)

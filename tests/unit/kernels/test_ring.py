@@ -157,7 +157,7 @@ def test_a_ring_gates_and_no_more():
     x, weight = call(3, 6)
     tiles = RingTiles(block_r=8, places=4, row_places=3, asked=64, holds=False)
     for bias, activation in ((torch.zeros(128), "silu"), (None, None)):
-        with pytest.raises(AssertionError, match="a ring gates"):
+        with pytest.raises(AssertionError, match="they gate, and no more"):
             projection.launch_tiles(tiles, torch.empty(3, 64), x, weight, bias, activation=activation)
 
 

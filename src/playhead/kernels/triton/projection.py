@@ -21,10 +21,11 @@ from playhead.kernels.triton.activation import launch_gated_activation_into
 from playhead.kernels.triton.dependent import dependent
 from playhead.kernels.triton.left import merging_row_kernel
 from playhead.kernels.triton.norm import launch_add
-from playhead.kernels.triton.projection_kernels import held_kernel, row_kernel, streamed_kernel
+from playhead.kernels.triton.projection_kernels import fitted_kernel, held_kernel, row_kernel, streamed_kernel
 from playhead.kernels.triton.projection_tiles import (
     RING_INPUTS,
     RING_ROWS,
+    FittedTiles,
     HeldTiles,
     RingTiles,
     RowTiles,
@@ -167,10 +168,14 @@ def launch_tiles(
     """
     most = most_rows(tiles)
     assert most is None or len(x_TI) <= most, f"found {len(x_TI)} rows; wanted at most {most}, which a program takes"
-    if isinstance(tiles, RingTiles):
-        assert activation is not None, "a ring gates"
-        assert (bias_O, scale, adds, total_TI, in_order) == (None, 1.0, False, None, False), "a ring gates, and no more"
-        launch_ring(tiles, out_TO, x_TI, weight_OI, activation)
+    if isinstance(tiles, RingTiles | FittedTiles):
+        assert activation is not None, f"{type(tiles).__name__}: they gate, and no more"
+        others = (bias_O, scale, adds, total_TI, in_order)
+        assert others == (None, 1.0, False, None, False), f"{type(tiles).__name__}: they gate, and no more"
+        if isinstance(tiles, RingTiles):
+            launch_ring(tiles, out_TO, x_TI, weight_OI, activation)
+        else:
+            launch_fitted(tiles, out_TO, x_TI, weight_OI, activation)
         return
     num_rows, num_outputs = out_TO.shape[-2:]
     num_inputs = x_TI.shape[1]
@@ -215,6 +220,16 @@ def launch_ring(tiles: RingTiles, out_TI: Tensor, x_TM: Tensor, weight_JM: Tenso
         R=tiles.block_r, N=RING_ROWS, K=RING_INPUTS, PLACES=tiles.places, ROW_PLACES=tiles.row_places,
         ASKED=tiles.asked, HOLDS=tiles.holds, ACTIVATION=activation,
         num_warps=RING_ROWS // 16, **dependent(x_TM),
+    )  # fmt: skip
+
+
+def launch_fitted(tiles: FittedTiles, out_TI: Tensor, x_TM: Tensor, weight_JM: Tensor, activation: str) -> None:
+    (num_rows, num_outputs), num_inputs = out_TI.shape, x_TM.shape[1]
+    assert num_inputs % tiles.block_k == 0, f"found {num_inputs} inputs; wanted whole blocks of {tiles.block_k}"
+    fitted_kernel[(ceil_div(2 * num_outputs, tiles.block_n + tiles.rest),)](
+        x_TM, weight_JM, out_TI, x_TM.stride(0), out_TI.stride(0), num_rows, num_outputs, num_inputs,
+        BLOCK_R=tiles.block_r, BLOCK_N=tiles.block_n, REST=tiles.rest, BLOCK_K=tiles.block_k, STAGES=tiles.num_stages,
+        ACTIVATION=activation, num_warps=tiles.num_warps, **dependent(x_TM),
     )  # fmt: skip
 
 

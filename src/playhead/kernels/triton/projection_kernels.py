@@ -7,6 +7,7 @@ step's bucket fix: a row's result does not depend on the rows beside it, and no 
 `row_kernel` multiplies one row elementwise. `held_kernel` multiplies several by tensor cores. Both have all weights of
 a program on their way before they wait for the rows. `streamed_kernel` is for matrices of which a program cannot hold
 its share: blocks of inputs pass through it, some in flight while others are multiplied. It may hold the first of them.
+`fitted_kernel` does the same for a gated map, by programs of a size that makes one wave of them.
 
 With STARTS_EARLY a kernel lets the next one start before it has waited itself; else when its products are summed, so
 that programs of the next kernel take no room from its own, and yet load what they can while it stores.
@@ -25,15 +26,18 @@ from playhead.kernels.triton.norm import load_factor, scaled_row
 
 
 @triton.jit
-def _matrix_rows(N, BLOCK_N: tl.constexpr, IS_GATED: tl.constexpr):
-    """Which rows of the matrix a program multiplies by, and which are there.
+def _gated_rows(row_N, N):
+    """A gated map has the gates of its N outputs and then their ups: a program takes a gate, its up, the next gate."""
+    output_N = row_N // 2
+    return output_N + row_N % 2 * N, output_N < N
 
-    A gated map has the gates of its N outputs and then their ups: a program takes a gate, its up, the next gate, ...
-    """
+
+@triton.jit
+def _matrix_rows(N, BLOCK_N: tl.constexpr, IS_GATED: tl.constexpr):
+    """Which rows of the matrix a program multiplies by, and which are there."""
     row_N = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     if IS_GATED:
-        output_N = row_N // 2
-        return output_N + row_N % 2 * N, output_N < N
+        return _gated_rows(row_N, N)
     return row_N, row_N < N
 
 
@@ -228,3 +232,44 @@ def streamed_kernel(
         sum_NR, bias, out + tl.program_id(1) * part, scale, token_R, out_row, row_N, live_N, live_R, N,
         BLOCK_N, BLOCK_R, ACTIVATION, HAS_BIAS, ADDS, ROUNDS,
     )  # fmt: skip
+
+
+@triton.jit
+def _store_gated(
+    sum_RN, out, out_row, token_R1, live_R1, first, N,
+    BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, ACTIVATION: tl.constexpr,
+):  # fmt: skip
+    gate, up = tl.split(tl.reshape(sum_RN, [BLOCK_R, BLOCK_N // 2, 2]))
+    col_1N = (first // 2 + tl.arange(0, BLOCK_N // 2))[None, :]
+    y = gated(gate, up, 1.0, 0.0, ACTIVATION)
+    tl.store(out + token_R1 * out_row + col_1N, y.to(out.dtype.element_ty), mask=live_R1 & (col_1N < N))
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def fitted_kernel(
+    x, weight, out, x_row, out_row, num_rows, N, K,
+    BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, REST: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    ACTIVATION: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """All rows times BLOCK_N rows of the matrix and REST more, gates and ups, whose inputs fill whole blocks."""
+    first = tl.program_id(0) * (BLOCK_N + REST)
+    row_N, live_N = _gated_rows(first + tl.arange(0, BLOCK_N), N)
+    row_M, live_M = _gated_rows(first + BLOCK_N + tl.arange(0, REST), N)
+    k_K = tl.arange(0, BLOCK_K)
+    token_R1 = tl.arange(0, BLOCK_R)[:, None]
+    live_R1 = token_R1 < num_rows
+    x_RK = x + token_R1 * x_row + k_K[None, :]
+    w_KN = weight + row_N[None, :].to(tl.int64) * K + k_K[:, None]
+    w_KM = weight + row_M[None, :].to(tl.int64) * K + k_K[:, None]
+    sum_RN = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
+    sum_RM = tl.zeros([BLOCK_R, REST], tl.float32)
+    after_upstream(DEPENDENT)
+    for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+        rows_RK = tl.load(x_RK + start, mask=live_R1, other=0.0)
+        weights_KN = tl.load(w_KN + start, mask=live_N[None, :], other=0.0)
+        weights_KM = tl.load(w_KM + start, mask=live_M[None, :], other=0.0)
+        sum_RN = tl.dot(rows_RK, weights_KN, sum_RN, input_precision="ieee")
+        sum_RM = tl.dot(rows_RK, weights_KM, sum_RM, input_precision="ieee")
+    let_downstream_start(DEPENDENT)
+    _store_gated(sum_RN, out, out_row, token_R1, live_R1, first, N, BLOCK_R, BLOCK_N, ACTIVATION)
+    _store_gated(sum_RM, out, out_row, token_R1, live_R1, first + BLOCK_N, N, BLOCK_R, REST, ACTIVATION)
