@@ -190,7 +190,7 @@ class Scheduler:
         place in the order is between others.
         """
         last = self._last
-        if last is None:
+        if last is None or not self.running:
             return None
         can_admit = bool(self.waiting) and self._kv.rows.num_free > 0
         if last.goes_on and last.num_sure > 0 and self._ended.count == last.num_ended_before and not can_admit:
