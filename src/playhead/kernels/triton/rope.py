@@ -149,8 +149,8 @@ def qk_rope_write_kernel(
 
 
 def launch_on_packed(qkv_TX: torch.Tensor, *turning: Any, caches: Any) -> torch.Tensor:
-    """The same on a packed projection: its queries, rotated in place. `turning` ends as a call of `write_and_decode`
-    does before its caches: positions, locations, eps, offset and interleaving.
+    """`qk_rope_write` of a packed projection; gives its queries, rotated in place. `turning` is what a call of
+    `write_and_decode` has between its output and its caches.
     """
     *tensors, locs_T, eps, unit_offset, interleaved = turning
     k_cache_NSKD, v_cache_NSKE = caches
