@@ -26,6 +26,7 @@ from playhead.kernels.triton.projection_tiles import (
     RowTiles,
     Tiles,
     gated_tiles,
+    num_shares,
     split_tiles,
     tiles_for,
 )
@@ -117,9 +118,10 @@ class Case:
     def room(self, tiles: Tiles | None) -> torch.Tensor:
         """Memory for the result, full of NaN."""
         num_outputs = self.matrices.shape[1] // (2 if self.name == GATED else 1)
-        if tiles is None or isinstance(tiles, RowTiles | RingTiles | FittedTiles) or tiles.num_splits == 1:
+        num_parts = 1 if tiles is None else num_shares(tiles)
+        if num_parts == 1:
             return torch.full((len(self.x), num_outputs), float("nan"), dtype=self.x.dtype, device="cuda")
-        return torch.full((tiles.num_splits, len(self.x), num_outputs), float("nan"), device="cuda")
+        return torch.full((num_parts, len(self.x), num_outputs), float("nan"), device="cuda")
 
     def run(self, out: torch.Tensor, matrix: torch.Tensor, tiles: Tiles | None) -> None:
         """The product cut so; without tiles, as the op runs it."""

@@ -41,9 +41,9 @@ from playhead.kernels.triton.decode_tiles import DecodeTiles, decode_tiles
 from playhead.kernels.triton.projection_tiles import (
     FittedTiles,
     RingTiles,
-    RowTiles,
     Tiles,
     gated_tiles,
+    num_shares,
     split_tiles,
     tiles_for,
 )
@@ -97,7 +97,7 @@ def cut_as(tiles: Tiles, num_rows: int, shape: Shape) -> AbstractContextManager[
 
     if isinstance(tiles, RingTiles | FittedTiles):
         return patch.multiple(projection, gated_tiles=instead_of(gated_tiles))
-    is_whole = isinstance(tiles, RowTiles) or tiles.num_splits == 1
+    is_whole = num_shares(tiles) == 1
     whole_rule = instead_of(tiles_for) if is_whole else tiles_for
     gated_rule = instead_of(gated_tiles) if is_whole else gated_tiles
     return patch.multiple(projection, tiles_for=whole_rule, gated_tiles=gated_rule, split_tiles=instead_of(split_tiles))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 from uuid import uuid4
 
 import torch
@@ -17,6 +17,7 @@ import torch
 from playhead.errors import CaptureError
 
 Tensors = tuple[torch.Tensor, ...]
+Direction = Literal["in", "out"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,26 +79,25 @@ class InlineScope:
 
     def __init__(self, live: Any) -> None:
         self._live = live
-        self._shared: dict[tuple[BreakOp, int, TensorSpec], torch.Tensor] | None = None
+        self._shared: dict[tuple[BreakOp, Direction, int, TensorSpec], torch.Tensor] | None = None
 
     def call(self, op: BreakOp, *inputs: torch.Tensor, site: int) -> Tensors:
         specs = op.output_specs(inputs)
-        outputs = tuple([self._memory(op, -1 - i, spec, inputs[0]) for i, spec in enumerate(specs)])
+        outputs = tuple([self._memory(op, "out", i, spec, inputs[0]) for i, spec in enumerate(specs)])
         op.run(self._live, inputs, outputs, site)
         return outputs
 
     def bridge(self, op: BreakOp, position: int, spec: TensorSpec, like: torch.Tensor) -> torch.Tensor:
-        return self._memory(op, position, spec, like)
+        return self._memory(op, "in", position, spec, like)
 
     def share_memory(self) -> None:
         self._shared = {}
 
-    def _memory(self, op: BreakOp, position: int, spec: TensorSpec, like: torch.Tensor) -> torch.Tensor:
-        """For an input, or an output: those have positions -1, -2, ..."""
-        if self._shared is None:
-            return like.new_empty(spec.shape, dtype=spec.dtype)
-        key = (op, position, spec)
-        found = self._shared.get(key)
-        if found is None:
-            found = self._shared[key] = like.new_empty(spec.shape, dtype=spec.dtype)
-        return found
+    def _memory(
+        self, op: BreakOp, direction: Direction, position: int, spec: TensorSpec, like: torch.Tensor
+    ) -> torch.Tensor:
+        shared = {} if self._shared is None else self._shared
+        key = (op, direction, position, spec)
+        if key not in shared:
+            shared[key] = like.new_empty(spec.shape, dtype=spec.dtype)
+        return shared[key]

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from playhead.errors import CaptureError
-from playhead.graph.breaks import BreakOp, InlineScope, Tensors, TensorSpec
+from playhead.graph.breaks import BreakOp, Direction, InlineScope, Tensors, TensorSpec
 from playhead.graph.oplog import user_line
-
-Direction = Literal["in", "out"]
 
 
 class WarmUpScope(InlineScope):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from playhead.kernels.elementwise import softmax_with_sinks
 from playhead.kernels.op import like_first, op
-from playhead.kernels.rope import qk_rope_write, split_heads
+from playhead.kernels.rope import on_packed, qk_rope_write
 
 NO_WEIGHT = -1.0e30  # what the logarithm of a part's weight is, where the part is none
 
@@ -89,12 +89,9 @@ def write_and_decode(
     With `num_left` the output is left in so many parts of each head, in float32, to be merged by `merge_left`. Then
     `arrivals` has a number for each part of each kv head at least.
     """
-    num_kv_heads, k_head_dim, v_head_dim = *k_cache_NSKD.shape[2:], v_cache_NSKE.shape[3]
-    q_BHD, k_BKD, v_BKE = split_heads(qkv_BX, num_kv_heads, k_head_dim, v_head_dim)
-    qk_rope_write.reference(
-        q_BHD, k_BKD, v_BKE, q_weight_W, k_weight_W, table_PR, positions_B, k_cache_NSKD, v_cache_NSKE, locs_B,
-        eps, unit_offset, interleaved,
-    )  # fmt: skip
+    turning = (q_weight_W, k_weight_W, table_PR, positions_B, locs_B, eps, unit_offset, interleaved)
+    q_BHD = on_packed(qk_rope_write.reference, qkv_BX, *turning, caches=(k_cache_NSKD, v_cache_NSKE))
+    v_head_dim = v_cache_NSKE.shape[3]
     out_BHE = q_BHD.new_empty(*q_BHD.shape[:2], v_head_dim) if num_left else out_BY.view(*q_BHD.shape[:2], v_head_dim)
     decode.reference(
         q_BHD, out_BHE, k_cache_NSKD, v_cache_NSKE, page_table_RP, rows_B, seq_lens_B,
@@ -185,14 +182,11 @@ def write_and_extend(
     """`qk_rope_write`, then `extend`, over a packed projection, whose queries are rotated in place: writes the rows of
     `out_TY`, all heads of the output, that belong to requests. One op, so that a capture watches no views of heads.
     """
-    num_kv_heads, k_head_dim, v_head_dim = *k_cache_NSKD.shape[2:], v_cache_NSKE.shape[3]
-    q_THD, k_TKD, v_TKE = split_heads(qkv_TX, num_kv_heads, k_head_dim, v_head_dim)
-    qk_rope_write.reference(
-        q_THD, k_TKD, v_TKE, q_weight_W, k_weight_W, table_PR, positions_T, k_cache_NSKD, v_cache_NSKE, locs_T,
-        eps, unit_offset, interleaved,
-    )  # fmt: skip
+    turning = (q_weight_W, k_weight_W, table_PR, positions_T, locs_T, eps, unit_offset, interleaved)
+    q_THD = on_packed(qk_rope_write.reference, qkv_TX, *turning, caches=(k_cache_NSKD, v_cache_NSKE))
+    out_THE = out_TY.view(*q_THD.shape[:2], v_cache_NSKE.shape[3])
     extend.reference(
-        q_THD, out_TY.view(*q_THD.shape[:2], v_head_dim), k_cache_NSKD, v_cache_NSKE, page_table_RP, rows_B, seq_lens_B,
+        q_THD, out_THE, k_cache_NSKD, v_cache_NSKE, page_table_RP, rows_B, seq_lens_B,
         sinks_H, scale, window, softcap, query_starts_B, query_lens_B,
     )  # fmt: skip
 

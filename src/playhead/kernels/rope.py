@@ -9,6 +9,9 @@ per page.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 from torch import Tensor
 
 from playhead.kernels.norm import normalised
@@ -28,6 +31,18 @@ def split_heads(qkv_TX: Tensor, num_kv_heads: int, k_dim: int, v_dim: int) -> tu
         qkv_TX.as_strided((num_tokens, num_kv_heads, k_dim), (stride, k_dim, 1), start + k_start),
         qkv_TX.as_strided((num_tokens, num_kv_heads, v_dim), (stride, v_dim, 1), start + v_start),
     )
+
+
+def on_packed(turn: Callable[..., None], qkv_TX: Tensor, *turning: Any, caches: Sequence[Tensor]) -> Tensor:
+    """A packed projection's queries after `turn`, which is `qk_rope_write` or does the same, has rotated them in place
+    and written keys and values. `turning` is what a call of `write_and_decode` has between its output and its caches.
+    """
+    *tensors, locs_T, eps, unit_offset, interleaved = turning
+    k_cache_NSKD, v_cache_NSKE = caches
+    (num_kv_heads, k_head_dim), v_head_dim = k_cache_NSKD.shape[2:], v_cache_NSKE.shape[3]
+    q_THD, *heads = split_heads(qkv_TX, num_kv_heads, k_head_dim, v_head_dim)
+    turn(q_THD, *heads, *tensors, *caches, locs_T, eps, unit_offset, interleaved)
+    return q_THD
 
 
 def rotated(x_THD: Tensor, cos_TF: Tensor, sin_TF: Tensor, interleaved: bool) -> Tensor:

@@ -19,8 +19,8 @@ from playhead.graph import registry as registry_module
 from playhead.graph import runner as runner_module
 from playhead.graph.audit import Sample, SampledStep
 from playhead.graph.breakable import BreakableStep
-from playhead.graph.breaks import BreakOp, TensorSpec
-from playhead.graph.bridges import BridgePool, Direction
+from playhead.graph.breaks import BreakOp, Direction, TensorSpec
+from playhead.graph.bridges import BridgePool
 from playhead.graph.leases import BridgeLeases
 from playhead.graph.oplog import Issued, OpObserver
 from playhead.graph.piecewise import BreakSite, PiecewiseCapture

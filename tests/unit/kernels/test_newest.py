@@ -134,14 +134,9 @@ def test_an_order_changes_nothing():
 )
 def test_what_programs_cannot_turn_or_take_long_over_is_turned_by_rope(seq_lens, heads, norm):
     """Sixteen query heads of a kv head were not measured, and heads that are normed together have several programs."""
-    called, turn = [], kernels.launch_on_packed
-
-    def noted(*call, **options):
-        called.append(call)
-        return turn(*call, **options)
-
+    called = []
     with (
-        swapped(kernels, "launch_on_packed", noted),
+        swapped(kernels, "launch_qk_rope_write", lambda *call: called.append(call)),
         swapped(kernels, "MOST_KV_HEADS", 3),
         swapped(kernels, "MOST_DIMS", 32),
         swapped(kernels, "MOST_KEYS_TOGETHER", 8),

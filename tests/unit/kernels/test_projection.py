@@ -26,6 +26,7 @@ from playhead.kernels.triton.projection_tiles import (
     StreamedTiles,
     gated_tiles,
     most_rows,
+    num_shares,
     split_tiles,
     tiles_for,
 )
@@ -356,7 +357,7 @@ def test_tiles_of_a_model_multiply_all_its_rows_and_inputs(model, name, num_rows
     if activation:
         gate, up = wanted.chunk(2, -1)
         wanted = torch.nn.functional.silu(gate) * up
-    num_parts = 1 if isinstance(tiles, RowTiles | FittedTiles) else tiles.num_splits
+    num_parts = num_shares(tiles)
     out = torch.full((num_parts, *wanted.shape), float("nan"))
     launch_tiles(tiles, out if num_parts > 1 else out[0], x, weight, None, activation=activation)
     torch.testing.assert_close(out.sum(0), wanted, atol=1e-3, rtol=1e-4)

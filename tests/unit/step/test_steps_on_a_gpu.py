@@ -94,9 +94,9 @@ class OwnMemory(InlineScope):
     def share_memory(self):
         pass
 
-    def _memory(self, op, position, spec, like):
-        made = super()._memory(op, position, spec, like)
-        self.lent.setdefault((op, position, spec), []).append((len(self.ops.calls), made))
+    def _memory(self, op, direction, position, spec, like):
+        made = super()._memory(op, direction, position, spec, like)
+        self.lent.setdefault((op, direction, position, spec), []).append((len(self.ops.calls), made))
         return made
 
     def read_too_late(self):

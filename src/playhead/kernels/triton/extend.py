@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from playhead.kernels.rope import on_packed
 from playhead.kernels.sizes import next_power_of_2
 from playhead.kernels.splits import NUM_SMS
 from playhead.kernels.triton.decode import AS_MEASURED, Cut, launch_decode_rows
 from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
-from playhead.kernels.triton.rope import launch_on_packed
+from playhead.kernels.triton.rope import launch_qk_rope_write
 from playhead.kernels.triton.scores import LOG2_E, NO_SCORE, attend_block, key_pages, load_rows, row_places
 
 MIN_DOT_DEPTH = 16
@@ -301,7 +302,7 @@ def requests_block(num_places: int) -> int:
 def launch_write_and_extend(*call: Any) -> None:
     qkv_TX, out_TY, *turning = call[:10]
     _, v_cache_NSKE = caches = call[10:12]
-    q_THD = launch_on_packed(qkv_TX, *turning, caches=caches)
+    q_THD = on_packed(launch_qk_rope_write, qkv_TX, *turning, caches=caches)
     launch_extend(q_THD, out_TY.view(*q_THD.shape[:2], v_cache_NSKE.shape[3]), *call[10:])
 
 

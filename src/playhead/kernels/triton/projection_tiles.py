@@ -123,21 +123,21 @@ def most_rows(tiles: Tiles) -> int | None:
     return None if isinstance(tiles, StreamedTiles) else tiles.block_r
 
 
+def num_shares(tiles: Tiles) -> int:
+    """How many programs share the inputs of the same outputs: so many matrices of sums are written."""
+    return tiles.num_splits if isinstance(tiles, HeldTiles | StreamedTiles) else 1
+
+
 def gated_tiles(x_TI: torch.Tensor, weight_JI: torch.Tensor, bias_J: torch.Tensor | None) -> Tiles | None:
     """How a gated product is cut: by the ring or fitted where that is faster, else as any product."""
+    if bias_J is not None or not is_ours(x_TI, weight_JI):
+        return tiles_for(x_TI, weight_JI)
+    product = (x_TI.shape[0], *weight_JI.shape)
     # A copy moves 16 bytes, so each row must start at a multiple of 16 bytes. Triton sees that of a stride only if 16
     # divides it.
     starts_aligned = all(one.storage_offset() % 8 == 0 for one in (x_TI, weight_JI)) and x_TI.stride(0) % 16 == 0
-    if bias_J is None and starts_aligned and is_ours(x_TI, weight_JI) and can_ring(x_TI.device):
-        num_outputs, num_inputs = weight_JI.shape
-        ring = ring_tiles(x_TI.shape[0], num_outputs, num_inputs)
-        if ring is not None:
-            return ring
-    if bias_J is None and is_ours(x_TI, weight_JI):
-        fitted = fitted_tiles(x_TI.shape[0], *weight_JI.shape)
-        if fitted is not None:
-            return fitted
-    return tiles_for(x_TI, weight_JI)
+    ring = ring_tiles(*product) if starts_aligned and can_ring(x_TI.device) else None
+    return ring or fitted_tiles(*product) or tiles_for(x_TI, weight_JI)
 
 
 def fitted_tiles(num_rows: int, num_outputs: int, num_inputs: int) -> FittedTiles | None:
@@ -145,7 +145,7 @@ def fitted_tiles(num_rows: int, num_outputs: int, num_inputs: int) -> FittedTile
     for each take 2 us longer, as each reads the rows anew.
     """
     tiles = FittedTiles(block_r=128, block_n=128, rest=32, block_k=64, num_stages=5)
-    num_programs = -(-num_outputs // (tiles.block_n + tiles.rest))
+    num_programs = ceil_div(num_outputs, tiles.block_n + tiles.rest)
     fills_device = 9 * NUM_SMS <= 10 * num_programs <= 10 * NUM_SMS
     is_fast = fills_device and 64 < num_rows <= tiles.block_r and num_inputs % tiles.block_k == 0
     return tiles if is_fast and num_inputs >= WIDE_ROW else None

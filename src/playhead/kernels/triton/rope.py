@@ -16,11 +16,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 
-from playhead.kernels.rope import split_heads
 from playhead.kernels.sizes import ceil_div, next_power_of_2
 from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
 
@@ -146,18 +144,6 @@ def qk_rope_write_kernel(
     _store_pieces(k_H1, turned, mask_HF & writes, mask_HR & writes, D, F, STEP)
     v_place_HE = v_cache + page * v_page + slot * v_slot + head_H1 * v_cache_head + dim_1E
     tl.store(v_place_HE, v_HE.to(v_cache.dtype.element_ty), mask=mask_HE & writes)
-
-
-def launch_on_packed(qkv_TX: torch.Tensor, *turning: Any, caches: Any) -> torch.Tensor:
-    """`qk_rope_write` of a packed projection; gives its queries, rotated in place. `turning` is what a call of
-    `write_and_decode` has between its output and its caches.
-    """
-    *tensors, locs_T, eps, unit_offset, interleaved = turning
-    k_cache_NSKD, v_cache_NSKE = caches
-    (num_kv_heads, k_head_dim), v_head_dim = k_cache_NSKD.shape[2:], v_cache_NSKE.shape[3]
-    heads = split_heads(qkv_TX, num_kv_heads, k_head_dim, v_head_dim)
-    launch_qk_rope_write(*heads, *tensors, *caches, locs_T, eps, unit_offset, interleaved)
-    return heads[0]
 
 
 def launch_qk_rope_write(*call: Any) -> None:

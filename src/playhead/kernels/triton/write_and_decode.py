@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from playhead.kernels.attention import left_width
+from playhead.kernels.rope import on_packed
 from playhead.kernels.sizes import next_power_of_2
 from playhead.kernels.splits import MOST_HEADS_TOGETHER, MOST_KEYS_TOGETHER, WIDE_HEAD
 from playhead.kernels.triton.decode import (
@@ -35,7 +36,7 @@ from playhead.kernels.triton.decode_tiles import MAX_REGISTERS
 from playhead.kernels.triton.dependent import after_upstream, dependent, let_downstream_start
 from playhead.kernels.triton.left import keep_or_leave_share, leave_nothing
 from playhead.kernels.triton.newest import add_newest, load_turning, newest_heads, repeated, store_newest
-from playhead.kernels.triton.rope import launch_on_packed
+from playhead.kernels.triton.rope import launch_qk_rope_write
 from playhead.kernels.triton.scores import attend_block, key_pages
 
 MOST_KV_HEADS = 256  # of all requests: with more, a rope kernel before attention is faster,
@@ -150,7 +151,7 @@ def launch_write_and_decode(*call: Any, cut: Cut = AS_MEASURED) -> None:
     if is_normed_together or group >= MOST_HEADS_TOGETHER or is_slower:
         # No program has all that is normed together, or so many heads were not measured, or rope is faster.
         assert not num_left, "parts are left by the kernel below alone"
-        q_BHD = launch_on_packed(qkv_BX, *call[2:10], caches=memory[:2])
+        q_BHD = on_packed(launch_qk_rope_write, qkv_BX, *call[2:10], caches=memory[:2])
         launch_decode(q_BHD, out_BY.view(-1, num_heads, v_head_dim), *call[10:-1], cut=cut)
         return
     assert num_left <= num_splits, f"{num_left} parts, of which {num_splits} programs of a head fill one each"
