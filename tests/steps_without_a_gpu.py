@@ -72,7 +72,7 @@ def run_steps(made: Worker, runner: GraphRunner, sizes: Iterable[int], kinds: Se
     for size in sizes:
         ctx = runner.placeholder_context(size)
         live = runner.step.plan({}, ctx, runner.views(ctx))
-        output = runner.step.fn(runner.graph_inputs(ctx), InlineScope(live))
+        output = runner.live_rows(runner.step.fn(runner.graph_inputs(ctx), InlineScope(live)), ctx)
         if runner is made.prefill:
             for kind in kinds:
                 made.forward.sample_last(output, made.sampling_inputs(1), kind)

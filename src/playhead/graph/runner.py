@@ -204,7 +204,7 @@ class GraphRunner:
 
     def _run_filled(self, decision: Decision, ctx: FillContext, live: LivePlan | None) -> StepResult:
         if decision.mode is Mode.EAGER:
-            return StepResult(output=self.run_eager(ctx, live), decision=decision)  # nothing is padded
+            return StepResult(output=self.live_rows(self.run_eager(ctx, live), ctx), decision=decision)
         self.replay(decision.bucket, live)
         self.num_replays[decision.bucket] += 1
         self.num_raw[decision.bucket] += ctx.raw(self.step.axis)
@@ -212,7 +212,7 @@ class GraphRunner:
 
     def _live_output(self, bucket: int, ctx: FillContext) -> Outputs:
         """The live rows of a bucket's output, which lies where it lay at the last step of this size."""
-        key = bucket, ctx.raw(self.step.axis)
+        key = bucket, ctx.raw_num_tokens if self._gives_tokens else ctx.raw_bs
         output = self._live_outputs.get(key)
         if output is None:
             output = self._live_outputs[key] = self.live_rows(self._captured[bucket].output, ctx)
@@ -221,17 +221,22 @@ class GraphRunner:
     def live_rows(self, output: Outputs, ctx: FillContext) -> Outputs:
         """A step's output without its padding: the first dimension of every tensor is its rows.
 
-        A step over requests may give rows of tokens too; their number tells which they are. A tensor without dimensions
-        is left as it is.
+        A step over requests may give rows of tokens too; their number tells which they are. What a step over tokens
+        gives is `StepSpec.output_axis`. A tensor without dimensions is left as it is.
         """
 
         def cut(tensor: torch.Tensor) -> torch.Tensor:
             if not tensor.dim():
                 return tensor
-            has_token_rows = self.step.axis == "tokens" or tensor.shape[0] == ctx.padded_num_tokens
+            may_give_both = self.step.axis == "bs"
+            has_token_rows = self._gives_tokens or (may_give_both and tensor.shape[0] == ctx.padded_num_tokens)
             return tensor[: ctx.raw_num_tokens if has_token_rows else ctx.raw_bs]
 
         return map_tensors(cut, output)
+
+    @property
+    def _gives_tokens(self) -> bool:
+        return self.step.axis == self.step.output_axis == "tokens"
 
     def prepare(self, batch: Batch, ctx: FillContext) -> LivePlan | None:
         """Fill the slots and plan the step: the one way to get ready, for capture, replay and eager runs."""

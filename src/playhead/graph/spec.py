@@ -52,6 +52,8 @@ class StepSpec:
     owned: tuple[OwnedMemory, ...] = ()
     num_tokens_per_bs: int = 1
     """Tokens of every request of a step over requests: more than one where a draft is verified."""
+    output_axis: RunAxis = "tokens"
+    """What the rows of a step over tokens are that it gives: its tokens, or its requests."""
 
     def __post_init__(self) -> None:
         if self.num_tokens_per_bs < 1 or (self.axis == "tokens" and self.num_tokens_per_bs != 1):

@@ -1,13 +1,27 @@
 """What a forward pass needs from outside the model.
 
-Shapes: T tokens, M hidden, X = all heads of q, k and v, Y = all heads of the output.
+Shapes: T tokens, N rows whose logits may be wanted, M hidden, X = all heads of q, k and v, Y = all heads of the output.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+
+from playhead.kernels.elementwise import embed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowsRead:
+    """Rows of a step by their index. `live_N` says which are read and not padding, where a layer asks for that."""
+
+    index_N: torch.Tensor
+    live_N: torch.Tensor | None
+
+    def of(self, x_TM: torch.Tensor) -> torch.Tensor:
+        return embed(self.index_N, x_TM, 1.0)  # an embedding is a choice of rows, times one
 
 
 class ForwardContext(Protocol):
@@ -25,6 +39,11 @@ class ForwardContext(Protocol):
         Queries and keys come as they were projected. `Decoder.transforms` says what they go through first; the context
         may do that in place. Scale, window, softcap and sinks are the layer's own: the context has them from the spec
         and `Decoder.sinks`. In a captured graph this call is a break.
+        """
+
+    def rows_read(self) -> RowsRead | None:
+        """The rows whose logits may be wanted; None: all. The last layer's attention keeps the keys of all tokens, and
+        what follows it is computed for these rows alone: `layers` gives them, in this order.
         """
 
     def parts_left(self, layer_index: int) -> int:

@@ -23,7 +23,7 @@ from playhead.layers.moe import MoeMlp
 from playhead.layers.norm import Norm, Stream, are_one_kernel
 from playhead.layers.rope import Rope
 from playhead.layers.spec import MoeSpec, QKNorm, RopeSpec
-from playhead.models.context import ForwardContext
+from playhead.models.context import ForwardContext, RowsRead
 from playhead.models.spec import LayerSpec, ModelSpec, Placement
 
 
@@ -55,16 +55,18 @@ class DecoderLayer(nn.Module):
         self.post_attention_norm = norm("post_attention_norm")
         self.post_mlp_norm = norm("post_mlp_norm")
 
-    def forward(self, stream: Stream, ctx: ForwardContext) -> Stream:
+    def forward(self, stream: Stream, ctx: ForwardContext, read: RowsRead | None = None) -> Stream:
+        """The stream behind this layer: of all tokens, or of the rows that are read."""
         room_TX = ctx.room(self.index, stream.residual_TM)
         if self.spec.placement is Placement.PARALLEL:
-            return self._side_by_side(stream, ctx, room_TX)
+            return self._side_by_side(stream, ctx, room_TX, read)
         residual_TM, qkv_TX = product_of_stream(self.attention.qkv, stream, self.pre_attention_norm, room_TX)
-        attended = Product(
-            linear=self.attention.out, x_TI=ctx.attend(self.index, qkv_TX), num_left=ctx.parts_left(self.index)
-        )
+        attended_TY, live_T = ctx.attend(self.index, qkv_TX), ctx.live_rows()
+        if read is not None:
+            residual_TM, attended_TY, live_T = read.of(residual_TM), read.of(attended_TY), read.live_N
+        attended = Product(linear=self.attention.out, x_TI=attended_TY, num_left=ctx.parts_left(self.index))
         stream = Stream(residual_TM=residual_TM, output=attended, output_norm=self.post_attention_norm)
-        residual_TM, fed = self.mlp.of_stream(stream, self.pre_mlp_norm, ctx.live_rows())
+        residual_TM, fed = self.mlp.of_stream(stream, self.pre_mlp_norm, live_T)
         return Stream(residual_TM=residual_TM, output=fed, output_norm=self.post_mlp_norm)
 
     @property
@@ -76,12 +78,16 @@ class DecoderLayer(nn.Module):
         is_one_op = isinstance(out, PlainLinear) and out.can_merge and are_one_kernel(self.post_attention_norm, behind)
         return is_one_op and self.spec.attention.qk_norm is not QKNorm.FULL
 
-    def _side_by_side(self, stream: Stream, ctx: ForwardContext, room_TX: torch.Tensor) -> Stream:
+    def _side_by_side(
+        self, stream: Stream, ctx: ForwardContext, room_TX: torch.Tensor, read: RowsRead | None
+    ) -> Stream:
         """Attention and MLP of the same input; the output is their sum."""
         assert isinstance(self.mlp, GatedMlp), "no family runs experts beside attention"
         residual_TM, h_TM = stream.normed(self.pre_attention_norm)
-        attended_TM = self.attention.out(ctx.attend(self.index, self.attention.qkv(h_TM, room_TX)))
-        return Stream(residual_TM=residual_TM, output=partial(self.mlp, h_TM, attended_TM))
+        attended_TY = ctx.attend(self.index, self.attention.qkv(h_TM, room_TX))
+        if read is not None:
+            residual_TM, h_TM, attended_TY = read.of(residual_TM), read.of(h_TM), read.of(attended_TY)
+        return Stream(residual_TM=residual_TM, output=partial(self.mlp, h_TM, self.attention.out(attended_TY)))
 
 
 class Decoder(nn.Module):
@@ -150,10 +156,12 @@ class Decoder(nn.Module):
         return self.vocabulary.embed(ids_T, self.embedding_VM, self.embed_scale)
 
     def layers(self, residual_TM: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        """The final norm's output, which `head` reads. The layers may add to `residual_TM` in place: it is used up."""
-        stream = Stream(residual_TM=residual_TM)
+        """The final norm's output, which `head` reads: of all tokens, or of `ctx.rows_read`. The layers may add to
+        `residual_TM` in place: it is used up.
+        """
+        stream, last = Stream(residual_TM=residual_TM), self._stack[-1]
         for block in self._stack:
-            stream = block(stream, ctx)
+            stream = block(stream, ctx, ctx.rows_read() if block is last else None)
         return normed_end(stream, self.final_norm)
 
     @contextmanager

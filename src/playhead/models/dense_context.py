@@ -54,6 +54,9 @@ class DenseContext:
     def live_rows(self) -> None:
         """All rows are tokens."""
 
+    def rows_read(self) -> None:
+        """All rows are read."""
+
     def room(self, layer_index: int, h_TM: torch.Tensor) -> torch.Tensor:
         return h_TM.new_empty(h_TM.shape[0], sum(self._specs[layer_index].qkv_sizes))
 

@@ -37,10 +37,11 @@ def audit_here(worker: Worker) -> list[Report]:
     try:
         place_sequences(worker, sequences)
         worker.publish()
-        decoders = [runner for runner in worker.runners if runner is not worker.prefill and runner.captured]
+        over_tokens = prefill_sample(worker, sequences)
+        others = [runner for runner in worker.runners if runner is not worker.prefill and runner.captured]
         return [
-            *(audit(runner, decode_sample(worker, sequences, runner)) for runner in decoders),
-            audit(worker.prefill, prefill_sample(worker, sequences)),
+            audit(runner, over_tokens if runner.step.axis == "tokens" else decode_sample(worker, sequences, runner))
+            for runner in (*others, worker.prefill)
         ]
     finally:
         for seq in sequences:

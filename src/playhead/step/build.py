@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Callable
 
 import torch
 
@@ -71,6 +72,7 @@ def build_worker(decoder: Decoder, config: WorkerConfig) -> Worker:
     decode = InputFeatures(extra=(*SAMPLING, BOXES), seq_len_fill_value=fill_value)
     prefill = InputFeatures(extra=(*SAMPLING, *OVER_TOKENS), seq_len_fill_value=fill_value)
     runners = Runners(config, forward, device)
+    token_runner = runners.prefill(prefill)
     registry = build_decode_registry(max_bs=limits.max_running, device=device, features=decode, pool=runners.pool)
 
     def make_decoder(kind: SamplingKind) -> GraphRunner:
@@ -78,6 +80,9 @@ def build_worker(decoder: Decoder, config: WorkerConfig) -> Worker:
 
     def make_masked() -> MaskedSteps:
         return runners.masked(decode)
+
+    def make_whole_prefill() -> GraphRunner:
+        return runners.whole_prefill(token_runner.registry)
 
     worker = Worker(
         config=config,
@@ -89,9 +94,10 @@ def build_worker(decoder: Decoder, config: WorkerConfig) -> Worker:
         forward=forward,
         decode_inputs=decode.made,
         prefill_inputs=prefill.made,
-        prefill=runners.prefill(prefill),
+        prefill=token_runner,
         make_decoder=make_decoder,
         make_masked=make_masked,
+        make_whole_prefill=make_whole_prefill,
     )
     if device.type == "cuda":
         compile_ahead(worker, pkgutil.resolve_name("playhead.kernels.triton.compile_ahead:compiling_ahead"))
@@ -130,6 +136,9 @@ class Runners:
         self._config, self._forward, self._device = config, forward, device
         self._graphs: Backend = CudaBackend(device) if device.type == "cuda" else TapeBackend(cpu_binders())
         self.pool = InputBufferPool()  # decode and prefill never run at once
+        # A step that mixes one chunk with decoding requests has a token of each of them besides.
+        self._most_tokens = config.limits.chunk_tokens + config.limits.max_running
+        self._bridges = BridgePool(max_rows=self._most_tokens, device=device)
 
     def decode(self, kind: SamplingKind, registry: CudaGraphBufferRegistry) -> GraphRunner:
         """Decode with this sampling behind it."""
@@ -159,28 +168,31 @@ class Runners:
 
     def prefill(self, features: InputFeatures) -> GraphRunner:
         """Steps over tokens."""
-        limits = self._config.limits
-        # A step that mixes one chunk with decoding requests has a token of each of them besides.
-        most_tokens = limits.chunk_tokens + limits.max_running
         registry = build_prefill_registry(
-            max_bs=limits.max_running,
-            max_num_tokens=most_tokens,
+            max_bs=self._config.limits.max_running,
+            max_num_tokens=self._most_tokens,
             device=self._device,
             features=features,
             pool=self.pool,
         )
-        capture = self._token_capture(most_tokens)
-        placeholder = one_null_request(registry, limits.max_context_tokens)
-        spec = self._forward.token_spec(placeholder, has_breaks=capture.mode is not Mode.FULL)
-        return self._runner(spec, registry, capture, largest=most_tokens)
+        return self._over_tokens(self._forward.token_spec, registry)
 
-    def _token_capture(self, most_tokens: int) -> Capture:
+    def whole_prefill(self, registry: CudaGraphBufferRegistry) -> GraphRunner:
+        """The same steps over the same slots, up to the hidden states of all tokens."""
+        return self._over_tokens(self._forward.whole_token_spec, registry)
+
+    def _over_tokens(self, spec_of: Callable[..., StepSpec], registry: CudaGraphBufferRegistry) -> GraphRunner:
+        capture = self._token_capture()
+        placeholder = one_null_request(registry, self._config.limits.max_context_tokens)
+        spec = spec_of(placeholder, has_breaks=capture.mode is not Mode.FULL)
+        return self._runner(spec, registry, capture, largest=self._most_tokens)
+
+    def _token_capture(self) -> Capture:
         if self._config.token_mode is Mode.FULL:
             return FullCapture()
-        bridges = BridgePool(max_rows=most_tokens, device=self._device)
         if self._config.token_mode is Mode.PIECEWISE:
-            return PiecewiseCapture(bridges, compiler_for(self._device))
-        return BreakableCapture(bridges)
+            return PiecewiseCapture(self._bridges, compiler_for(self._device))
+        return BreakableCapture(self._bridges)
 
     def _runner(
         self, step: StepSpec, registry: CudaGraphBufferRegistry, capture: Capture, *, largest: int

@@ -30,6 +30,7 @@ from playhead.kernels.tokens import advance, newest_ids
 from playhead.kv.geometry import KVDtype, KVGeometry, LayerKV
 from playhead.kv.pool import ForwardTokens, MHAKVPool
 from playhead.kv.swa_pool import SWAKVPool
+from playhead.models.context import RowsRead
 from playhead.models.decoder import Decoder
 from playhead.models.spec import ModelSpec
 from playhead.sampling_params import SamplingKind
@@ -44,6 +45,7 @@ Placeholder = Callable[[FillContext], Batch]
 
 LOCS_SLOT = "out_cache_loc"
 POSITIONS_SLOT = "positions"
+LAST_TOKENS_SLOT = "last_token_index"
 TOKEN_ROWS_SLOT = "token_rows"
 
 REPORTED_AT_ONCE = 32  # prompt tokens: the ranking of 32 in a vocabulary of 262,144 takes 300 MB
@@ -127,6 +129,7 @@ class ScopedContext:
     prepared: tuple[Tensors, ...]
     left: tuple[int, ...]
     live_T: torch.Tensor | None
+    read: RowsRead | None
 
     def live_rows(self) -> torch.Tensor | None:
         return self.live_T
@@ -138,6 +141,9 @@ class ScopedContext:
         prepared = self.prepared[layer_index]
         (out_TY,) = self.scope.call(self.breaks[layer_index], qkv_TX, *prepared, site=layer_index)
         return out_TY
+
+    def rows_read(self) -> RowsRead | None:
+        return self.read
 
     def parts_left(self, layer_index: int) -> int:
         return self.left[layer_index]
@@ -175,8 +181,10 @@ class ModelStep:
         caches = tuple(cache for layer in layers for cache in (layer.k_cache_NSKD, layer.v_cache_NSKE))
         return OwnedMemory(name=f"kv of group {group}", tensors=caches, writable=True, sink_rows=num_sink_pages)
 
-    def hidden(self, inputs: Inputs, scope: Scope, phase: Phase) -> torch.Tensor:
-        """Embedding and layer stack: h_TM, as `head` wants it. Begins with the translation, for all layers."""
+    def hidden(self, inputs: Inputs, scope: Scope, phase: Phase, read_N: torch.Tensor | None = None) -> torch.Tensor:
+        """Embedding and layer stack: h_TM, as `head` wants it, or the rows of it that are read. Begins with the
+        translation, for all layers.
+        """
         scope.share_memory()  # a layer's projection and attention are read before the next layer
         forward = self.pool.begin_forward(self.tokens(inputs, phase), is_launched=True)
         num_tokens = inputs[LOCS_SLOT].shape[0]  # asked once: a capture watches each question to a tensor
@@ -186,11 +194,14 @@ class ModelStep:
             prepared = self.backend.prepare(self.layers, forward, inputs)
             left = tuple(self.backend.parts_left(layer, num_tokens) for layer in self.layers)
         live_T = inputs[LOCS_SLOT] != FULL_LOCS.sink if self.decoder.spec.has_experts else None
+        read = None if read_N is None else rows_read(read_N, has_experts=self.decoder.spec.has_experts)
         breaks = tuple(self._breaks[kind_of(*one)] for one in zip(self.layers, left, strict=True))
         h_TM = self.decoder.embed(inputs["input_ids"])  # behind all that layers read without waiting for it
         dtype = h_TM.dtype
         rooms = tuple(TensorSpec(shape=(num_tokens, width), dtype=dtype) for width in self._widths)
-        context = ScopedContext(scope=scope, rooms=rooms, breaks=breaks, prepared=prepared, left=left, live_T=live_T)
+        context = ScopedContext(
+            scope=scope, rooms=rooms, breaks=breaks, prepared=prepared, left=left, live_T=live_T, read=read
+        )
         return self.decoder.layers(h_TM, context)
 
     def tokens(self, inputs: Inputs, phase: Phase) -> ForwardTokens:
@@ -252,6 +263,15 @@ class ModelStep:
             locs_T=group.new_locs_T,
         )
         self.backend.write_and_attend(group.attention, layer, new, out_TY, tuple(prepared))
+
+
+def rows_read(read_N: torch.Tensor, *, has_experts: bool) -> RowsRead:
+    """The rows at these indices: those of requests, then zeros. Only the first request's may be a zero itself."""
+    if not has_experts:
+        return RowsRead(index_N=read_N, live_N=None)
+    live_N = read_N > 0
+    live_N[:1].fill_(True)
+    return RowsRead(index_N=read_N, live_N=live_N)
 
 
 def weak_run(method: WeakMethod[RunBreak]) -> RunBreak:
@@ -353,24 +373,41 @@ class Forward:
         return replace(spec, name=f"decode, {kind.name.lower()}", owned=owned)
 
     def token_spec(self, placeholder: Placeholder, *, has_breaks: bool) -> StepSpec:
-        """The layer stack over tokens; `sample_last` does the rest."""
+        """The layer stack over tokens, up to h_NM of each request's last token; `sample_last` does the rest.
+
+        Nothing reads what the last layer makes of other tokens, so it is computed for as many rows as there may be
+        requests: of 8,192 tokens of Llama-3.2-1B, 256. What is captured depends on the number of tokens alone, as ever.
+        """
+        most = len(self._logits_RV)
+
+        def layer_stack(inputs: Inputs, scope: Scope) -> torch.Tensor:
+            last_T = inputs[LAST_TOKENS_SLOT]
+            # `min` would make a number of it, and a trace is made for all sizes.
+            num_rows = torch.sym_min(last_T.shape[0], most)  # type: ignore[no-untyped-call]
+            return self._hidden(inputs, scope, Phase.EXTEND, last_T[:num_rows])
+
+        spec = self.model.spec("tokens", layer_stack, placeholder, has_breaks=has_breaks)
+        return replace(spec, output_axis="bs", owned=(*spec.owned, self._newest(writable=False)))
+
+    def whole_token_spec(self, placeholder: Placeholder, *, has_breaks: bool) -> StepSpec:
+        """The layer stack over tokens, up to h_TM of all tokens: for steps that report on prompts."""
 
         def layer_stack(inputs: Inputs, scope: Scope) -> torch.Tensor:
             return self._hidden(inputs, scope, Phase.EXTEND)
 
         spec = self.model.spec("tokens", layer_stack, placeholder, has_breaks=has_breaks)
-        return replace(spec, owned=(*spec.owned, self._newest(writable=False)))
+        return replace(spec, name="prefill, whole", owned=(*spec.owned, self._newest(writable=False)))
 
     @torch.no_grad()
-    def sample_last(self, h_TM: torch.Tensor, inputs: Inputs, kind: SamplingKind) -> StepOutput:
+    def sample_last(self, h_NM: torch.Tensor, inputs: Inputs, kind: SamplingKind) -> StepOutput:
         """Logits and tokens of the requests of a step over tokens, from its slots."""
-        last_N, rows_N = inputs["last_token_index"], inputs["sampling_rows"]
+        rows_N = inputs["sampling_rows"]
         # A captured step has memory of its own. Here every view and every new tensor would be a call of torch.
-        room, h_NM, of_rows = self._room(len(last_N)), h_TM.index_select(0, last_N), self.sampler.inputs(inputs, rows_N)
+        room, of_rows = self._room(len(rows_N)), self.sampler.inputs(inputs, rows_N)
         logits_NV = room.logprobs_NL  # of no columns
         sampled = self._choice.sample_at_once(self.model.decoder, h_NM, of_rows, kind, room)
         if sampled is None:
-            logits_NV = self._head(h_NM, self.logits(len(last_N)))
+            logits_NV = self._head(h_NM, self.logits(len(rows_N)))
             sampled = self._choice.sample(logits_NV, of_rows, kind, room)
         self.newest_R.scatter_(0, rows_N, sampled.tokens_N.to(torch.int32))
         return StepOutput(logits_NV, *sampled)
@@ -407,9 +444,9 @@ class Forward:
         """Logits where those of all steps are. A capture makes its own view: a kept one would change what it holds."""
         return self.model.decoder.head(h_NM, self._logits_RV[: h_NM.shape[0]] if logits_NV is None else logits_NV)
 
-    def _hidden(self, inputs: Inputs, scope: Scope, phase: Phase) -> torch.Tensor:
+    def _hidden(self, inputs: Inputs, scope: Scope, phase: Phase, read_N: torch.Tensor | None = None) -> torch.Tensor:
         ids_T = newest_ids(inputs["input_ids"], self.newest_R)
-        return self.model.hidden({**inputs, "input_ids": ids_T}, scope, phase)
+        return self.model.hidden({**inputs, "input_ids": ids_T}, scope, phase, read_N)
 
     def _newest(self, *, writable: bool) -> OwnedMemory:
         return OwnedMemory(name="newest tokens", tensors=(self.newest_R,), writable=writable, sink_rows=1)

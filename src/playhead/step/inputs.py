@@ -121,6 +121,13 @@ def sampling_rows(step: StepRequests) -> npt.NDArray[np.int64]:
     return np.multiply(step.rows, step.chunks.samples, dtype=np.int64)
 
 
+def last_tokens(step: StepRequests) -> Int32Array:
+    """The index of each request's last token, then zeros: a graph over tokens reads as many as requests may run."""
+    found = np.zeros(step.chunks.num_tokens, dtype=np.int32)
+    np.subtract(step.tokens.stops, 1, out=found[: len(step.rows)])
+    return found
+
+
 def num_generated(step: StepRequests) -> npt.NDArray[np.int64]:
     return step.chunks.num_generated
 
@@ -164,9 +171,7 @@ QUERIES = (
 OVER_TOKENS = (
     *QUERIES,
     StepInput(slot=host_vector("token_rows", "tokens", ROWS.dtype, index=ROWS), make=lambda step: step.tokens.rows),
-    StepInput(
-        slot=host_vector("last_token_index", "bs", torch.int32), make=lambda step: step.tokens.stops - np.int32(1)
-    ),
+    StepInput(slot=host_vector("last_token_index", "tokens", torch.int32), make=last_tokens),
     StepInput(slot=host_vector("sampling_rows", "bs", SAMPLING_ROWS.dtype, index=SAMPLING_ROWS), make=sampling_rows),
 )
 """What a step over tokens reads besides."""

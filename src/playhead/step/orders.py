@@ -146,9 +146,7 @@ class Follower:
     def _tokens(self, order: StepOrder) -> Callable[[], object]:
         worker, num_requests = self._worker, order.num_requests
         assert order.batch is not None, "a step over tokens is filled"
-        hidden = worker.prefill.run(order.batch, raw_bs=num_requests, raw_num_tokens=order.num_tokens).output
-        if order.report is not None:
-            order.report.compute(worker.forward, hidden)
+        hidden = worker.run_filled_tokens(order.batch, num_requests, order.num_tokens, order.report)[0].output
 
         def tail() -> None:
             inputs = dict(worker.sampling_inputs(num_requests))

@@ -42,8 +42,8 @@ class PromptReport:
     def compute(self, forward: Forward, h_TM: torch.Tensor) -> SampledTokens:
         """The logprobs of the tokens.
 
-        The step's graph gives the hidden states of all its tokens. Their logits are computed after it, as those of the
-        last tokens are, so requests without `prompt_logprobs` run as they always do.
+        The step has run over all rows (`Forward.whole_token_spec`). Logits are computed after it, as those of the last
+        tokens are.
         """
         index_T, tokens_T = (torch.tensor(numbers).to(h_TM.device) for numbers in (self.index, self.tokens))
         return forward.report_prompt(h_TM, index_T, tokens_T, self.num_best)

@@ -14,7 +14,7 @@ import gc
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -31,7 +31,7 @@ from playhead.sampling_params import SamplingKind
 from playhead.schedule.request import Chunk
 from playhead.schedule.rows import DecodeSlots, DeviceRows
 from playhead.step.cuda_readback import CudaStopwatches
-from playhead.step.forward import Forward, KVPool, ModelStep, StepOutput
+from playhead.step.forward import LAST_TOKENS_SLOT, Forward, KVPool, ModelStep, StepOutput
 from playhead.step.inputs import StepInput, StepRequests, batch_of
 from playhead.step.masks import MaskedSteps, Tail
 from playhead.step.orders import Leader, step_order
@@ -105,9 +105,12 @@ class Worker:
     prefill: GraphRunner
     make_decoder: Callable[[SamplingKind], GraphRunner]
     make_masked: Callable[[], MaskedSteps]
+    make_whole_prefill: Callable[[], GraphRunner]
     rows: DeviceRows = field(default_factory=DeviceRows)
     decoders: dict[SamplingKind, GraphRunner] = field(default_factory=dict)
     masked: MaskedSteps | None = None
+    whole_prefill: GraphRunner | None = None
+    """Over the slots of `prefill`, for steps that report on prompts. Made when the first request wants that."""
     leader: Leader | None = None
     """Of the other ranks, where there are some and this is the first."""
     _in_flight: dict[Step, InFlight] = field(default_factory=dict)
@@ -143,7 +146,8 @@ class Worker:
         made: list[Mapping[SamplingKind, GraphRunner]] = [self.decoders]
         if self.masked is not None:
             made.append(self.masked.decoders)
-        return [self.prefill, *(decoders[kind] for decoders in made for kind in sorted(decoders))]
+        whole = () if self.whole_prefill is None else (self.whole_prefill,)
+        return [self.prefill, *whole, *(decoders[kind] for decoders in made for kind in sorted(decoders))]
 
     @property
     def is_capturing(self) -> bool:
@@ -297,10 +301,23 @@ class Worker:
         """A step over tokens up to its hidden states, with what sampling reads."""
         assert batch is not None, "a step over tokens is filled"
         num_requests = len(requests.chunks)
-        result = self.prefill.run(batch, raw_bs=num_requests, raw_num_tokens=requests.chunks.num_tokens)
-        report = PromptReport.wanted(requests)
-        reported = None if report is None else report.compute(self.forward, result.output)
+        result, reported = self.run_filled_tokens(
+            batch, num_requests, requests.chunks.num_tokens, PromptReport.wanted(requests)
+        )
         return result, self.sampling_inputs(num_requests), reported
+
+    def run_filled_tokens(
+        self, batch: Batch, num_requests: int, num_tokens: int, report: PromptReport | None
+    ) -> tuple[StepResult, SampledTokens | None]:
+        """The hidden states of each request's last token, and the report, if one is wanted."""
+        if report is None:
+            return self.prefill.run(batch, raw_bs=num_requests, raw_num_tokens=num_tokens), None
+        if self.whole_prefill is None:
+            self.whole_prefill = self.make_whole_prefill()
+        result = self.whole_prefill.run(batch, raw_bs=num_requests, raw_num_tokens=num_tokens)
+        last_N = self.prefill.registry.get_slot(LAST_TOKENS_SLOT).rows(0, num_requests)
+        reported = report.compute(self.forward, result.output)
+        return replace(result, output=result.output.index_select(0, last_N)), reported
 
     def sampling_inputs(self, num_requests: int) -> Inputs:
         """What sampling reads after a step over tokens: the slots that have a row per request.

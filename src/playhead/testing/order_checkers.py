@@ -129,6 +129,9 @@ class AttendsOnce:
     def live_rows(self) -> None:
         """All rows are tokens."""
 
+    def rows_read(self) -> None:
+        """All rows are read."""
+
     def parts_left(self, layer_index: int) -> int:
         return self.backend.parts_left(self.layers[layer_index], 1)
 

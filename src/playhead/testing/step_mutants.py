@@ -15,6 +15,7 @@ from playhead.attention.cpu import CpuBackend
 from playhead.errors import GraphError
 from playhead.graph.breaks import Tensors
 from playhead.graph.capture import Inputs
+from playhead.graph.registry import CudaGraphBufferRegistry
 from playhead.graph.runner import GraphRunner
 from playhead.kernels import projection
 from playhead.kernels.attention import head_dim_of, merge_left
@@ -25,12 +26,16 @@ from playhead.kv.cache import HybridKVCache
 from playhead.kv.plan import KVLimits
 from playhead.kv.pool import ForwardLocs
 from playhead.kv.tables import Int32Array, RowTables
+from playhead.models.context import RowsRead
+from playhead.models.dense_context import DenseContext, DenseSequence
 from playhead.sampling_params import SamplingKind
 from playhead.schedule.request import Chunk
 from playhead.schedule.rows import DeviceRows
 from playhead.schedule.step_plan import StepPlan
 from playhead.step import forward, registries, worker
 from playhead.step.audit import audit_worker
+from playhead.step.build import Runners
+from playhead.step.forward import LAST_TOKENS_SLOT
 from playhead.step.inputs import StepInput, StepRequests, batch_of
 from playhead.step.outbox import NUM_BOXES
 from playhead.step.worker import HostStopwatch, InFlight, Worker
@@ -41,6 +46,7 @@ from playhead.testing.tiny_worker import dense_logits, differences, last_logits,
 from playhead.types import Mode, Step
 
 PROMPTS = ([7, 8, 9, 10, 11, 12], [7], [20, 21, 22])
+REPORTED = [7, 8, 9, 10, 11, 12, 13]
 MANY_PROMPTS = ([7, 8, 9, 10, 11, 12], [20, 21, 22, 23, 24, 25], [30, 31, 32, 33])
 
 
@@ -203,6 +209,42 @@ def heads_in_another_order() -> Patch:
 Dense = dict[tuple[int, ...], torch.Tensor]
 
 
+@mutant(
+    "the next request's token is read",
+    source="an index that is one too large, where the last layer computes the rows that are read alone",
+    killed_by=("batch against dense attention",),
+)
+def the_next_requests_token() -> Patch:
+    def one_too_far(inputs: Sequence[StepInput], step: StepRequests) -> dict[str, Any]:
+        made = batch_of(inputs, step)
+        if LAST_TOKENS_SLOT in made:
+            made[LAST_TOKENS_SLOT] = np.minimum(made[LAST_TOKENS_SLOT] + 1, step.chunks.num_tokens - 1)
+        return made
+
+    return swapped(worker, "batch_of", one_too_far)
+
+
+@mutant(
+    "the first rows are read",
+    source="a cut where a choice is meant, in the last layer",
+    killed_by=("batch against dense attention",),
+)
+def the_first_rows_are_read() -> Patch:
+    return swapped(RowsRead, "of", lambda self, x_TM: x_TM[: self.index_N.shape[0]].clone())
+
+
+@mutant(
+    "reports of the rows that are read",
+    source="a graph that computes the last tokens alone, given to a step that reports on all",
+    killed_by=("reports on prompts",),
+)
+def reports_of_the_rows_read() -> Patch:
+    def prefill_again(self: Runners, registry: CudaGraphBufferRegistry) -> GraphRunner:
+        return self._over_tokens(self._forward.token_spec, registry)
+
+    return swapped(Runners, "whole_prefill", prefill_again)
+
+
 def dense(prompts: Sequence[Sequence[int]]) -> Dense:
     """Each prompt's logits by plain attention. All tiny workers have the same weights."""
     decoder = tiny_worker().model.decoder
@@ -253,6 +295,27 @@ def chunks_beyond_the_context(wanted: Dense) -> list[str]:
     except IndexError as error:  # a GPU would read on, and say nothing
         return [f"a capture reads past its row: {error}"]
     return against(last_logits(worker, MANY_PROMPTS), MANY_PROMPTS, wanted)
+
+
+def logprobs_of_prompt() -> torch.Tensor:
+    """Of each token of a prompt but its first, by plain attention over all of it."""
+    model, ids_T = tiny_worker().model.decoder, torch.tensor(REPORTED)
+    context = DenseContext(model, [DenseSequence()], [len(ids_T)])
+    logits_TV = model.head(model.layers(model.embed(ids_T), context))
+    return logits_TV.log_softmax(dim=-1)[:-1].gather(1, ids_T[1:, None]).T
+
+
+def reports_on_prompts(wanted_1T: torch.Tensor) -> list[str]:
+    """The logprobs of a prompt's tokens, which are more than requests may run, are those of plain attention."""
+    engine = tiny_engine(overlap=False)
+    assert len(REPORTED) > engine.worker.config.limits.max_running
+    engine.add_request("reported", REPORTED, greedy(1, prompt_logprobs=0))
+    (output,) = engine.step()
+    if output.prompt_logprobs is None:
+        return [f"no report: {output.error}"]
+    entries = zip(REPORTED[1:], output.prompt_logprobs[1:], strict=True)
+    logprobs = [table[token].logprob for token, table in entries if table is not None]
+    return differences(torch.tensor([logprobs]), wanted_1T, "logprobs of a prompt")
 
 
 def any_first_size(wanted: Dense) -> list[str]:
@@ -337,6 +400,9 @@ STEP_MUTANTS: tuple[Mutant, ...] = (
     padded_rows_advanced,
     traced_at_the_first_size,
     heads_in_another_order,
+    the_next_requests_token,
+    the_first_rows_are_read,
+    reports_of_the_rows_read,
 )
 
 DENSE_PROMPTS = Oracle(name="dense prompts", compute=lambda: dense([*PROMPTS, *MANY_PROMPTS]))
@@ -345,12 +411,14 @@ DENSE_PREFIXES = Oracle(
 )
 
 ALONE = Ask(name="alone", prompt=(7, 8, 9, 10, 11), params=greedy(20))
+LOGPROBS_OF_PROMPT = Oracle(name="logprobs of a prompt", compute=logprobs_of_prompt)
 TOKENS_ALONE = Oracle(name="tokens alone", compute=lambda: tokens_alone([ALONE]))
 
 STEP_CHECKERS: tuple[Checker, ...] = (
     Checker(name="batch against dense attention", run=batch_against_dense, oracles=(DENSE_PROMPTS,)),
     Checker(name="token by token", run=token_by_token, oracles=(DENSE_PREFIXES,)),
     Checker(name="chunks beyond the context", run=chunks_beyond_the_context, oracles=(DENSE_PROMPTS,)),
+    Checker(name="reports on prompts", run=reports_on_prompts, oracles=(LOGPROBS_OF_PROMPT,), raises=(IndexError,)),
     Checker(name="any first size", run=any_first_size, oracles=(DENSE_PROMPTS,)),
     Checker(name="failed step", run=failed_step, oracles=(DENSE_PROMPTS,)),
     Checker(name="failed ways back", run=failed_ways_back, oracles=(DENSE_PREFIXES,)),

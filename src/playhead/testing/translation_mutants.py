@@ -83,11 +83,13 @@ def translation_per_layer() -> Patch:
     """Every layer translates again, instead of using what the forward began with."""
     hidden = ModelStep.hidden
 
-    def again(self: ModelStep, inputs: Inputs, scope: Scope, phase: Phase) -> torch.Tensor:
+    def again(
+        self: ModelStep, inputs: Inputs, scope: Scope, phase: Phase, read_N: torch.Tensor | None = None
+    ) -> torch.Tensor:
         def translate() -> ForwardLocs:
             return self.pool.begin_forward(self.tokens(inputs, phase), is_launched=True)
 
-        return hidden(self, inputs, TranslatingScope(scope, translate), phase)
+        return hidden(self, inputs, TranslatingScope(scope, translate), phase, read_N)
 
     return swapped(ModelStep, "hidden", again)
 

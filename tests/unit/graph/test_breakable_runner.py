@@ -16,6 +16,7 @@ from playhead.graph import (
     Dispatcher,
     DispatchLimits,
     GraphRunner,
+    Mode,
     StepSpec,
     TapeBackend,
     TensorSpec,
@@ -48,6 +49,22 @@ class TestBatchSize:
         assert per_request == {"req_pool_indices", "seq_lens", "extend_lens"}
         assert seen
         assert all(not names & per_request for names in seen)
+
+    @pytest.mark.parametrize("buckets", [(8,), ()], ids=["replay", "eager"])
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_a_step_that_gives_rows_of_requests_is_cut_to_them(self, kind, buckets):
+        """In a graph it has room for more requests than a step has, and for fewer than the step has tokens."""
+        rig = toy_rig(kind, buckets=(8,))
+        rig.runner.dispatcher = Dispatcher(rig.runner.capture.mode, buckets, DispatchLimits(lazy=True))
+        forward = rig.runner.step.fn
+        object.__setattr__(rig.runner.step, "fn", lambda inputs, scope: forward(inputs, scope)[:5])
+        object.__setattr__(rig.runner.step, "output_axis", "bs")
+        for lengths in ([4, 3], [1, 1, 5], [6]):
+            requests = [ToyRequest(row=1 + i, num_cached=0, tokens=[3] * n) for i, n in enumerate(lengths)]
+            batch = rig.model.batch(requests, axis="tokens")
+            result = rig.runner.run(batch, raw_bs=len(lengths), raw_num_tokens=sum(lengths))
+            assert (result.decision.mode is Mode.EAGER) == (not buckets)
+            assert len(result.output) == len(lengths)
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_captured_work_that_reads_one_is_told_why_it_cannot(self, kind):

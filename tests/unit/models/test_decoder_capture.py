@@ -69,6 +69,9 @@ class ScopeContext:
     def live_rows(self):
         return None
 
+    def rows_read(self):
+        return None
+
     def parts_left(self, layer_index):
         return 0
 

@@ -24,12 +24,12 @@ hidden = ModelStep.hidden
 def touches_what_is_not_its_own():
     """Reads undeclared memory, a row past its own and the sink; writes a weight."""
 
-    def fn(self, inputs, scope, phase):
+    def fn(self, inputs, scope, phase, read_N=None):
         self.decoder.embedding_VM[:1].mul_(1.0)
         positions = inputs["positions"]
         one_more = torch.as_strided(positions, (positions.shape[0] + 1,), (1,))
         sink = self.layers[-1].k_cache_NSKD[0]
-        return hidden(self, inputs, scope, phase) + STRAY + one_more.sum() * 0.0 + sink.sum()
+        return hidden(self, inputs, scope, phase, read_N) + STRAY + one_more.sum() * 0.0 + sink.sum()
 
     return fn
 
@@ -37,10 +37,10 @@ def touches_what_is_not_its_own():
 def remembers():
     """Leaves something in declared memory that its next run reads."""
 
-    def fn(self, inputs, scope, phase):
+    def fn(self, inputs, scope, phase, read_N=None):
         weight = self.decoder.embedding_VM[:1]
         weight.add_(1e-3)
-        return hidden(self, inputs, scope, phase) + weight
+        return hidden(self, inputs, scope, phase, read_N) + weight
 
     return fn
 
@@ -49,9 +49,9 @@ def counts_in_python():
     """Is scaled by how often Python has run it."""
     calls = []
 
-    def fn(self, inputs, scope, phase):
+    def fn(self, inputs, scope, phase, read_N=None):
         calls.append(1)
-        return hidden(self, inputs, scope, phase) * len(calls)
+        return hidden(self, inputs, scope, phase, read_N) * len(calls)
 
     return fn
 
@@ -82,6 +82,18 @@ def test_padding_that_a_fill_does_not_write_is_found_in_every_runner():
     with swapped(CudaGraphBufferRegistry, "_reset_staged_tail", lambda self, slot, values, raw, left: None):
         found = broken_promises(Mode.FULL)
     assert [Check.TAILS in each for each in found] == [True] * 3
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_graphs_of_steps_that_report_on_prompts_are_audited_too(mode):
+    """They are captured when the first request wants a report, and give rows of all tokens."""
+    worker = tiny_worker(mode, limits=LIMITS)
+    worker.whole_prefill = worker.make_whole_prefill()
+    worker.whole_prefill.capture_all()
+    reports = audit_worker(worker)
+    assert [report.name for report in reports] == ["prefill, whole", "decode, greedy", "decode, drawn", "prefill"]
+    assert [report.findings for report in reports] == [[]] * 4
+    assert [bool(report.checked) for report in reports] == [True] * 4
 
 
 def test_padded_rows_that_decode_moves_are_found():

@@ -182,7 +182,7 @@ def test_the_inputs_of_a_step_are_made_from_its_requests():
         "token_rows": [first.row, first.row, second.row],
         "query_starts": [0, 2],
         "query_lens": [2, 1],
-        "last_token_index": [1, 2],
+        "last_token_index": [1, 2, 0],
         "sampling_rows": [0, second.row],
         "num_generated": [0, 5],
     }
@@ -201,7 +201,7 @@ def test_a_lone_piece_of_a_prompt_is_laid_out_as_one_among_others():
         "token_rows": [seq.row] * 3,
         "query_starts": [0],
         "query_lens": [3],
-        "last_token_index": [2],
+        "last_token_index": [2, 0, 0],
     }
     assert {name: made[name].tolist() for name in wanted} == wanted
     assert {made[name].dtype for name in wanted} == {np.dtype(np.int32)}
