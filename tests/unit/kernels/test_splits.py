@@ -12,6 +12,7 @@ from playhead.kernels.splits import (
     MERGE_ELEMENTS,
     MERGE_STEPS,
     SLOTS,
+    SMALL_SLOTS,
     SMALL_WAVE,
     DecodeShape,
     is_worth_an_order,
@@ -26,6 +27,7 @@ from playhead.kernels.splits import (
 )
 
 GEMMA_1B = DecodeShape(num_heads=4, num_kv_heads=1, v_head_dim=256, max_keys=8192)
+NARROW = DecodeShape(num_heads=16, num_kv_heads=8, v_head_dim=128, max_keys=4096)
 
 
 def test_the_docstrings_numbers():
@@ -91,9 +93,16 @@ def test_windows_of_requests_that_nearly_fill_a_device_are_cut_into_one_wave():
 
 
 def test_small_programs_that_all_run_at_once_are_cut_once_more():
-    """88 requests with 8 kv heads. Those of 128 do not all run at once: the longest start first."""
-    narrow = DecodeShape(num_heads=16, num_kv_heads=8, v_head_dim=128, max_keys=4096)
-    assert [num_splits(narrow, num_requests) for num_requests in (88, 96, 128, 256)] == [2, 2, 1, 1]
+    """88 requests with 8 kv heads."""
+    assert [num_splits(NARROW, num_requests) for num_requests in (88, 96)] == [2, 2]
+
+
+def test_small_programs_that_do_not_all_run_at_once_are_not_cut():
+    """The longest start first. In a step with prompts there is no order, and few of its places decode."""
+    assert {num_splits(NARROW, num_requests) for num_requests in range(100, 257)} == {1}
+    wide = replace(NARROW, v_head_dim=256)
+    assert [num_splits(wide, num_requests) for num_requests in (104, 160, 208)] == [3, 2, 2]
+    assert [num_splits_beside_prompts(NARROW, 4 * num_requests) for num_requests in (104, 160, 208)] == [3, 2, 2]
 
 
 def test_steps_whose_programs_do_not_all_run_at_once_have_an_order():
@@ -104,13 +113,15 @@ def test_steps_whose_programs_do_not_all_run_at_once_have_an_order():
 
 @pytest.mark.parametrize("num_requests", [1, 7, 32, 128, 256, 1000])
 @pytest.mark.parametrize("num_kv_heads", [1, 4, 8])
-def test_a_large_step_fills_its_waves(num_requests, num_kv_heads):
-    shape = DecodeShape(num_heads=8, num_kv_heads=num_kv_heads, v_head_dim=128, max_keys=32768)
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_a_large_step_fills_its_waves(num_requests, num_kv_heads, head_dim):
+    """But for more small programs than run at once: the shortest requests fill their last wave."""
+    shape = DecodeShape(num_heads=8, num_kv_heads=num_kv_heads, v_head_dim=head_dim, max_keys=32768)
     count = num_splits(shape, num_requests)
-    num_programs = num_requests * num_kv_heads * count
+    programs_per_split = num_requests * num_kv_heads
     assert 1 <= count <= MAX_SPLITS
-    if num_programs >= SLOTS:
-        assert wave_fill(num_programs) >= 0.85
+    if programs_per_split * count >= SLOTS and (head_dim == 256 or programs_per_split <= SMALL_SLOTS):
+        assert wave_fill(programs_per_split * count) >= 0.85
 
 
 @pytest.mark.parametrize("num_requests", range(1, 9))
