@@ -194,7 +194,7 @@ class LLM:
     def outputs_of(
         self, requests: Sequence[tuple[str, Prompt, SamplingParams]], options: RequestOptions
     ) -> Generator[RequestOutput, None, None]:
-        """Every output of these requests, each with a new id, as they come. All are checked before the first runs.
+        """Every output of these requests, each with a new id, as they come. All are checked before the first output.
 
         The engine is given more as it has room. Closing the generator aborts what is left.
         """

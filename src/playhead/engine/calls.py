@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import sys
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
@@ -35,18 +36,36 @@ LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+Asked = tuple[str, Prompt, SamplingParams]
+"""A request as a caller gives it, with its id."""
+
 
 @dataclass(slots=True, kw_only=True, eq=False)  # mutable: requests move from waiting to running to their end
 class Call:
-    """One call: requests that the engine has no room for yet, requests it has, and outputs not yet read.
+    """One call: requests to check, requests that the engine has no room for yet, requests it has, and outputs not yet
+    read.
 
     Any thread fills the inbox in its turn. All else belongs to the call's own thread.
     """
 
-    waiting: deque[tuple[str, CheckedPrompt]]
+    unchecked: deque[Asked]
     options: RequestOptions
+    waiting: deque[tuple[str, CheckedPrompt]] = field(default_factory=deque)
     running: set[str] = field(default_factory=set)
     inbox: deque[RequestOutput] = field(default_factory=deque)
+
+
+ALL = sys.maxsize
+
+
+def enough_for_a_step(engine: Engine, requests: Sequence[Asked]) -> int:
+    """How many tokens of prompts are to be checked before the first step is launched.
+
+    Where a launch returns at once the device has work while the others are checked. A form may take its compiler
+    seconds, in which the device would wait for its second step.
+    """
+    has_forms = any(params.structured_outputs is not None for _, _, params in requests)
+    return ALL if has_forms or not engine.overlap else engine.worker.config.limits.chunk_tokens
 
 
 class Calls:
@@ -97,25 +116,24 @@ class Calls:
         """Do something with the engine while no step runs."""
         return self._turn(lambda: work(self.engine))
 
-    def outputs_of(
-        self, requests: Sequence[tuple[str, Prompt, SamplingParams]], options: RequestOptions
-    ) -> Generator[RequestOutput, None, None]:
-        """Every output of these requests, each with a new id, as they come. All are checked before the first runs.
+    def outputs_of(self, requests: Sequence[Asked], options: RequestOptions) -> Generator[RequestOutput, None, None]:
+        """Every output of these requests, each with a new id, as they come. All are checked before the first output.
 
         The engine is given more as it has room. Closing the generator aborts what is left.
         """
         engine = self.engine
         engine.use.check_caller()
-        checked = [(request_id, engine.reader.check(prompt, params)) for request_id, prompt, params in requests]
-        call = Call(waiting=deque(checked), options=options)
+        call = Call(unchecked=deque(requests), options=options)
+        self._check(call, engine, enough_for_a_step(engine, requests))
         try:
-            while call.waiting or call.running:
+            while call.unchecked or call.waiting or call.running:
                 if not call.inbox:
                     try:
                         self._turn(partial(self._serve, call))
                     except MisuseError:
                         if not call.inbox:  # closed while the call waited, and its last output is there
                             raise
+                self._check(call, engine, ALL)  # while the first step runs
                 while call.inbox:
                     output = call.inbox.popleft()
                     if output.finished:
@@ -129,6 +147,15 @@ class Calls:
                 self._by_request.pop(request_id, None)
                 self._left.append(request_id)
             self._let_go()
+
+    def _check(self, call: Call, engine: Engine, enough: int) -> None:
+        """Check the call's requests until they have so many tokens, or raise what is wrong with one."""
+        num_tokens = 0
+        while call.unchecked and num_tokens < enough:
+            request_id, prompt, params = call.unchecked.popleft()
+            checked = engine.reader.check(prompt, params)
+            call.waiting.append((request_id, checked))
+            num_tokens += len(checked.ids)
 
     def _turn(self, work: Callable[[], T]) -> T:
         """Do the work in this thread's turn."""
