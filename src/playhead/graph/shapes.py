@@ -40,6 +40,14 @@ def bucket_sizes(largest: int) -> tuple[int, ...]:
     return (*(s for s in sizes if s < largest), largest)
 
 
+def token_sizes(chunk_tokens: int, max_running: int) -> tuple[int, ...]:
+    """Sizes to capture of steps over tokens: those of the largest step, and of a full one, which most large ones are.
+
+    Full steps of 8,448 tokens, and 256 requests: (..., 7680, 8192, 8448, 8704).
+    """
+    return tuple(sorted({*bucket_sizes(chunk_tokens + max_running), chunk_tokens}))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """How one step runs. Eager steps have the raw size as their bucket."""

@@ -22,7 +22,7 @@ from playhead.graph.late import LateRegistry
 from playhead.graph.piecewise import PiecewiseCapture, compiler_for
 from playhead.graph.registry import CudaGraphBufferRegistry
 from playhead.graph.runner import GraphRunner
-from playhead.graph.shapes import Dispatcher, bucket_sizes
+from playhead.graph.shapes import Dispatcher, bucket_sizes, token_sizes
 from playhead.graph.sharing import InputBufferPool
 from playhead.graph.spec import StepSpec
 from playhead.graph.split import SplitCapture, SplitRunner
@@ -145,7 +145,7 @@ class Runners:
         if kind is SamplingKind.EVERYTHING:
             self._forward.sampler.make_tables()
         spec = self._forward.decode_spec(kind, registry.null_batch)
-        return self._runner(spec, registry, FullCapture(), largest=self._config.limits.max_running)
+        return self._runner(spec, registry, FullCapture(), bucket_sizes(self._config.limits.max_running))
 
     def masked(self, features: InputFeatures) -> MaskedSteps:
         """Decode behind masks, over a registry of its own: other steps copy no masks."""
@@ -161,7 +161,7 @@ class Runners:
                 registry=registry,
                 capture=SplitCapture(),
                 backend=self._graphs,
-                dispatcher=self._dispatcher(Mode.FULL, largest=most),
+                dispatcher=self._dispatcher(Mode.FULL, bucket_sizes(most)),
             )
 
         return MaskedSteps(registry=registry, make_decoder=make_decoder)
@@ -182,10 +182,10 @@ class Runners:
         return self._over_tokens(self._forward.whole_token_spec, registry)
 
     def _over_tokens(self, spec_of: Callable[..., StepSpec], registry: CudaGraphBufferRegistry) -> GraphRunner:
-        capture = self._token_capture()
-        placeholder = one_null_request(registry, self._config.limits.max_context_tokens)
+        capture, limits = self._token_capture(), self._config.limits
+        placeholder = one_null_request(registry, limits.max_context_tokens)
         spec = spec_of(placeholder, has_breaks=capture.mode is not Mode.FULL)
-        return self._runner(spec, registry, capture, largest=self._most_tokens)
+        return self._runner(spec, registry, capture, token_sizes(limits.chunk_tokens, limits.max_running))
 
     def _token_capture(self) -> Capture:
         if self._config.token_mode is Mode.FULL:
@@ -195,11 +195,10 @@ class Runners:
         return BreakableCapture(self._bridges)
 
     def _runner(
-        self, step: StepSpec, registry: CudaGraphBufferRegistry, capture: Capture, *, largest: int
+        self, step: StepSpec, registry: CudaGraphBufferRegistry, capture: Capture, sizes: tuple[int, ...]
     ) -> GraphRunner:
-        dispatcher = self._dispatcher(capture.mode, largest=largest)
+        dispatcher = self._dispatcher(capture.mode, sizes)
         return GraphRunner(step, registry=registry, capture=capture, backend=self._graphs, dispatcher=dispatcher)
 
-    def _dispatcher(self, mode: Mode, *, largest: int) -> Dispatcher:
-        buckets = () if self._config.token_mode is Mode.EAGER else bucket_sizes(largest)
-        return Dispatcher(mode, buckets, self._config.dispatch)
+    def _dispatcher(self, mode: Mode, sizes: tuple[int, ...]) -> Dispatcher:
+        return Dispatcher(mode, () if self._config.token_mode is Mode.EAGER else sizes, self._config.dispatch)

@@ -6,6 +6,7 @@ import pytest
 
 from playhead.errors import ConfigError
 from playhead.graph import Decision, Dispatcher, DispatchLimits, Mode, Reason, bucket_sizes
+from playhead.graph.shapes import token_sizes
 
 
 def dispatcher(captured=(4, 8), **limits) -> Dispatcher:
@@ -73,6 +74,16 @@ def test_bucket_sizes_never_pad_over_twice(largest):
     for size in sizes:
         everything.mark_captured(size, 0)
     assert all(everything.decide(raw).reason is Reason.CAPTURED for raw in range(1, largest + 1))
+
+
+def test_a_full_step_over_tokens_is_not_padded():
+    assert token_sizes(8448, 256)[-4:] == (7680, 8192, 8448, 8704)
+    assert token_sizes(8192, 256) == bucket_sizes(8448)
+    for chunk_tokens in (1, 13, 5000):
+        sizes = token_sizes(chunk_tokens, 3)
+        assert sizes[-1] == chunk_tokens + 3
+        assert chunk_tokens in sizes
+        assert list(sizes) == sorted(set(sizes))
 
 
 def test_bucket_sizes_of_nothing_is_refused():

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from playhead.graph.shapes import bucket_sizes
+from playhead.graph.shapes import bucket_sizes, token_sizes
 from playhead.kv.geometry import pages_outside_window, window_frontier
 from playhead.kv.plan import NUM_SINK_SLABS, KVPlan
 from playhead.scale.cost import CostModel
@@ -49,7 +49,7 @@ class ReplicaSpec:
         padded = [0, *(sizes[bisect_left(sizes, n)] for n in range(1, self.max_running + 1))]
         derived = {
             "fixed_s": tuple(self.cost.fixed_s(n) for n in padded),
-            "token_sizes": bucket_sizes(self.chunk_tokens + self.max_running),
+            "token_sizes": token_sizes(self.chunk_tokens, self.max_running),
             "live_bytes": tuple(map(shape.live_bytes, range(self.max_context_tokens + 1))),
             "flops": tuple(shape.prompt_flops(0, n) for n in range(self.max_context_tokens + 1)),
             "kv_s": self.cost.seconds_per_kv_byte,
