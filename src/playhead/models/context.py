@@ -15,13 +15,28 @@ from playhead.kernels.elementwise import embed
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowsRead:
-    """Rows of a step by their index. `live_N` says which are read and not padding, where a layer asks for that."""
+    """The rows of a step whose index comes first in `index_T`, `most` or all that there are.
 
-    index_N: torch.Tensor
-    live_N: torch.Tensor | None
+    `index_T` has the rows of requests, then zeros: only the first request's may be a zero itself.
+    """
+
+    index_T: torch.Tensor
+    most: int
+
+    @property
+    def index(self) -> torch.Tensor:
+        # Cut where it is used: a size that crosses from piece to piece of a trace is a symbol that the compiler of the
+        # other piece does not know. `min` would make a number of it, and a trace is for all sizes.
+        return self.index_T[: torch.sym_min(self.index_T.shape[0], self.most)]  # type: ignore[no-untyped-call]
+
+    def live(self) -> torch.Tensor:
+        """Which of them are a request's, and not padding."""
+        live_N = self.index > 0
+        live_N[:1].fill_(True)
+        return live_N
 
     def of(self, x_TM: torch.Tensor) -> torch.Tensor:
-        return embed(self.index_N, x_TM, 1.0)  # an embedding is a choice of rows, times one
+        return embed(self.index, x_TM, 1.0)  # an embedding is a choice of rows, times one
 
 
 class ForwardContext(Protocol):

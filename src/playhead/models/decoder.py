@@ -63,7 +63,8 @@ class DecoderLayer(nn.Module):
         residual_TM, qkv_TX = product_of_stream(self.attention.qkv, stream, self.pre_attention_norm, room_TX)
         attended_TY, live_T = ctx.attend(self.index, qkv_TX), ctx.live_rows()
         if read is not None:
-            residual_TM, attended_TY, live_T = read.of(residual_TM), read.of(attended_TY), read.live_N
+            residual_TM, attended_TY = read.of(residual_TM), read.of(attended_TY)
+            live_T = None if live_T is None else read.live()
         attended = Product(linear=self.attention.out, x_TI=attended_TY, num_left=ctx.parts_left(self.index))
         stream = Stream(residual_TM=residual_TM, output=attended, output_norm=self.post_attention_norm)
         residual_TM, fed = self.mlp.of_stream(stream, self.pre_mlp_norm, live_T)

@@ -181,7 +181,7 @@ class ModelStep:
         caches = tuple(cache for layer in layers for cache in (layer.k_cache_NSKD, layer.v_cache_NSKE))
         return OwnedMemory(name=f"kv of group {group}", tensors=caches, writable=True, sink_rows=num_sink_pages)
 
-    def hidden(self, inputs: Inputs, scope: Scope, phase: Phase, read_N: torch.Tensor | None = None) -> torch.Tensor:
+    def hidden(self, inputs: Inputs, scope: Scope, phase: Phase, read: RowsRead | None = None) -> torch.Tensor:
         """Embedding and layer stack: h_TM, as `head` wants it, or the rows of it that are read. Begins with the
         translation, for all layers.
         """
@@ -194,7 +194,6 @@ class ModelStep:
             prepared = self.backend.prepare(self.layers, forward, inputs)
             left = tuple(self.backend.parts_left(layer, num_tokens) for layer in self.layers)
         live_T = inputs[LOCS_SLOT] != FULL_LOCS.sink if self.decoder.spec.has_experts else None
-        read = None if read_N is None else rows_read(read_N, has_experts=self.decoder.spec.has_experts)
         breaks = tuple(self._breaks[kind_of(*one)] for one in zip(self.layers, left, strict=True))
         h_TM = self.decoder.embed(inputs["input_ids"])  # behind all that layers read without waiting for it
         dtype = h_TM.dtype
@@ -263,15 +262,6 @@ class ModelStep:
             locs_T=group.new_locs_T,
         )
         self.backend.write_and_attend(group.attention, layer, new, out_TY, tuple(prepared))
-
-
-def rows_read(read_N: torch.Tensor, *, has_experts: bool) -> RowsRead:
-    """The rows at these indices: those of requests, then zeros. Only the first request's may be a zero itself."""
-    if not has_experts:
-        return RowsRead(index_N=read_N, live_N=None)
-    live_N = read_N > 0
-    live_N[:1].fill_(True)
-    return RowsRead(index_N=read_N, live_N=live_N)
 
 
 def weak_run(method: WeakMethod[RunBreak]) -> RunBreak:
@@ -381,10 +371,7 @@ class Forward:
         most = len(self._logits_RV)
 
         def layer_stack(inputs: Inputs, scope: Scope) -> torch.Tensor:
-            last_T = inputs[LAST_TOKENS_SLOT]
-            # `min` would make a number of it, and a trace is made for all sizes.
-            num_rows = torch.sym_min(last_T.shape[0], most)  # type: ignore[no-untyped-call]
-            return self._hidden(inputs, scope, Phase.EXTEND, last_T[:num_rows])
+            return self._hidden(inputs, scope, Phase.EXTEND, RowsRead(index_T=inputs[LAST_TOKENS_SLOT], most=most))
 
         spec = self.model.spec("tokens", layer_stack, placeholder, has_breaks=has_breaks)
         return replace(spec, output_axis="bs", owned=(*spec.owned, self._newest(writable=False)))
@@ -444,9 +431,9 @@ class Forward:
         """Logits where those of all steps are. A capture makes its own view: a kept one would change what it holds."""
         return self.model.decoder.head(h_NM, self._logits_RV[: h_NM.shape[0]] if logits_NV is None else logits_NV)
 
-    def _hidden(self, inputs: Inputs, scope: Scope, phase: Phase, read_N: torch.Tensor | None = None) -> torch.Tensor:
+    def _hidden(self, inputs: Inputs, scope: Scope, phase: Phase, read: RowsRead | None = None) -> torch.Tensor:
         ids_T = newest_ids(inputs["input_ids"], self.newest_R)
-        return self.model.hidden({**inputs, "input_ids": ids_T}, scope, phase, read_N)
+        return self.model.hidden({**inputs, "input_ids": ids_T}, scope, phase, read)
 
     def _newest(self, *, writable: bool) -> OwnedMemory:
         return OwnedMemory(name="newest tokens", tensors=(self.newest_R,), writable=writable, sink_rows=1)

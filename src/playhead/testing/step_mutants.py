@@ -230,7 +230,7 @@ def the_next_requests_token() -> Patch:
     killed_by=("batch against dense attention",),
 )
 def the_first_rows_are_read() -> Patch:
-    return swapped(RowsRead, "of", lambda self, x_TM: x_TM[: self.index_N.shape[0]].clone())
+    return swapped(RowsRead, "of", lambda self, x_TM: x_TM[: self.index.shape[0]].clone())
 
 
 @mutant(

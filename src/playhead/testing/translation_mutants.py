@@ -16,6 +16,7 @@ from playhead.kernels.cpu.arrays import Array
 from playhead.kv.pool import ForwardLocs, ForwardTokens
 from playhead.kv.swa_pool import SWAKVPool
 from playhead.kv.tables import FULL, WindowMapping
+from playhead.models.context import RowsRead
 from playhead.step.forward import ModelPlan, ModelStep
 from playhead.testing.mutant import Mutant, Patch, mutant, swapped
 
@@ -84,12 +85,12 @@ def translation_per_layer() -> Patch:
     hidden = ModelStep.hidden
 
     def again(
-        self: ModelStep, inputs: Inputs, scope: Scope, phase: Phase, read_N: torch.Tensor | None = None
+        self: ModelStep, inputs: Inputs, scope: Scope, phase: Phase, read: RowsRead | None = None
     ) -> torch.Tensor:
         def translate() -> ForwardLocs:
             return self.pool.begin_forward(self.tokens(inputs, phase), is_launched=True)
 
-        return hidden(self, inputs, TranslatingScope(scope, translate), phase, read_N)
+        return hidden(self, inputs, TranslatingScope(scope, translate), phase, read)
 
     return swapped(ModelStep, "hidden", again)
 

@@ -8,8 +8,8 @@ import torch
 from playhead.layers.spec import MoeSpec
 from playhead.models.build import spec_from_config
 from playhead.models.checkpoint.dummy import dummy_decoder
+from playhead.models.context import RowsRead
 from playhead.models.dense_context import DenseContext, DenseSequence
-from playhead.step.forward import rows_read
 from playhead.testing.tiny_worker import spread
 from tests.unit.models.test_decoder_capture import EXPERTS, SIZES
 
@@ -23,12 +23,10 @@ READ = (4, 5, 12, 0)  # the last token of each, and padding
 
 
 class ReadsRows(DenseContext):
-    def __init__(self, decoder, *step):
-        super().__init__(decoder, *step)
-        self.has_experts = decoder.spec.has_experts
-
     def rows_read(self):
-        return rows_read(torch.tensor(READ, dtype=torch.int32), has_experts=self.has_experts)
+        index_T = torch.zeros(sum(LENGTHS), dtype=torch.int32)
+        index_T[: len(READ)] = torch.tensor(READ)
+        return RowsRead(index_T=index_T, most=len(READ))
 
 
 def hidden_and_next(decoder, context, ids_T, next_N):
@@ -59,6 +57,6 @@ def test_rows_that_are_read_are_those_of_a_step_that_computes_all(model):
 def test_padding_among_the_rows_that_are_read_goes_to_no_expert():
     """A first prompt of one token is read at zero, and zeros behind it are padding."""
     for index, wanted in (((0, 4, 0, 0), [1, 1, 0, 0]), ((3, 0), [1, 0]), ((0,), [1])):
-        read = rows_read(torch.tensor(index, dtype=torch.int32), has_experts=True)
-        assert read.live_N.tolist() == [bool(one) for one in wanted]
-    assert rows_read(torch.tensor([0]), has_experts=False).live_N is None
+        for most in (2, 9):
+            read = RowsRead(index_T=torch.tensor(index, dtype=torch.int32), most=most)
+            assert read.live().tolist() == [bool(one) for one in wanted[:most]]

@@ -24,12 +24,12 @@ hidden = ModelStep.hidden
 def touches_what_is_not_its_own():
     """Reads undeclared memory, a row past its own and the sink; writes a weight."""
 
-    def fn(self, inputs, scope, phase, read_N=None):
+    def fn(self, inputs, scope, phase, read=None):
         self.decoder.embedding_VM[:1].mul_(1.0)
         positions = inputs["positions"]
         one_more = torch.as_strided(positions, (positions.shape[0] + 1,), (1,))
         sink = self.layers[-1].k_cache_NSKD[0]
-        return hidden(self, inputs, scope, phase, read_N) + STRAY + one_more.sum() * 0.0 + sink.sum()
+        return hidden(self, inputs, scope, phase, read) + STRAY + one_more.sum() * 0.0 + sink.sum()
 
     return fn
 
@@ -37,10 +37,10 @@ def touches_what_is_not_its_own():
 def remembers():
     """Leaves something in declared memory that its next run reads."""
 
-    def fn(self, inputs, scope, phase, read_N=None):
+    def fn(self, inputs, scope, phase, read=None):
         weight = self.decoder.embedding_VM[:1]
         weight.add_(1e-3)
-        return hidden(self, inputs, scope, phase, read_N) + weight
+        return hidden(self, inputs, scope, phase, read) + weight
 
     return fn
 
@@ -49,9 +49,9 @@ def counts_in_python():
     """Is scaled by how often Python has run it."""
     calls = []
 
-    def fn(self, inputs, scope, phase, read_N=None):
+    def fn(self, inputs, scope, phase, read=None):
         calls.append(1)
-        return hidden(self, inputs, scope, phase, read_N) * len(calls)
+        return hidden(self, inputs, scope, phase, read) * len(calls)
 
     return fn
 

@@ -13,12 +13,13 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.passes.split_module import split_module
 from torch.utils._pytree import tree_leaves
 
 import playhead.kernels.splits
 from playhead.attention.triton import TritonBackend
 from playhead.graph.breaks import InlineScope
-from playhead.graph.piecewise import TraceScope
+from playhead.graph.piecewise import TraceScope, break_site, compute_sizes_where_used, number_parts
 from playhead.graph.slots import FillContext
 from playhead.kernels.attention import write_and_decode
 from playhead.kernels.experts import grouped_matmul_cuda
@@ -198,10 +199,33 @@ def trace_for_all_sizes(shapes, model):
         inputs = inputs_of({name: (size, by_token[name][1]) for name, size in sizes.items()})
         spec = forward_of(model).token_spec(lambda _: {}, has_breaks=True)
 
-        def layer_stack(*tensors):
-            return spec.fn(dict(zip(inputs, tensors, strict=True)), TraceScope())
+        scope = TraceScope()
 
-        return make_fx(layer_stack, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*inputs.values())
+        def layer_stack(*tensors):
+            return spec.fn(dict(zip(inputs, tensors, strict=True)), scope)
+
+        return make_fx(layer_stack, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*inputs.values()), scope.ops
+
+
+def inputs_of_pieces(traced, ops):
+    """What each piece between two breaks is given, as it was traced."""
+    compute_sizes_where_used(traced)
+    module = split_module(traced, traced, number_parts(traced, ops).__getitem__, keep_original_order=True)
+    pieces = [part for part in module.children() if break_site(part, ops) is None]
+    return [
+        [node.meta["val"] for node in piece.graph.nodes if node.op == "placeholder" and "val" in node.meta]
+        for piece in pieces
+    ]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_pieces_of_a_trace_are_given_rows_of_all_tokens(shapes, model):
+    """The compiler of a piece makes symbols anew for its inputs, and fails where a size is computed from another."""
+    traced, ops = trace_for_all_sizes(shapes[1], model)
+    given = [one for piece in inputs_of_pieces(traced, ops) for one in piece if isinstance(one, torch.Tensor)]
+    sizes = {size.node.expr for one in given for size in one.shape if isinstance(size, torch.SymInt)}
+    assert len(sizes) == 1
+    assert all(size.is_symbol for size in sizes)
 
 
 def without_ids(code):
@@ -212,7 +236,7 @@ def without_ids(code):
 @pytest.mark.parametrize("model", MODELS)
 def test_a_trace_of_a_step_over_tokens_serves_all_sizes_and_is_the_same_twice(shapes, model):
     """The audit traces again and compares: what a GPU's layers call must not depend on when it is called."""
-    one, other = (trace_for_all_sizes(shapes[1], model) for _ in range(2))
+    (one, _), (other, _) = (trace_for_all_sizes(shapes[1], model) for _ in range(2))
     assert without_ids(one.code) == without_ids(other.code)
     placeholders = [node.meta["val"].shape for node in one.graph.nodes if node.op == "placeholder"]
     assert not any(isinstance(shape[0], int) for shape in placeholders)
