@@ -16,9 +16,9 @@ os.environ.setdefault("PLAYHEAD_STRICT_LEDGER", "1")  # a violation fails the te
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # must stand before the first import of triton
     with suppress(ImportError):
-        from tests.quick_interpreter import exchange_once
+        from tests.quick_interpreter import be_quick
 
-        exchange_once()
+        be_quick()
 
 # Machines are shared: an example that takes long says nothing about the code. The suite tries the same examples at
 # every run, so that a commit is green or red; PLAYHEAD_EXPLORE=1 looks for new ones.
