@@ -16,7 +16,7 @@ os.environ.setdefault("PLAYHEAD_STRICT_LEDGER", "1")  # a violation fails the te
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # must stand before the first import of triton
     with suppress(ImportError):
-        from tests.quick_interpreter import be_quick
+        from tests.quick_triton import be_quick
 
         be_quick()
 

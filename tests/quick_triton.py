@@ -1,6 +1,6 @@
-"""Triton's interpreter without work that it does again and again: three quarters of what interpreted tests take.
+"""Triton's interpreter without work that it does again and again: two thirds of what interpreted tests take.
 
-A kernel calls the same functions of numpy with the same numbers as before. What is left out:
+An interpreted kernel calls the same functions of numpy with the same numbers as before. What is left out:
 
 - A launch exchanges the functions of `triton.language` for its own, and puts the old ones back when it ends. So does
   each device function that a kernel calls, over the same functions and without putting anything back. Here the first
@@ -9,6 +9,8 @@ A kernel calls the same functions of numpy with the same numbers as before. What
   asserts are off in the interpreter: nothing is checked.
 - Each tensor's shape is checked, wrapped and described anew. Here this is done once for each shape.
 - Types are compared by their names, and looked up in tables that are made for one look-up.
+
+The compiler describes shapes and compares types as the interpreter does, while it reads a kernel.
 """
 
 from __future__ import annotations
