@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,9 +17,9 @@ os.environ.setdefault("PLAYHEAD_STRICT_LEDGER", "1")  # a violation fails the te
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # must stand before the first import of triton
     with suppress(ImportError):
-        from tests.quick_interpreter import exchange_once
+        from tests.quick_triton import be_quick
 
-        exchange_once()
+        be_quick()
 
 # Machines are shared: an example that takes long says nothing about the code. The suite tries the same examples at
 # every run, so that a commit is green or red; PLAYHEAD_EXPLORE=1 looks for new ones.
@@ -34,6 +35,22 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _captures_collect_young_garbage():
+    """A worker and an engine collect all garbage before they capture, which is room on a GPU. Here it would be no room,
+    and half a second each: a process of tests has imported whatever a test of any module needs.
+    """
+    from playhead.engine import still
+    from playhead.step import worker
+
+    young = SimpleNamespace(**vars(gc) | {"collect": lambda: gc.collect(1)})
+    with pytest.MonkeyPatch.context() as patch:
+        if not torch.cuda.is_available():
+            patch.setattr(worker, "gc", young)
+            patch.setattr(still, "gc", young)
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,12 +68,25 @@ def apply(tree: Path, example: Example, names: list[str]) -> None:
     assert applied.returncode == 0, f"the diff of {example.title!r} does not apply: {applied.stderr}"
 
 
-def run_tests(tree: Path, arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    """Without plugins of other packages, which take longer to import than the tests run."""
-    env = os.environ | {"PYTHONPATH": f"{tree / 'src'}{os.pathsep}{tree}"}
+@pytest.fixture(scope="module")
+def forks() -> Iterator[subprocess.Popen[str]]:
+    """A process whose forks run pytest. Plugins of other packages take longer to import than tests to run."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     env |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": ""}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
-    return subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
+    command = [sys.executable, "-P", str(Path(__file__).with_name("pytest_in_forks.py"))]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=env, cwd="/", stdin=pipe, stdout=pipe, text=True) as process:
+        yield process
+        process.stdin.close()
+
+
+def run_tests(forks: subprocess.Popen[str], tree: Path, arguments: list[str]) -> tuple[int, str]:
+    """Pytest's status, and what it printed."""
+    printed = tree / "printed.txt"
+    forks.stdin.write(json.dumps([str(tree), str(printed), arguments]) + "\n")
+    forks.stdin.flush()
+    status = forks.stdout.readline()
+    return int(status), printed.read_text()
 
 
 def test_the_page_has_an_example_of_everything_it_promises():
@@ -81,14 +96,14 @@ def test_the_page_has_an_example_of_everything_it_promises():
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.title)
-def test_the_diff_applies_and_its_test_needs_it(example, tree, tmp_path):
+def test_the_diff_applies_and_its_test_needs_it(example, tree, forks, tmp_path):
     copy = shutil.copytree(tree, tmp_path / "tree")
     apply(copy, example, example.tests)
-    before = run_tests(copy, example.pytest)
-    assert before.returncode != 0, "the command passes without the change that it is about"
+    status, printed = run_tests(forks, copy, example.pytest)
+    assert status != pytest.ExitCode.OK, "the command passes without the change that it is about"
     apply(copy, example, example.source)
-    after = run_tests(copy, example.pytest)
-    assert after.returncode == 0, after.stdout[-3000:]
+    status, printed = run_tests(forks, copy, example.pytest)
+    assert status == pytest.ExitCode.OK, printed[-3000:]
 
 
 def test_the_table_counts_the_places_of_each_diff():

@@ -6,6 +6,7 @@ limit that is passed ends the child by a signal, which nothing in the child can 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -99,6 +100,7 @@ def run_cases(
 ) -> Iterator[Outcome]:
     """The outcome of each case. `act` stands for loading, so that the limits themselves can be tried out."""
     torch.set_num_threads(1)  # a fork has only the thread that made it
+    gc.freeze()  # a child that looked through what is imported would copy each page of it
     wanted: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="playhead-hostile-") as root:
         for case in cases:

@@ -26,10 +26,17 @@ SEEDS = CHECKOUT / "docs" / "seeds.md"
 ROW = re.compile(r"^\| (S\d\.\d) ", re.MULTILINE)
 NODE = re.compile(r"`([\w/]+\.py::[^`]+)`")
 GPU_TESTS = "gpu/"
-# Fast to start, and nothing of this run is left in the checkout. pytest rewrites the modules of its plugins, and warns
-# of those that are imported already: anyio, which the server uses.
-PLUGINS = ("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:hypothesispytest")
-OPTIONS = ("-q", *PLUGINS, "-W", "ignore::pytest.PytestAssertRewriteWarning", f"--rootdir={CHECKOUT}")
+# Fast to start and to end, and nothing of this run is left in the checkout. pytest rewrites the modules of its plugins,
+# and warns of those that are imported already: anyio, which the server uses. What Python could not raise is left to the
+# suite, which runs these tests too: to find it takes two garbage collections, half a second each, at the end of a run.
+PLUGINS = ("no:cacheprovider", "no:xdist", "no:hypothesispytest", "no:unraisableexception")
+OPTIONS = (
+    "-q",
+    *(f"-p{plugin}" for plugin in PLUGINS),
+    "-W",
+    "ignore::pytest.PytestAssertRewriteWarning",
+    f"--rootdir={CHECKOUT}",
+)
 
 
 class TestsCrashed(Exception):

@@ -77,6 +77,7 @@ from playhead.kernels.triton.projection_tiles import (
     split_tiles,
     tiles_for,
 )
+from tests.quick_triton import describe_each_shape_once, tell_types_apart_at_once
 from tests.unit.kernels.launches import compiled, compiled_beside, indices, meta
 from tests.unit.kernels.read_compiled import facts_of
 
@@ -442,6 +443,8 @@ KERNELS = {
 
 
 def main() -> None:
+    describe_each_shape_once()
+    tell_types_apart_at_once()
     for name, build in KERNELS.items():
         binary, options, num_programs = build()
         row = {"name": name, "num_programs": num_programs, "num_warps": options.get("num_warps", 4), **facts_of(binary)}

@@ -2,7 +2,8 @@
 
 Names are those of `public_models.py`. The compiler refuses code that the interpreter runs, and what it refuses depends
 on what a model has. So each kernel is read with the arguments that it is launched with, as far as Triton's own
-representation. Of kernels that differ only in constants above 1, one is read. Grids are checked too.
+representation. Of kernels that differ only in constants above 1, or in what is no matter to their code, one is read.
+Grids are checked too.
 
 With `--whole` all are compiled for Hopper instead, and what they take is compared with what there is. The other options
 are ways to run a model: `--batch-invariant`, `--rank`, `--rank-exact`. Must run without TRITON_INTERPRET.
@@ -16,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -38,6 +40,7 @@ from playhead.step.worker import Worker, WorkerConfig
 from playhead.testing.gpu_tensors import GPU, without_pinned_memory
 from playhead.testing.launched_kernels import read
 from playhead.types import TPMode
+from tests.quick_triton import describe_each_shape_once, tell_types_apart_at_once
 from tests.steps_without_a_gpu import pretend_a_gpu, run_steps, specialized, worker_of
 from tests.unit.kernels.public_models import PUBLIC_MODELS
 from tests.unit.kernels.read_compiled import usage
@@ -45,14 +48,15 @@ from tests.unit.kernels.read_compiled import usage
 CONTEXTS = (8192, 65536)  # layers that see more than 16,384 keys have a rope kernel in decode steps, others have none
 SM_REGISTERS, BLOCK_SHARED_BYTES, SPILLED_BYTES = 65536, 227 * 1024, 128
 MOST_PROGRAMS = 65_535  # along all dimensions of a grid but the first
+FOR_THE_BACK_END = frozenset({"num_warps", "num_stages", "maxnreg"})  # Triton's code cannot see them; Gluon's does
 RANKS = {"--rank": TPMode.FAST, "--rank-exact": TPMode.EXACT}
 
 
 class Reader:
-    """Reads each kernel once for what `told_by` gives of its arguments, and notes what would be refused."""
+    """Reads each kernel once for what is told of its arguments, and notes what would be refused."""
 
-    def __init__(self, told_by: Callable[[Any], Any]) -> None:
-        self.told_by = told_by
+    def __init__(self, told_by: Callable[[Any], Any], *, is_whole: bool) -> None:
+        self.told_by, self.is_whole = told_by, is_whole
         self.where = ""
         self.seen: set[tuple[str, ...]] = set()
         self.refused: dict[str, str] = {}
@@ -64,6 +68,7 @@ class Reader:
 
         def compile_kernel(kernel: Any, _key: str, signature: Any, _device: int, constants: Any, *rest: Any) -> None:
             options, attributes, _ = rest
+            options = replace(options, sanitize_overflow=False)  # ops for an assert that is off
             source = kernel.ASTSource(kernel, signature, constants, attributes)
             try:
                 read(source, options.__dict__)
@@ -95,6 +100,8 @@ class Reader:
             if min(grid) < 1 or max(grid[1:], default=1) > MOST_PROGRAMS:
                 self.refused[f"{kernel.fn.__name__}, {self.where}"] = f"a grid of {grid}"
             specialization, options = specialized(kernel, args, kwargs)
+            if not (self.is_whole or kernel.is_gluon()):
+                options = {name: value for name, value in options.items() if name not in FOR_THE_BACK_END}
             key = kernel.fn.__name__, str([self.told_by(one) for one in specialization]), str(options)
             if key in self.seen:
                 return None
@@ -125,7 +132,10 @@ def kind_of(argument: tuple[str, Any]) -> tuple[str, Any]:
 def main(names: list[str], options: list[str]) -> None:
     pretend_a_gpu()
     is_whole = "--whole" in options
-    reader = Reader(str if is_whole else kind_of)
+    reader = Reader(str if is_whole else kind_of, is_whole=is_whole)
+    if not is_whole:
+        describe_each_shape_once()
+        tell_types_apart_at_once()
     shards = {name: shard for name in names if (shard := shard_of(PUBLIC_MODELS[name], options)) is not None}
     contexts = CONTEXTS if is_whole else CONTEXTS[:1]
     working = reader.compiling if is_whole else reader.reading

@@ -31,10 +31,10 @@ def test_every_family_has_a_model():
     assert {PUBLIC_MODELS[name]["model_type"] for name in one_of_each_family()} == {one.model_type for one in FAMILIES}
 
 
-@pytest.mark.parametrize("half", [0, 1])
-def test_the_compiler_reads_every_kernel_of_a_model_of_each_family(half):
-    found = found_in(one_of_each_family()[half::2])
-    assert found["num_kernels"] > 100
+def test_the_compiler_reads_every_kernel_of_a_model_of_each_family():
+    """In one process: families share half of their kernels."""
+    found = found_in(one_of_each_family())
+    assert found["num_kernels"] > 150
     assert found["refused"] == {}
 
 
