@@ -1,4 +1,4 @@
-"""Pieces as a GPU's compiler is given them: Inductor takes what a trace of a step gives it, up to the code it would make."""
+"""Pieces as a GPU's compiler is given them: Inductor takes what a trace of a step gives it, up to the code it makes."""
 
 from __future__ import annotations
 
