@@ -144,6 +144,8 @@ def take_snapshot(engine: Engine, after_step: int = 0) -> EngineSnapshot:
     worker, kv = engine.worker, engine.worker.kv
     num_running, num_waiting = engine.num_requests
     runners = {"prefill": worker.prefill}
+    if worker.whole_prefill is not None:
+        runners["prefill with reports"] = worker.whole_prefill
     runners |= {f"decode {SamplingKind(kind).name.lower()}": runner for kind, runner in worker.decoders.items()}
     masked = {} if worker.masked is None else worker.masked.decoders
     runners |= {f"decode {SamplingKind(kind).name.lower()}, masked": runner for kind, runner in masked.items()}

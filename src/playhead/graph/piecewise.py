@@ -45,14 +45,20 @@ def with_inductor(piece: GraphModule, examples: Sequence[Any]) -> Piece:
     # Imported here: Inductor takes seconds to import and is only wanted on CUDA.
     from torch._inductor import config, standalone_compile
 
-    # The compiler takes the symbols of the trace from here. Without, it makes its own, and fails where the rows of one
-    # input are computed from those of another.
-    given_back = next(iter(reversed(piece.graph.nodes))).args[0]
-    for node in [given_back] if isinstance(given_back, Node) else given_back:
-        node.meta.setdefault("example_value", node.meta.get("val"))
+    show_results(piece)
     # The harness runs a piece on invented sizes, and cannot invent one for a row count that comes in as an argument.
     with config.patch(benchmark_harness=False):
         return standalone_compile(piece, list(examples), dynamic_shapes="from_graph")
+
+
+def show_results(piece: GraphModule) -> None:
+    """Give what a piece returns the examples from which Inductor takes the symbols of the trace.
+
+    Without them it makes symbols of its own, and fails where one input has as many rows as another and a limit allow.
+    """
+    returned = next(iter(reversed(piece.graph.nodes))).args[0]
+    for node in [returned] if isinstance(returned, Node) else returned:
+        node.meta.setdefault("example_value", node.meta.get("val"))
 
 
 def compiler_for(device: torch.device) -> CompilePiece:

@@ -15,9 +15,9 @@ from playhead.kernels.elementwise import embed
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowsRead:
-    """The rows of a step whose index comes first in `index_T`, `most` or all that there are.
+    """The rows of a step that are read: `index_T` begins with them. There are `most`, or T where that is less.
 
-    `index_T` has the rows of requests, then zeros: only the first request's may be a zero itself.
+    Rows of requests come first, then zeros, which are padding. Only the first request's own row may be row 0.
     """
 
     index_T: torch.Tensor

@@ -1,12 +1,13 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""Kernels that the interpreter runs and a GPU refuses, those that are compiled too late, and what notices it without a
-GPU.
+"""Kernels that the interpreter runs and a GPU refuses, those that are compiled too late, pieces of a trace that a GPU's
+compiler refuses, and what notices it without a GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import torch
 import triton
@@ -15,6 +16,7 @@ from triton.compiler.errors import CompilationError
 
 from playhead.attention.base import AttentionBackend, LayerAttention
 from playhead.attention.triton import TritonBackend, decode_shape
+from playhead.graph import piecewise
 from playhead.graph.shapes import bucket_sizes
 from playhead.kernels.attention import left_width, longest_first
 from playhead.kernels.splits import is_worth_an_order, num_splits
@@ -22,12 +24,15 @@ from playhead.kernels.triton import decode, newest, projection_tiles, rope, writ
 from playhead.models.build import spec_from_config
 from playhead.models.checkpoint.dummy import dummy_decoder
 from playhead.models.decoder import Decoder
+from playhead.step import build
 from playhead.step.compile_ahead import telling_sizes
 from playhead.testing.launched_kernels import launched, read
 from playhead.testing.mutant import Checker, Mutant, swapped
 from playhead.testing.tile_room import PROGRAM_BYTES, shared_bytes
-from playhead.testing.tiny_worker import TINY_GEMMA3
+from playhead.testing.tiny_worker import TINY_GEMMA3, dense_logits, differences, last_logits, tiny_worker
+from playhead.types import Mode
 
+TWO_LAYERS = {**TINY_GEMMA3, "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
 NUM_REQUESTS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 8, 32, 8, 128
 
 
@@ -142,6 +147,28 @@ def _one_layer_of_each_kind(self: Decoder) -> Iterator[None]:
     self._stack = whole
 
 
+def pieces_are_compiled() -> list[str]:
+    """Inductor takes the pieces of a step over tokens, up to the code it would make of them, for all sizes.
+
+    The last layer has as many rows as there are tokens, or as requests may run: both are tried.
+    """
+    # Imported here: it takes seconds, and no other checker wants it.
+    from torch._functorch._aot_autograd.utils import make_boxed_func
+    from torch._inductor import compile_fx
+
+    found = []
+    with (
+        patch.object(compile_fx, "compile_fx_inner", lambda graph, inputs, **settings: make_boxed_func(graph.forward)),
+        swapped(build, "compiler_for", lambda device: piecewise.with_inductor),
+    ):
+        worker = tiny_worker(Mode.PIECEWISE, model=TWO_LAYERS, prefix_caching=False)
+        for num_tokens in (2 * worker.config.limits.max_running, worker.config.limits.max_running - 1):
+            prompt = list(range(7, 7 + num_tokens))
+            wanted = dense_logits(worker.model.decoder, prompt)
+            found += differences(last_logits(worker, [prompt]), wanted, f"{num_tokens} tokens")
+    return found
+
+
 COMPILER_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="angles of a layer without any",
@@ -173,11 +200,19 @@ COMPILER_MUTANTS: tuple[Mutant, ...] = (
         apply=lambda: swapped(Decoder, "few_layers_of_each_kind", _one_layer_of_each_kind),
         killed_by=("layers are rehearsed",),
     ),
+    Mutant(
+        name="pieces with symbols of their own",
+        source="found on a GPU: rows that are the least of tokens and requests",
+        apply=lambda: swapped(piecewise, "show_results", lambda piece: None),
+        killed_by=("pieces are compiled",),
+    ),
 )
+
 COMPILER_CHECKERS = (
     Checker(name="rope without rotation", run=rope_without_rotation, raises=(CompilationError,)),
     Checker(name="decode without rotation", run=decode_without_rotation, raises=(CompilationError,)),
     Checker(name="products have room", run=products_have_room),
     Checker(name="sizes are rehearsed", run=sizes_are_rehearsed),
     Checker(name="layers are rehearsed", run=layers_are_rehearsed),
+    Checker(name="pieces are compiled", run=pieces_are_compiled, raises=(AssertionError,)),
 )

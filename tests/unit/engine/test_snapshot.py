@@ -133,6 +133,19 @@ def test_replays_and_padding_are_those_of_the_steps(crowded):
     assert {graph.runner for graph in last.graphs} <= by_runner.keys()
 
 
+def test_steps_that_report_on_prompts_have_a_runner_of_their_own():
+    engine = tiny_engine(overlap=True)
+    engine.add_request("reported", [7, 8, 9, 10, 11], greedy(3, prompt_logprobs=0))
+    engine.add_request("plain", [7, 8, 9], greedy(3))
+    while engine.has_work:
+        engine.step()
+    found = take_snapshot(engine)
+    by_runner = {runner.name: sum(runner.reasons.values()) for runner in found.runners}
+    assert by_runner["prefill with reports"] > 0
+    assert sum(by_runner.values()) == found.stats.num_steps
+    assert "prefill with reports" in {graph.runner for graph in found.graphs}
+
+
 def test_prefix_lookups_are_counted(crowded):
     _, snapshots = crowded
     last = snapshots[-1]
