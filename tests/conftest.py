@@ -7,6 +7,7 @@ import os
 from contextlib import suppress
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -51,6 +52,16 @@ def _captures_collect_young_garbage():
             patch.setattr(worker, "gc", young)
             patch.setattr(still, "gc", young)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _numpy_goes_on_to_warn():
+    """A test that leaves numpy silent would fail another one, which waits for a warning, in some order of all."""
+    before = np.geterr()
+    yield
+    after = np.geterr()
+    np.seterr(**before)
+    assert after == before
 
 
 @pytest.fixture(scope="module", autouse=True)

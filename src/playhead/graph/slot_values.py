@@ -10,6 +10,7 @@ import torch
 
 from playhead.errors import SlotError
 from playhead.graph.slots import GraphSlot
+from playhead.kernels.quiet import quietly
 
 # A pattern no test and no sentinel uses; floats get NaN, which no arithmetic hides.
 POISON_BYTE = 0x5A
@@ -51,8 +52,7 @@ def as_host_array(slot: GraphSlot, dtype: np.dtype[Any], source: object) -> np.n
         return source.numpy()
     try:
         array = np.asarray(source)
-        with np.errstate(over="ignore", invalid="ignore"):  # what does not fit is found below, and refused
-            converted = array.astype(dtype, casting="unsafe")
+        converted = quietly(array.astype, dtype)  # what does not fit is found below, and refused
         is_same = np.array_equal(converted, array)
         if slot.dtype.is_floating_point:  # a float may round, but not become infinite
             is_same = np.array_equal(np.isfinite(converted), np.isfinite(array))

@@ -5,12 +5,17 @@ from __future__ import annotations
 import gc
 import itertools
 import random
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from types import CodeType, FrameType
+from typing import Any
 from weakref import WeakMethod
+
+import numpy as np
 
 from playhead.engine import engine as engine_module
 from playhead.engine.engine import Engine
@@ -19,6 +24,7 @@ from playhead.engine.response import ResponseBuilder
 from playhead.engine.still import StillObjects
 from playhead.errors import MisuseError, PlayheadError
 from playhead.graph.breaks import RunBreak
+from playhead.kernels import quiet
 from playhead.kv.audit import GroupAudit
 from playhead.kv.cache import HybridKVCache
 from playhead.kv.ledger import NOTHING, Findings, KVWatch
@@ -198,6 +204,49 @@ def captures_left_to_the_collector() -> Patch:
         return None
 
     return swapped(StillObjects, "leave_out", nothing)
+
+
+@mutant(
+    "numpy left silent",
+    source="found here: an interrupt at the end of a block of np.errstate",
+    killed_by=("interrupted numbers",),
+)
+def numpy_left_silent() -> Patch:
+    def in_a_block(work: Callable[..., object], *args: object) -> object:
+        with np.errstate(all="ignore"):
+            return work(*args)
+
+    return swapped(quiet, "quietly", in_a_block)
+
+
+def interrupted_numbers() -> list[str]:
+    """An interrupt at any line of what silences numpy leaves the caller's numpy as it was."""
+    usual, found = np.geterr(), []
+    for at in range(8):
+        with interrupted_at(at, quiet.quietly.__code__), suppress(KeyboardInterrupt):
+            quiet.quietly(np.sqrt, -1.0)
+        if np.geterr() != usual:
+            np.seterr(**usual)
+            found.append(f"silent after an interrupt at line {at}")
+    return found
+
+
+@contextmanager
+def interrupted_at(at: int, code: CodeType) -> Iterator[None]:
+    """A `KeyboardInterrupt` before the `at`-th line that this code runs."""
+    lines = itertools.count()
+
+    def on_line(frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "line" and next(lines) == at:
+            raise KeyboardInterrupt
+        return on_line
+
+    before = sys.gettrace()
+    sys.settrace(lambda frame, event, arg: on_line if frame.f_code is code else None)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 def faults_at(*sites: str) -> Callable[[Tokens], list[str]]:
@@ -395,6 +444,7 @@ FAULT_MUTANTS: tuple[Mutant, ...] = (
     anybody_may_enter,
     memory_waits_for_the_collector,
     captures_left_to_the_collector,
+    numpy_left_silent,
 )
 
 # An engine whose account is wrong says so itself, as do kernels and queues that find a request where none can be.
@@ -414,4 +464,5 @@ FAULT_CHECKERS: tuple[Checker, ...] = (
     Checker(name="second thread", run=second_thread),
     Checker(name="dropped engine", run=dropped_engine),
     Checker(name="captured one by one", run=captured_one_by_one),
+    Checker(name="interrupted numbers", run=interrupted_numbers),
 )
