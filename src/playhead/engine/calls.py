@@ -39,6 +39,8 @@ T = TypeVar("T")
 Asked = tuple[str, Prompt, SamplingParams]
 """A request as a caller gives it, with its id."""
 
+ALL = sys.maxsize  # tokens: more than any requests have
+
 
 @dataclass(slots=True, kw_only=True, eq=False)  # mutable: requests move from waiting to running to their end
 class Call:
@@ -53,9 +55,6 @@ class Call:
     waiting: deque[tuple[str, CheckedPrompt]] = field(default_factory=deque)
     running: set[str] = field(default_factory=set)
     inbox: deque[RequestOutput] = field(default_factory=deque)
-
-
-ALL = sys.maxsize
 
 
 def enough_for_a_step(engine: Engine, requests: Sequence[Asked]) -> int:
