@@ -228,8 +228,8 @@ class GraphRunner:
         def cut(tensor: torch.Tensor) -> torch.Tensor:
             if not tensor.dim():
                 return tensor
-            may_give_both = self.step.axis == "bs"
-            has_token_rows = self._gives_tokens or (may_give_both and tensor.shape[0] == ctx.padded_num_tokens)
+            has_as_many_rows = self.step.axis == "bs" and tensor.shape[0] == ctx.padded_num_tokens
+            has_token_rows = self._gives_tokens or has_as_many_rows
             return tensor[: ctx.raw_num_tokens if has_token_rows else ctx.raw_bs]
 
         return map_tensors(cut, output)

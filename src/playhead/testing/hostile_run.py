@@ -6,7 +6,6 @@ limit that is passed ends the child by a signal, which nothing in the child can 
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import resource
@@ -23,6 +22,7 @@ from pathlib import Path
 import torch
 
 from playhead.engine.config import EngineConfig
+from playhead.engine.still import StillObjects
 from playhead.errors import ChatTemplateError, CheckpointError, PlayheadError, UnsupportedModelError
 from playhead.inputs import Prompt
 from playhead.llm import LLM
@@ -100,7 +100,8 @@ def run_cases(
 ) -> Iterator[Outcome]:
     """The outcome of each case. `act` stands for loading, so that the limits themselves can be tried out."""
     torch.set_num_threads(1)  # a fork has only the thread that made it
-    gc.freeze()  # a child that looked through what is imported would copy each page of it
+    still = StillObjects()  # until the last case: a child that looked through what is imported would copy each page
+    still.leave_out()
     wanted: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="playhead-hostile-") as root:
         for case in cases:
